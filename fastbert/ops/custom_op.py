@@ -3,20 +3,26 @@
 An operator of `torch.library` with many arguments is slow to call: the dispatcher checks each against the schema, and
 flattens the inputs. Compilers, modes, transforms, tracers and profilers need the operator's name, fake and formula; a
 plain call needs its result. So plain calls run the function itself, with the same formula for its gradients.
+
+A function may receive a record of arguments, a NamedTuple. Records never cross `torch.library`: in the operator and its
+formula the fields of the record stand in its place, and the function and the fake receive a record built from them.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
 
+from fastbert.ops import dispatch
 from fastbert.ops.native import buffers
 
 # By argument: the number of tensors in its list, None if it is not a list.
-_Structure: TypeAlias = tuple[int | None, ...]
+_Structure: TypeAlias = list[int | None]
 
 
 def operator(name: str, *, device_types: str | None = None) -> Callable[[Callable[..., Any]], Operator]:
@@ -29,34 +35,78 @@ class Operator:
 
     def __init__(self, name: str, function: Callable[..., Any], device_types: str | None = None) -> None:
         self._name = name.removeprefix("fastbert::")
-        self._function = function
-        self._traced: Any = torch.library.custom_op(name, function, mutates_args=(), device_types=device_types)
+        self._function = _without_record(function)
+        self._traced: Any = torch.library.custom_op(name, self._function, mutates_args=(), device_types=device_types)
         self._differentiable: Any = None
         self.__doc__ = function.__doc__
 
     def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        """Register a fake, as for `torch.library`."""
-        self._traced.register_fake(fake)
+        """Register a fake, as for `torch.library`; it may receive the record that the function receives."""
+        self._traced.register_fake(_without_record(fake))
         return fake
 
-    def register_autograd(self, formula: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Register the formula of the gradients, as for `torch.library`."""
+    def register_autograd(
+        self, formula: Callable[..., Any] | None = None, *, setup_context: Callable[..., None]
+    ) -> Callable[..., Any]:
+        """Register the formula of the gradients, as for `torch.library`; without a formula, decorate it."""
+        if formula is None:
+            return functools.partial(self.register_autograd, setup_context=setup_context)
         self._traced.register_autograd(formula, setup_context=setup_context)
         self._differentiable = _differentiable(self._name, self._function, formula, setup_context)
+        return formula
 
     def __call__(self, *arguments: Any) -> Any:
         if torch.compiler.is_compiling():  # first: a compiler cannot trace the rest
             return self._traced(*arguments)
-        structure = tuple(len(argument) if type(argument) is list else None for argument in arguments)
+        structure = [len(argument) if type(argument) is list else None for argument in arguments]
         flat = _flattened(arguments, structure)
         tensors = [value for value in flat if isinstance(value, Tensor)]
         observed = torch.autograd.profiler._is_profiler_enabled or torch._C._len_torch_function_stack()
         if observed or not buffers.direct(*tensors):
             return self._traced(*arguments)
-        if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        if not dispatch.needs_backward(*tensors):
             return self._function(*arguments)
         # An operator without a formula is a backward one: torch's raises for a second derivative.
         return self._traced(*arguments) if self._differentiable is None else self._differentiable(structure, *flat)
+
+
+def _without_record(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the fields of the record that `function` receives; itself if it receives none."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = list(signature.parameters.values())
+    first = next((i for i, parameter in enumerate(parameters) if hasattr(parameter.annotation, "_fields")), None)
+    if first is None:
+        return function
+    record = parameters[first].annotation
+    last, types = first + len(record._fields), get_type_hints(record)
+
+    @functools.wraps(function)
+    def flat(*values: Any) -> Any:
+        return function(*values[:first], record(*values[first:last]), *values[last:])
+
+    parameters[first : first + 1] = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=types[name])
+        for name in record._fields
+    ]
+    flat.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return flat
+
+
+def save(ctx: Any, *values: Any) -> None:
+    """Save values for backward: tensors by autograd, which notices when they change, all others as they are."""
+    tensors = [value if isinstance(value, Tensor) else None for value in values]
+    ctx.save_for_backward(*tensors)
+    ctx.others = [value if tensor is None else None for value, tensor in zip(values, tensors)]
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save the inputs of an operator; a `setup_context`."""
+    save(ctx, *inputs)
+
+
+def saved(ctx: Any) -> list[Any]:
+    """Return the values that `save` saved."""
+    return [other if tensor is None else tensor for tensor, other in zip(ctx.saved_tensors, ctx.others)]
 
 
 def _differentiable(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,38 +45,59 @@ def select_backend(operation: Operation[Arguments], device: torch.device, argume
 
     Raises UserError where `use_backend` names a backend that does not support the call.
     """
-    if _forced is not None:
-        backend = operation.backends.get(_forced)
-        if backend is None:
-            raise UserError(
-                f"backend {_forced!r} has no kernel for {operation.name!r}; use_backend(None) lets fastbert choose"
-            )
-        _prepare(device)
+    for name in _candidates(operation, device):
+        if not _is_present(operation, name):
+            continue
+        backend = operation.backends[name]
         reason = backend.supports(arguments)
-        if reason is not None:
+        if reason is None:
+            return backend
+        if _forced is not None and not backend.composes_others:
             raise UserError(
-                f"backend {_forced!r} does not support {operation.name!r} here: {reason.text};"
-                " use_backend('eager') does"
+                f"backend {name!r} does not support {operation.name!r} here: {reason.text}; use_backend('eager') does"
             )
-        return backend
-    if not is_recorded():
-        _prepare(device)
-        for name in PREFERENCE.get(device.type, ()):
-            backend = operation.backends.get(name)
-            if backend is None or (name == "triton" and not HAS_TRITON):
-                continue
-            reason = backend.supports(arguments)
-            if reason is None:
-                return backend
-            if backend.logs_fallback:
-                _log_fallback(operation.name, reason)
-    # Recorded calls may run where fastbert is not installed, and operators have no rules for transforms.
-    return operation.backends["eager"]
+        if backend.logs_fallback:
+            _log_fallback(operation.name, reason)
+    raise AssertionError(f"no backend supports {operation.name!r}: eager must")
 
 
-def _prepare(device: torch.device) -> None:
+def _candidates(operation: Operation[Any], device: torch.device) -> tuple[str, ...]:
+    """Return the names of the backends that may compute a call on `device`, the best first.
+
+    Raises UserError where `use_backend` names a backend without a kernel for the operation.
+    """
+    if _forced is not None and _forced not in operation.backends:
+        raise UserError(
+            f"backend {_forced!r} has no kernel for {operation.name!r}; use_backend(None) lets fastbert choose"
+        )
+    if _forced is None and is_recorded():
+        # Recorded calls may run where fastbert is not installed, and operators have no rules for transforms.
+        return ("eager",)
     if device.type == "cpu" and not torch.compiler.is_compiling():
         cpu_capability.apply()
+    return PREFERENCE.get(device.type, ("eager",)) if _forced is None else (_forced, "eager")
+
+
+def _is_present(operation: Operation[Any], name: str) -> bool:
+    """Return whether an operation has a backend, and its library is installed unless `use_backend` names it."""
+    return name in operation.backends and (name != "triton" or HAS_TRITON or name == _forced)
+
+
+def choose(operation: Operation[Any], arguments: Any, x: Tensor, *others: Tensor | None) -> tuple[Any, bool, bool]:
+    """Check a call; return its backend, whether `forward` runs without an operator, and whether backward may follow.
+
+    `x` and `others` are the tensors that may have gradients. Raises UserError for arguments that no backend supports,
+    or not the one that `use_backend` names.
+    """
+    arguments.check()
+    backend = select_backend(operation, x.device, arguments)
+    if backend.composite and not (backend.opaque and torch.compiler.is_compiling()):
+        return backend, True, False
+    trains = needs_backward(x, *others)
+    direct = backend.name == "native" and not trains
+    if not direct:
+        refuse_forward_mode(operation.name)
+    return backend, direct, trains
 
 
 def _log_fallback(operation: str, reason: Reason) -> None:
@@ -97,22 +117,7 @@ def preferred_backend(operation: str, device: torch.device) -> str:
     Raises UserError where `use_backend` names a backend without a kernel for the operation.
     """
     record = operation_named(operation)
-    if _forced is not None:
-        if _forced not in record.backends:
-            raise UserError(
-                f"backend {_forced!r} has no kernel for {operation!r}; use_backend(None) lets fastbert choose"
-            )
-        _prepare(device)
-        return _forced
-    if is_recorded():
-        return "eager"
-    _prepare(device)
-    return _first(record, PREFERENCE.get(device.type, ()))
-
-
-def _first(operation: Operation[Any], names: Sequence[str]) -> str:
-    """Return the first of `names` that has a backend here, `eager` if none has."""
-    return next((name for name in names if name in operation.backends and (name != "triton" or HAS_TRITON)), "eager")
+    return next(name for name in _candidates(record, device) if _is_present(record, name))
 
 
 def is_recorded() -> bool:
@@ -177,7 +182,7 @@ def _explain(operation: Operation[Any], device: torch.device) -> tuple[str, str]
             return _forced, "forced by use_backend"
         return "none", f"forced backend {_forced!r} has no kernel for it"
     names = PREFERENCE.get(device.type, ("eager",))
-    name = _first(operation, names)
+    name = next(name for name in names if _is_present(operation, name))
     summary = operation.backends[name].summary
     if name == "native":
         return name, f"{cpu_capability.current()} kernels: {summary}"

@@ -32,8 +32,12 @@ class Backend(Generic[Arguments]):
     name: ClassVar[BackendName]
     composite: ClassVar[bool] = False
     """Whether `forward` consists of PyTorch operations, which have gradients, fakes and transforms of their own."""
+    composes_others: ClassVar[bool] = False
+    """Whether a call that it does not support is composed by `eager` even where `use_backend` names this backend."""
     logs_fallback: ClassVar[bool] = False
     """Whether an unsupported call is logged, once per reason."""
+    opaque: ClassVar[bool] = False
+    """Whether a composite backend is called as an operator while a compiler traces, because it reads values."""
     summary: ClassVar[str] = ""
     """What `fastbert doctor` prints of a backend that supports a part of the calls."""
 
@@ -56,6 +60,13 @@ class EagerBackend(Backend[Arguments]):
     composite = True
 
 
+class NativeBackend(Backend[Arguments]):
+    """C++ kernels on CPUs, at the level of the processor's instruction sets. Falls back to PyTorch without a log."""
+
+    name = "native"
+    summary = "inference and training in fp32 and bf16"
+
+
 class Operation(Generic[Arguments]):
     """An operation by name with its backends. Constructing one registers it."""
 
@@ -68,8 +79,7 @@ class Operation(Generic[Arguments]):
     def function(self) -> Callable[..., Any]:
         """The public function, which the `op` module beside the backends defines."""
         package = type(next(iter(self.backends.values()))).__module__.rpartition(".")[0]
-        function: Callable[..., Any] = getattr(importlib.import_module(f"{package}.op"), self.name)
-        return function
+        return getattr(importlib.import_module(f"{package}.op"), self.name)
 
     def backend(self, name: str) -> Any:
         """Return the backend that was chosen for a call: backward receives the name that forward ran with."""

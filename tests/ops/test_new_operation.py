@@ -43,8 +43,7 @@ class Eager(EagerBackend):
     "native.py": """
 import torch
 
-from fastbert.ops.native.backend import NativeBackend
-from fastbert.ops.operation import Reason
+from fastbert.ops.operation import NativeBackend, Reason
 
 calls = []
 

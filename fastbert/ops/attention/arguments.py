@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import os
-from dataclasses import dataclass
 from numbers import Integral
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import check_devices, check_dropout, check_scale, check_tensor, is_debugging
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionArguments:
+class AttentionArguments(NamedTuple):
     """The arguments of `fastbert.ops.attention`; `dropout_key` is None exactly when nothing is dropped."""
 
     q: Tensor
@@ -71,33 +69,21 @@ class AttentionArguments:
                 raise UserError(f"{name}={length!r} must be an integer")
             if length < 0 or length >= 2**31:
                 raise UserError(f"{name}={length} must be the length of the longest sequence, or more, and below 2**31")
-        if not 0.0 <= self.dropout_p < 1.0:
-            raise UserError(f"dropout_p={self.dropout_p} must be at least 0 and below 1")
-        if not 0 <= self.dropout_site < 2**31:
-            raise UserError(f"dropout_site={self.dropout_site} must be at least 0 and below 2**31")
-        if not -math.inf < self.scale < math.inf:
-            raise UserError(f"scale={self.scale} must be a finite number")
-        key, bias = self.dropout_key, self.bias
-        if key is not None and (key.dtype != torch.int64 or key.dim() != 1 or key.shape[0] != self.sequences):
-            raise UserError(
-                f"dropout_key must be int64 of shape ({self.sequences},), one per sequence, not"
-                f" {key.dtype} {tuple(key.shape)}"
-            )
-        if bias is not None and (bias.dim() != 3 or bias.shape[0] != self.heads or not bias.dtype.is_floating_point):
-            raise UserError(
-                f"bias must be floating of shape ({self.heads}, queries, keys), one per head, not"
-                f" {bias.dtype} {tuple(bias.shape)}"
-            )
-        for name, tensor in {"k": k, "v": v, **offsets, "dropout_key": key, "bias": bias}.items():
-            if tensor is not None and tensor.device != q.device:
-                raise UserError(f"{name} is on {tensor.device}, q on {q.device}: move them to one device")
+        check_dropout("dropout_", self.dropout_p, self.dropout_site)
+        check_scale(self.scale)
+        if self.dropout_key is not None:
+            check_tensor("dropout_key", self.dropout_key, "int64", (self.sequences,), ", one per sequence")
+        if self.bias is not None:
+            check_tensor("bias", self.bias, "floating", (self.heads, "queries", "keys"), ", one per head")
+        others = {"k": k, "v": v, **offsets, "dropout_key": self.dropout_key, "bias": self.bias}
+        check_devices(others, "q", q.device)
 
     def check_offsets(self) -> None:
         """Raise UserError for offsets that do not describe the tokens.
 
         Reads them on a CPU; on a GPU, where reading is a host-device sync, only under FASTBERT_DEBUG=1.
         """
-        if self.q.device.type != "cpu" and os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
+        if self.q.device.type != "cpu" and not is_debugging():
             return
         for side, cu_seqlens, tokens, max_seqlen in (
             ("q", self.cu_seqlens_q, self.q.shape[0], self.max_seqlen_q),

@@ -19,8 +19,11 @@ from fastbert.ops.softmax.eager import softmax_eager
 class Eager(EagerBackend[AttentionArguments]):
     """Differentiable outside of compilers. It reads the offsets, so a compiler needs it as one opaque operator."""
 
+    opaque = True
+
     def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output, and zeros in place of the logarithms, which backward does not read."""
+        arguments.check_offsets()
         sequences = _LengthGroups(arguments)
         outputs = [_token_rows(_probabilities(arguments, group) @ group.v_nhkd) for group in sequences.groups()]
         out = torch.cat(outputs) if outputs else arguments.q[:0].clone(memory_format=torch.contiguous_format)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.dropout.arguments import quantized
 from fastbert.ops.native import buffers, caching_allocator
-from fastbert.ops.native.backend import NativeBackend
-from fastbert.ops.operation import Reason
+from fastbert.ops.operation import NativeBackend, Reason
 
 MAX_HEAD_DIM = 256
 
@@ -21,79 +22,63 @@ class Native(NativeBackend[AttentionArguments]):
 
     def supports(self, arguments: AttentionArguments) -> Reason | None:
         """Support head_dim up to MAX_HEAD_DIM and positive scales."""
-        reason = buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias)
-        if reason is not None:
-            return reason
         if not 1 <= arguments.q.shape[2] <= MAX_HEAD_DIM:
             return Reason(f"head_dim={arguments.q.shape[2]} is not between 1 and {MAX_HEAD_DIM}")
         if not 1e-30 <= arguments.scale <= 1e30:
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
-        return None
+        return buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias)
 
     def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
-        """Return `forward(arguments, with_lse=with_lse)`."""
-        return forward(arguments, with_lse=with_lse)
+        """Return out, contiguous, shape and dtype of q, and lse (heads, tokens_q) fp32, the rows' log-sum-exp.
+
+        lse is -inf where a query attends to no key, and empty without `with_lse`; dropout does not affect it. Matmuls
+        take bf16 and fp32 operands as they are; sums and the softmax are fp32. Raises UserError for offsets that do not
+        describe the tokens.
+        """
+        tokens, heads, dim = arguments.q.shape
+        out = caching_allocator.empty((tokens, heads, dim), arguments.q.dtype)
+        lse = caching_allocator.empty((heads, tokens) if with_lse else (0,), torch.float32)
+        inputs, _tensors = _kernel_inputs(arguments)
+        if not _C.attention(inputs, out.data_ptr(), lse.data_ptr() if with_lse else 0):
+            _refuse_offsets(arguments)
+        return out, lse
 
     def backward(
         self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return `backward(arguments, out, lse, grad, bias_gradient)`."""
-        return backward(arguments, out, lse, grad, bias_gradient)
+        """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias, in their tensors' dtypes.
+
+        `out` and `lse` are the results of `forward`, `grad` (tokens_q, heads, head_dim) is the gradient of `out` in its
+        dtype. Probabilities are recomputed from `lse`; delta, the sum of p dp, is computed from them and not from the
+        rounded `out`, so dq and dk are zero where a query attends to one key. Sums are fp32, in one order on any number
+        of threads. The bias gradient is summed over the sequences in their order, each head on one thread.
+        """
+        dq, dk, dv = (caching_allocator.empty(x.shape, x.dtype) for x in arguments[:3])
+        dbias = None
+        if arguments.bias is not None and bias_gradient:
+            dbias = torch.zeros(arguments.bias.shape, dtype=torch.float32, device="cpu")
+        _write_gradients(arguments, out, lse, grad, (dq, dk, dv), dbias)
+        return dq, dk, dv, None if dbias is None or arguments.bias is None else dbias.to(arguments.bias.dtype)
+
+    def backward_joined(self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradients of q, k, v as one tensor (tokens, 3, heads, head_dim); all have the same tokens."""
+        if arguments.q.shape != arguments.k.shape:
+            raise UserError(
+                f"q has shape {tuple(arguments.q.shape)}, k {tuple(arguments.k.shape)}: joined gradients need the same"
+                " tokens in both; call backward"
+            )
+        tokens, heads, dim = arguments.q.shape
+        joined = caching_allocator.empty((tokens, 3, heads, dim), arguments.q.dtype)
+        _write_gradients(arguments, out, lse, grad, joined.unbind(1), None)
+        return joined
 
 
-def forward(arguments: AttentionArguments, *, with_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """Return out, contiguous, shape and dtype of q, and lse (heads, tokens_q) fp32, the rows' log-sum-exp.
-
-    lse is -inf where a query attends to no key, and empty without `with_lse`; dropout does not affect it. Matmuls take
-    bf16 and fp32 operands as they are; sums and the softmax are fp32. Raises UserError for offsets that do not describe
-    the tokens.
-    """
-    tokens, heads, dim = arguments.q.shape
-    out = caching_allocator.empty((tokens, heads, dim), arguments.q.dtype)
-    lse = caching_allocator.empty((heads, tokens) if with_lse else (0,), torch.float32)
-    inputs = _KernelInputs(arguments)
-    if not _C.attention(inputs.addresses, out.data_ptr(), lse.data_ptr() if with_lse else 0):
-        _refuse_offsets(arguments)
-    return out, lse
-
-
-def backward(
-    arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias, each in its tensor's dtype.
-
-    `out` and `lse` are the results of `forward`, `grad` (tokens_q, heads, head_dim) is the gradient of `out` in its
-    dtype. Probabilities are recomputed from `lse`; delta, the sum of p dp, is computed from them and not from the
-    rounded `out`, so dq and dk are zero where a query attends to one key. Sums are fp32, in one order on any number of
-    threads. The bias gradient is summed over the sequences in their order, each head on one thread.
-    """
-    dq, dk, dv = (caching_allocator.empty(x.shape, x.dtype) for x in (arguments.q, arguments.k, arguments.v))
-    dbias = None
-    if arguments.bias is not None and bias_gradient:
-        dbias = torch.zeros(arguments.bias.shape, dtype=torch.float32, device="cpu")
-    _run_backward(arguments, out, lse, grad, (dq, dk, dv), dbias)
-    return dq, dk, dv, None if dbias is None or arguments.bias is None else dbias.to(arguments.bias.dtype)
-
-
-def backward_joined(arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradients of q, k, v as one tensor (tokens, 3, heads, head_dim), for q and k of the same tokens."""
-    if arguments.q.shape != arguments.k.shape:
-        raise UserError(
-            f"q has shape {tuple(arguments.q.shape)}, k {tuple(arguments.k.shape)}: joined gradients need the same"
-            " tokens in both; call backward"
-        )
-    tokens, heads, dim = arguments.q.shape
-    joined = caching_allocator.empty((tokens, 3, heads, dim), arguments.q.dtype)
-    _run_backward(arguments, out, lse, grad, (joined[:, 0], joined[:, 1], joined[:, 2]), None)
-    return joined
-
-
-def _run_backward(
+def _write_gradients(
     arguments: AttentionArguments,
     out: Tensor,
     lse: Tensor,
     grad: Tensor,
-    gradients: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, ...],
     dbias: Tensor | None,
 ) -> None:
     q = arguments.q
@@ -108,59 +93,57 @@ def _run_backward(
             f" {tuple(lse.shape)}"
         )
     lse, grad = lse.contiguous(), _contiguous_heads(grad)
-    inputs = _KernelInputs(arguments)
-    dq, dk, dv = (_strided(name, x) for name, x in zip(("dq", "dk", "dv"), gradients, strict=True))
+    inputs, _tensors = _kernel_inputs(arguments)
+    dq, dk, dv = map(_strided, ("dq", "dk", "dv"), gradients)
     valid = _C.attention_backward(
-        inputs.addresses,
+        inputs,
         buffers.address("lse", lse),
         _strided("grad", grad),
         (dq, dk, dv),
-        dbias.data_ptr() if dbias is not None and dbias.numel() else 0,
+        0 if dbias is None else dbias.data_ptr(),
     )
     if not valid:
         _refuse_offsets(arguments)
 
 
-class _KernelInputs:
-    """Arguments as the kernels read them, by address, and the tensors that own the memory."""
-
-    def __init__(self, arguments: AttentionArguments) -> None:
-        q, k, v = _contiguous_heads(arguments.q), _contiguous_heads(arguments.k), _contiguous_heads(arguments.v)
-        cu_seqlens_q, cu_seqlens_k = arguments.cu_seqlens_q.contiguous(), arguments.cu_seqlens_k.contiguous()
-        bias, strided_bias = arguments.bias, (0, 0, 0, 0, 0)
-        if bias is not None:
-            if bias.shape[2] > 1 and bias.stride(2) != 1:
-                bias = bias.contiguous()
-            if bias.numel():
-                address = buffers.address("bias", bias)
-                strided_bias = (address, bias.shape[1], bias.shape[2], bias.stride(0), bias.stride(1))
-        key, dropout, dropout_scale = arguments.dropout_key, (0, 0, 0), 1.0
-        if key is not None:
-            key = key.contiguous()
-            threshold, dropout_scale = quantized(arguments.dropout_p)
-            dropout = (buffers.address("dropout_key", key), arguments.dropout_site, threshold)
-        self.tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, bias, key)
-        self.addresses = _C.AttentionArguments(
-            _strided("q", q),
-            _strided("k", k),
-            _strided("v", v),
-            q.dtype == torch.bfloat16,
-            q.shape[1],
-            q.shape[2],
-            q.shape[0],
-            k.shape[0],
-            buffers.address("cu_seqlens_q", cu_seqlens_q),
-            buffers.address("cu_seqlens_k", cu_seqlens_k),
-            cu_seqlens_q.shape[0] - 1,
-            arguments.max_seqlen_q,
-            arguments.max_seqlen_k,
-            arguments.causal,
-            arguments.scale,
-            strided_bias,
-            bias is not None and bias.dtype == torch.bfloat16,
-            dropout,
-            dropout_scale,
-        )
+def _kernel_inputs(arguments: AttentionArguments) -> tuple[_C.AttentionArguments, tuple[Any, ...]]:
+    """Return the arguments as kernels read them, by address, and the tensors that must outlive the call."""
+    q, k, v = (_contiguous_heads(x) for x in arguments[:3])
+    cu_seqlens_q, cu_seqlens_k = arguments.cu_seqlens_q.contiguous(), arguments.cu_seqlens_k.contiguous()
+    bias, strided_bias = arguments.bias, (0, 0, 0, 0, 0)
+    if bias is not None:
+        if bias.shape[2] > 1 and bias.stride(2) != 1:
+            bias = bias.contiguous()
+        if bias.numel():
+            address = buffers.address("bias", bias)
+            strided_bias = (address, bias.shape[1], bias.shape[2], bias.stride(0), bias.stride(1))
+    key, dropout, dropout_scale = arguments.dropout_key, (0, 0, 0), 1.0
+    if key is not None:
+        key = key.contiguous()
+        threshold, dropout_scale = quantized(arguments.dropout_p)
+        dropout = (buffers.address("dropout_key", key), arguments.dropout_site, threshold)
+    inputs = _C.AttentionArguments(
+        _strided("q", q),
+        _strided("k", k),
+        _strided("v", v),
+        q.dtype == torch.bfloat16,
+        q.shape[1],
+        q.shape[2],
+        q.shape[0],
+        k.shape[0],
+        buffers.address("cu_seqlens_q", cu_seqlens_q),
+        buffers.address("cu_seqlens_k", cu_seqlens_k),
+        arguments.sequences,
+        arguments.max_seqlen_q,
+        arguments.max_seqlen_k,
+        arguments.causal,
+        arguments.scale,
+        strided_bias,
+        bias is not None and bias.dtype == torch.bfloat16,
+        dropout,
+        dropout_scale,
+    )
+    return inputs, (q, k, v, cu_seqlens_q, cu_seqlens_k, bias, key)
 
 
 def _strided(name: str, x: Tensor) -> tuple[int, int, int]:

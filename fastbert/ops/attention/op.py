@@ -8,20 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
+from fastbert.ops import custom_op, dispatch
+from fastbert.ops.attention import eager, native, triton
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.attention.eager import Eager
-from fastbert.ops.attention.native import Native
-from fastbert.ops.attention.triton import Triton
-from fastbert.ops.custom_op import operator
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
 
-ATTENTION = Operation("attention", Eager(), Native(), Triton())
-# The order of the operators' schemas.
-_FIELDS = tuple(AttentionArguments.__dataclass_fields__)
-_BIAS = _FIELDS.index("bias")
+ATTENTION = Operation("attention", eager.Eager(), native.Native(), triton.Triton())
+_BIAS = AttentionArguments._fields.index("bias")
 
 
 def attention(
@@ -84,20 +79,11 @@ def attention(
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
         tf32=q.dtype == torch.float32 and tf32_allowed(),
     )
-    arguments.check()
-    backend = dispatch.select_backend(ATTENTION, q.device, arguments)
-    if backend.composite and not torch.compiler.is_compiling():
-        arguments.check_offsets()
-        composed: Tensor = backend.forward(arguments, False)[0]
-        return composed
-    if backend.name == "native":
-        tensors = (q, k, v, bias, cu_seqlens_q, cu_seqlens_k, arguments.dropout_key)
-        if not dispatch.needs_backward(*tensors) and buffers.direct(*tensors):
-            output: Tensor = backend.forward(arguments, False)[0]
-            return output
+    backend, direct, _ = dispatch.choose(ATTENTION, arguments, q, k, v, bias)
+    if direct and (backend.composite or buffers.direct(q, k, v, bias, cu_seqlens_q, cu_seqlens_k, dropout_key)):
+        return backend.forward(arguments, False)[0]
     dispatch.refuse_forward_mode("attention")
-    traced: Tensor = _forward(*(getattr(arguments, name) for name in _FIELDS), backend.name)[0]
-    return traced
+    return _forward(*arguments, backend.name)[0]
 
 
 def tf32_allowed() -> bool:
@@ -114,107 +100,46 @@ def tf32_allowed() -> bool:
 tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _arguments(*values: Any) -> AttentionArguments:
-    return AttentionArguments(**dict(zip(_FIELDS, values, strict=True)))
-
-
-@operator("fastbert::attention")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    dropout_p: float,
-    dropout_key: Tensor | None,
-    dropout_site: int,
-    bias: Tensor | None,
-    scale: float,
-    tf32: bool,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+@custom_op.operator("fastbert::attention")
+def _forward(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor]:
     """Return the output, and the rows' log-sum-exp (heads, tokens_q) fp32 in the backend's own units."""
-    arguments = _arguments(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, dropout_p, dropout_key,
-        dropout_site, bias, scale, tf32,
-    )  # fmt: skip
-    arguments.check_offsets()
-    output: tuple[Tensor, Tensor] = ATTENTION.backend(backend).forward(arguments)
-    return output
+    return ATTENTION.backend(backend).forward(arguments)
 
 
 @_forward.register_fake
-def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(
-        (q.shape[1], q.shape[0]), dtype=torch.float32
-    )
+def _(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor]:
+    q = arguments.q
+    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
 
 
-@operator("fastbert::attention_backward")
+@custom_op.operator("fastbert::attention_backward")
 def _backward(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool,
-    dropout_p: float,
-    dropout_key: Tensor | None,
-    dropout_site: int,
-    bias: Tensor | None,
-    scale: float,
-    tf32: bool,
-    backend: str,
-    bias_gradient: bool,
+    grad: Tensor, out: Tensor, lse: Tensor, arguments: AttentionArguments, backend: str, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and of the bias, the last empty without `bias_gradient`."""
-    arguments = _arguments(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, dropout_p, dropout_key,
-        dropout_site, bias, scale, tf32,
-    )  # fmt: skip
     dq, dk, dv, dbias = ATTENTION.backend(backend).backward(arguments, out, lse, grad.contiguous(), bias_gradient)
     return dq, dk, dv, grad.new_empty(0) if dbias is None else dbias
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    bias, bias_gradient = arguments[_BIAS - 3], arguments[-1]
-    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if bias_gradient else grad.new_empty(0)
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return dq, dk, dv, dbias
+    grad: Tensor, out: Tensor, lse: Tensor, arguments: AttentionArguments, backend: str, bias_gradient: bool
+) -> tuple[Tensor, ...]:
+    tensors: tuple[Any, ...] = (*arguments[:3], arguments.bias if bias_gradient else grad.new_empty(0))
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors = {i: value for i, value in enumerate(inputs) if isinstance(value, Tensor)}
-    ctx.tensor_indices = tuple(tensors)
-    ctx.values = tuple(None if i in tensors else value for i, value in enumerate(inputs))
-    ctx.save_for_backward(*output, *tensors.values())
+    custom_op.save(ctx, *output, *inputs)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-    gradients: list[Tensor | None] = [None] * len(ctx.values)
-    if grad is None:
-        return tuple(gradients)
-    out, lse, *tensors = ctx.saved_tensors
-    inputs = list(ctx.values)
-    for i, tensor in zip(ctx.tensor_indices, tensors, strict=True):
-        inputs[i] = tensor
-    bias_gradient = ctx.needs_input_grad[_BIAS]
-    dq, dk, dv, dbias = _backward(grad, out, lse, *inputs, bias_gradient)
-    gradients[:3] = dq, dk, dv
-    gradients[_BIAS] = dbias if bias_gradient else None
+@_forward.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    if grad is not None:
+        bias_gradient = ctx.needs_input_grad[_BIAS]
+        *gradients[:3], dbias = _backward(grad, *custom_op.saved(ctx), bias_gradient)
+        gradients[_BIAS] = dbias if bias_gradient else None
     return tuple(gradients)
-
-
-_forward.register_autograd(_gradients, setup_context=_setup_context)

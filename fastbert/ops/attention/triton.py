@@ -22,20 +22,23 @@ class Triton(TritonBackend[AttentionArguments]):
     """bf16, fp16 and fp32, with head_dim 32, 64, 96 or 128."""
 
     def supports(self, arguments: AttentionArguments) -> Reason | None:
-        """Support the head dimensions of HEAD_DIMS and positive scales."""
+        """Support the head dimensions of HEAD_DIMS, contiguous heads and positive scales."""
         self.require_device(arguments.q.device, "q")
         if arguments.q.shape[2] not in HEAD_DIMS:
             return Reason(f"head_dim={arguments.q.shape[2]} is not 32, 64, 96 or 128")
-        reason = unsupported_dtype("q", arguments.q)
-        if reason is None and not 1e-30 <= arguments.scale <= 1e30:
-            reason = Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
-        return reason
+        if not 1e-30 <= arguments.scale <= 1e30:
+            return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
+        return unsupported_dtype("q", arguments.q) or _unsupported_strides(arguments)
 
     def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
         """Return the output, and lse (heads, tokens_q) fp32 in units of log2. Raises UserError for other strides."""
-        _check_strides(arguments)
         from fastbert.kernels.attention import launchers
 
+        arguments.check_offsets()
+        # A compiled graph may lay tensors out in another way than the call that it was traced with.
+        reason = _unsupported_strides(arguments)
+        if reason is not None:
+            raise UserError(reason.text)
         return launchers.forward(kernel_inputs(arguments))
 
     def backward(
@@ -47,17 +50,18 @@ class Triton(TritonBackend[AttentionArguments]):
         return launchers.backward(kernel_inputs(arguments), out, lse, grad, bias_gradient)
 
 
-def _check_strides(arguments: AttentionArguments) -> None:
-    """Raise UserError for tensors whose strides the kernels do not support."""
-    for name, x in (("q", arguments.q), ("k", arguments.k), ("v", arguments.v)):
+def _unsupported_strides(arguments: AttentionArguments) -> Reason | None:
+    for name in ("q", "k", "v"):
+        x = getattr(arguments, name)
         if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
-            raise UserError(
+            return Reason(
                 f"{name} is not contiguous: strides {tuple(x.stride())} of shape {tuple(x.shape)}, but the heads of a"
                 f" token must be contiguous; call {name}.contiguous()"
             )
-    for name, cu_seqlens in (("cu_seqlens_q", arguments.cu_seqlens_q), ("cu_seqlens_k", arguments.cu_seqlens_k)):
-        if not cu_seqlens.is_contiguous():
-            raise UserError(f"{name} is not contiguous: call {name}.contiguous()")
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if not getattr(arguments, name).is_contiguous():
+            return Reason(f"{name} is not contiguous: call {name}.contiguous()")
+    return None
 
 
 def kernel_inputs(arguments: AttentionArguments) -> AttentionInputs:

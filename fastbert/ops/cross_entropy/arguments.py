@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import check_devices, check_same_dtype, check_tensor
 
 
 class LossOptions(NamedTuple):
@@ -42,17 +42,9 @@ class CrossEntropyArguments(NamedTuple):
             raise UserError("weight has no rows: a vocabulary has at least one label")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise UserError(f"bias must have shape ({weight.shape[0]},), one per label, not {tuple(bias.shape)}")
-        if labels.dtype != torch.int64 or labels.shape != x.shape[:1]:
-            raise UserError(
-                f"labels must be int64 of shape ({x.shape[0]},), one per row, not {labels.dtype} {tuple(labels.shape)}"
-            )
-        for name, tensor in (("weight", weight), ("bias", bias), ("labels", labels)):
-            if tensor is not None and tensor.device != x.device:
-                raise UserError(f"{name} is on {tensor.device}, x on {x.device}: move them to one device")
-        if not torch.is_autocast_enabled(x.device.type):
-            for name, tensor in (("weight", weight), ("bias", bias)):
-                if tensor is not None and tensor.dtype != x.dtype:
-                    raise UserError(f"{name} has dtype {tensor.dtype}, x {x.dtype}: cast one, or use torch.autocast")
+        check_tensor("labels", labels, "int64", x.shape[:1], ", one per row")
+        check_devices({"weight": weight, "bias": bias, "labels": labels}, "x", x.device)
+        check_same_dtype({"weight": weight, "bias": bias}, x)
         if not 0.0 <= label_smoothing <= 1.0:
             raise UserError(f"label_smoothing={label_smoothing} must be between 0 and 1")
         if not 0.0 <= z_loss < math.inf:

@@ -10,9 +10,8 @@ from fastbert.ops.autocast import matmul_dtype
 from fastbert.ops.cross_entropy.arguments import CrossEntropyArguments
 from fastbert.ops.linear.arguments import GradMask
 from fastbert.ops.native import buffers, caching_allocator, matmul, matmul_table, prepacked_weights
-from fastbert.ops.native.backend import NativeBackend
 from fastbert.ops.native.buffers import DTYPES
-from fastbert.ops.operation import Reason
+from fastbert.ops.operation import NativeBackend, Reason
 
 # The logits of a chunk of rows: smaller chunks would write the weight's gradient more often.
 LOGITS_BYTES = 64 << 20
@@ -29,15 +28,12 @@ class Native(NativeBackend[CrossEntropyArguments]):
         x, weight, bias, _, _ = arguments
         if torch.compiler.is_compiling() or buffers.is_transformed():
             return Reason("torch traces or transforms the call")
-        reason = buffers.unsupported(x, weight, bias)
-        if reason is not None:
-            return reason
-        dtype = matmul_dtype(x)
-        if dtype not in DTYPES:
+        reason, dtype = buffers.unsupported(x, weight, bias), matmul_dtype(x)
+        if reason is None and dtype not in DTYPES:
             return Reason(f"autocast multiplies {dtype}, not bfloat16 or float32")
-        if not matmul_table.prefers_native(DTYPES[dtype], x.shape[0], *weight.shape):
+        if reason is None and not matmul_table.prefers_native(DTYPES[dtype], x.shape[0], *weight.shape):
             return Reason("the table of matmuls prefers PyTorch's")
-        return None
+        return reason
 
     def forward(
         self, arguments: CrossEntropyArguments, mask: GradMask

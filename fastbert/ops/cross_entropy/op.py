@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
+from fastbert.ops import custom_op, dispatch
 from fastbert.ops.autocast import matmul_dtype
+from fastbert.ops.checks import is_debugging
+from fastbert.ops.cross_entropy import eager, native, triton
 from fastbert.ops.cross_entropy.arguments import CrossEntropyArguments, LossOptions
-from fastbert.ops.cross_entropy.eager import Eager
-from fastbert.ops.cross_entropy.native import Native
-from fastbert.ops.cross_entropy.triton import Triton
-from fastbert.ops.custom_op import operator
 from fastbert.ops.linear.arguments import GradMask
 from fastbert.ops.operation import Operation
 from fastbert.packing import IGNORE_INDEX
 
-LINEAR_CROSS_ENTROPY = Operation("linear_cross_entropy", Eager(), Native(), Triton())
+LINEAR_CROSS_ENTROPY = Operation("linear_cross_entropy", eager.Eager(), native.Native(), triton.Triton())
 
 
 @dataclass(frozen=True)
@@ -64,27 +61,23 @@ def linear_cross_entropy(
     arguments = CrossEntropyArguments(x, weight, bias, labels, options)
     arguments.check()
     backend = dispatch.select_backend(LINEAR_CROSS_ENTROPY, x.device, arguments)
-    if not torch.compiler.is_compiling() and os.environ.get("FASTBERT_DEBUG", "0") not in ("", "0"):
+    if is_debugging():
         arguments.check_labels()
     if backend.composite:
         return CrossEntropy(*backend.forward(arguments))
     dispatch.refuse_forward_mode("linear_cross_entropy")
     mask = (dispatch.needs_backward(tensor) for tensor in (x, weight, bias))
-    loss_sum, count, correct, _, _, _ = _forward(
-        x.to(matmul_dtype(x)), weight, bias, labels, *options, *mask, backend.name
-    )
-    return CrossEntropy(loss_sum, count, correct)
+    results = _forward(x.to(matmul_dtype(x)), weight, bias, labels, *options, *mask, backend.name)
+    return CrossEntropy(*results[:3])
 
 
-@operator("fastbert::linear_cross_entropy")
+@custom_op.operator("fastbert::linear_cross_entropy")
 def _forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
+    options: LossOptions,
     want_dx: bool,
     want_dweight: bool,
     want_dbias: bool,
@@ -94,11 +87,8 @@ def _forward(
 
     Gradients without their flag are empty.
     """
-    options = LossOptions(ignore_index, label_smoothing, z_loss)
-    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = LINEAR_CROSS_ENTROPY.backend(backend).forward(
-        CrossEntropyArguments(x, weight, bias, labels, options), GradMask(want_dx, want_dweight, want_dbias)
-    )
-    return results
+    arguments = CrossEntropyArguments(x, weight, bias, labels, options)
+    return LINEAR_CROSS_ENTROPY.backend(backend).forward(arguments, GradMask(want_dx, want_dweight, want_dbias))
 
 
 @_forward.register_fake
@@ -114,7 +104,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *numbers: 
     )
 
 
-@operator("fastbert::linear_cross_entropy_backward")
+@custom_op.operator("fastbert::linear_cross_entropy_backward")
 def _backward(
     grad: Tensor,
     dx: Tensor,
@@ -127,32 +117,21 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients times grad, an fp32 scalar. With x, weight and bias a second derivative is refused."""
     dtypes = (dx.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
-    scaled = LINEAR_CROSS_ENTROPY.backend(backend).backward(grad, (dx, dweight, dbias), dtypes)
-    return tuple(scaled)
+    return tuple(LINEAR_CROSS_ENTROPY.backend(backend).backward(grad, (dx, dweight, dbias), dtypes))
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor,
-    dx: Tensor,
-    dweight: Tensor,
-    dbias: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, ...]:
+def _(grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    weight, bias, _ = others
     dtype = weight.dtype if bias is None else bias.dtype
     return torch.empty_like(dx), torch.empty_like(dweight, dtype=weight.dtype), torch.empty_like(dbias, dtype=dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, *_, ctx.backend = inputs
-    _, _, _, dx, dweight, dbias = output
-    ctx.mark_non_differentiable(dx, dweight, dbias)
+    custom_op.save(ctx, *output[3:], *inputs[:3], inputs[-1])
+    ctx.mark_non_differentiable(*output[3:])
     # Otherwise torch would allocate zeros as large as the weight for them.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(dx, dweight, dbias, x, weight, bias)
 
 
 def _frees_graph() -> bool:
@@ -161,18 +140,14 @@ def _frees_graph() -> bool:
     return keeps is not None and not keeps()
 
 
-def _gradients(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
-    gradients: list[Tensor | None] = [None] * 11
+@_forward.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return tuple(gradients)
-    dx, dweight, dbias, x, weight, bias = ctx.saved_tensors
+        return (None,) * 11
+    dx, dweight, dbias, x, weight, bias, backend = custom_op.saved(ctx)
     if _frees_graph() and dweight.dtype == weight.dtype and type(dweight) is Tensor:  # not a traced one
         # They are not read again, so the weight's gradient can be scaled in place.
         scaled = (dx.mul_(grad), dweight.mul_(grad), dbias.mul_(grad).to(weight.dtype if bias is None else bias.dtype))
     else:
-        scaled = _backward(grad, dx, dweight, dbias, x, weight, bias, ctx.backend)
-    gradients[:3] = (tensor if needed else None for tensor, needed in zip(scaled, ctx.needs_input_grad))
-    return tuple(gradients)
-
-
-_forward.register_autograd(_gradients, setup_context=_setup_context)
+        scaled = _backward(grad, dx, dweight, dbias, x, weight, bias, backend)
+    return *[tensor if needed else None for tensor, needed in zip(scaled, ctx.needs_input_grad)], *[None] * 8

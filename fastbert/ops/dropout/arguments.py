@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-
-# A TokenDropout as operators of torch receive it: p, key, sequence_ids, offsets, site; without tensors for none.
-FlatDropout: TypeAlias = tuple[float, Tensor | None, Tensor | None, Tensor | None, int]
+from fastbert.ops.checks import check_devices, check_dropout, check_tensor
 
 
 class Site(IntEnum):
@@ -61,41 +59,40 @@ class TokenDropout:
 
     def check(self, x: Tensor) -> None:
         """Raise UserError unless this is a dropout of the rows of x (tokens, ...)."""
-        if not 0.0 <= self.p < 1.0:
-            raise UserError(f"token_dropout.p={self.p} must be at least 0 and below 1")
-        if not 0 <= self.site < 2**31:
-            raise UserError(f"token_dropout.site={self.site} must be at least 0 and below 2**31")
-        key, tokens = self.key, x.shape[0]
+        check_dropout("token_dropout.", self.p, self.site)
+        key = self.key
         if key.dtype != torch.int64 or key.dim() != 1:
             raise UserError(
                 f"token_dropout.key must be int64 (sequences,), one per sequence, not {key.dtype} {tuple(key.shape)}"
             )
-        for name, ids in (("sequence_ids", self.sequence_ids), ("offsets", self.offsets)):
-            if ids.shape != (tokens,) or ids.dtype not in (torch.int64, torch.int32):
-                raise UserError(
-                    f"token_dropout.{name} must be int64 or int32 of shape ({tokens},), one per token, not"
-                    f" {ids.dtype} {tuple(ids.shape)}"
-                )
-        for name in ("key", "sequence_ids", "offsets"):
-            device = getattr(self, name).device
-            if device != x.device:
-                raise UserError(f"token_dropout.{name} is on {device}, its rows on {x.device}: move them to one device")
+        ids = {"token_dropout.sequence_ids": self.sequence_ids, "token_dropout.offsets": self.offsets}
+        for name, tensor in ids.items():
+            check_tensor(name, tensor, "int64 or int32", x.shape[:1], ", one per token")
+        check_devices({"token_dropout.key": key, **ids}, "its rows", x.device)
+
+
+class FlatDropout(NamedTuple):
+    """A TokenDropout, or none, as operators of torch receive it."""
+
+    p: float = 0.0
+    key: Tensor | None = None
+    sequence_ids: Tensor | None = None
+    offsets: Tensor | None = None
+    site: int = 0
+
+    def rebuild(self) -> TokenDropout | None:
+        """Return the dropout that was flattened."""
+        p, key, sequence_ids, offsets, site = self
+        if key is None or sequence_ids is None or offsets is None:
+            return None
+        return TokenDropout(p, key, sequence_ids, offsets, site)
 
 
 def flatten(dropout: TokenDropout | None) -> FlatDropout:
     """Return a dropout as operators of torch receive it."""
     if dropout is None:
-        return 0.0, None, None, None, 0
-    return dropout.p, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.site
-
-
-def rebuild(
-    p: float, key: Tensor | None, sequence_ids: Tensor | None, offsets: Tensor | None, site: int
-) -> TokenDropout | None:
-    """Return the dropout that was flattened."""
-    if key is None or sequence_ids is None or offsets is None:
-        return None
-    return TokenDropout(p, key, sequence_ids, offsets, site)
+        return FlatDropout()
+    return FlatDropout(dropout.p, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.site)
 
 
 def quantized(p: float) -> tuple[int, float]:
@@ -112,7 +109,5 @@ class DropoutArguments(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
-        x = self.x
-        if x.dim() != 2 or not x.dtype.is_floating_point:
-            raise UserError(f"x must be floating of shape (tokens, width), not {x.dtype} {tuple(x.shape)}")
-        self.dropout.check(x)
+        check_tensor("x", self.x, "floating", ("tokens", "width"))
+        self.dropout.check(self.x)

@@ -6,8 +6,6 @@ give the same bits.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,8 +28,7 @@ def token_mask(dropout: TokenDropout, width: int, dtype: torch.dtype) -> Tensor:
     """Return the mask to multiply token vectors with: (tokens, width) in `dtype`, each element 0 or 1 / (1 - p)."""
     arguments = (dropout.key, dropout.sequence_ids, dropout.offsets, dropout.p, dropout.site, width, dtype)
     # The generators are not torch's: they enter a compiled graph as one operation.
-    mask: Tensor = (_opaque_token_mask if torch.compiler.is_compiling() else _token_mask)(*arguments)
-    return mask
+    return (_opaque_token_mask if torch.compiler.is_compiling() else _token_mask)(*arguments)
 
 
 def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site: int, dtype: torch.dtype) -> Tensor:
@@ -70,16 +67,13 @@ def _token_mask(
     return mask
 
 
-@operator("fastbert::token_dropout_mask")
-def _opaque_token_mask(
-    key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, width: int, dtype: torch.dtype
-) -> Tensor:
-    return _token_mask(key, sequence_ids, offsets, p, site, width, dtype)
+_opaque_token_mask = operator("fastbert::token_dropout_mask")(_token_mask)
 
 
 @_opaque_token_mask.register_fake
-def _(key: Tensor, sequence_ids: Tensor, *others: Any) -> Tensor:
-    width, dtype = others[-2:]
+def _(
+    key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, width: int, dtype: torch.dtype
+) -> Tensor:
     return key.new_empty((sequence_ids.shape[0], width), dtype=dtype)
 
 

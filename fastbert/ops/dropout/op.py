@@ -7,15 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
-from fastbert.ops.custom_op import operator
+from fastbert.ops import custom_op, dispatch
+from fastbert.ops.dropout import eager, native, triton
 from fastbert.ops.dropout.arguments import DropoutArguments, TokenDropout
-from fastbert.ops.dropout.eager import Eager
-from fastbert.ops.dropout.native import Native
-from fastbert.ops.dropout.triton import Triton
 from fastbert.ops.operation import Operation
 
-DROPOUT = Operation("dropout", Eager(), Native(), Triton())
+DROPOUT = Operation("dropout", eager.Eager(), native.Native(), triton.Triton())
 
 
 def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
@@ -32,27 +29,19 @@ def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     if dropout is None or dropout.p == 0.0:
         return x
     arguments = DropoutArguments(x, dropout)
-    arguments.check()
-    backend = dispatch.select_backend(DROPOUT, x.device, arguments)
-    if isinstance(backend, Native) and not backend.has_kernel(arguments):
-        backend = DROPOUT.backend("eager")
-    if backend.composite or (backend.name == "native" and not dispatch.needs_backward(x)):
-        output: Tensor = backend.forward(arguments)
-        return output
-    dispatch.refuse_forward_mode("dropout")
-    ids = (dropout.key, dropout.sequence_ids, dropout.offsets)
-    traced: Tensor = _forward(x, *ids, dropout.p, dropout.site, backend.name)
-    return traced
+    backend, direct, _ = dispatch.choose(DROPOUT, arguments, x)
+    if direct:
+        return backend.forward(arguments)
+    return _forward(x, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.p, dropout.site, backend.name)
 
 
-@operator("fastbert::dropout")
+@custom_op.operator("fastbert::dropout")
 def _forward(
     x: Tensor, key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, backend: str
 ) -> Tensor:
     """Drop elements of x, or of the gradient: backward multiplies with the same mask."""
     arguments = DropoutArguments(x, TokenDropout(p, key, sequence_ids, offsets, site))
-    output: Tensor = DROPOUT.backend(backend).forward(arguments)
-    return output
+    return DROPOUT.backend(backend).forward(arguments)
 
 
 @_forward.register_fake
@@ -61,12 +50,9 @@ def _(x: Tensor, *arguments: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, key, sequence_ids, offsets, *ctx.numbers = inputs
-    ctx.save_for_backward(key, sequence_ids, offsets)
+    custom_op.save(ctx, *inputs[1:])
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _forward(grad, *ctx.saved_tensors, *ctx.numbers), *[None] * 6
-
-
-_forward.register_autograd(_gradients, setup_context=_setup_context)
+@_forward.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _forward(grad, *custom_op.saved(ctx)), *[None] * 6

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import is_debugging
 
 
 def check_ids(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
     """Raise UserError for an id outside its table if FASTBERT_DEBUG=1 is set, which costs a host-device sync."""
-    if torch.compiler.is_compiling() or os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
+    if not is_debugging():
         return
     for i, (table_ids, table) in enumerate(zip(ids, tables)):
         outside = ((table_ids < 0) | (table_ids >= table.shape[0])).nonzero()

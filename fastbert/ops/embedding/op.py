@@ -8,17 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
-from fastbert.ops.custom_op import operator
-from fastbert.ops.dropout.arguments import TokenDropout, flatten, rebuild
+from fastbert.ops import custom_op, dispatch
+from fastbert.ops.dropout.arguments import FlatDropout, TokenDropout, flatten
+from fastbert.ops.embedding import eager, native, triton
 from fastbert.ops.embedding.arguments import EmbeddingArguments, check_counts
-from fastbert.ops.embedding.eager import Eager
 from fastbert.ops.embedding.ids import check_ids
-from fastbert.ops.embedding.native import Native
-from fastbert.ops.embedding.triton import Triton
 from fastbert.ops.operation import Operation
 
-EMBEDDING_LAYER_NORM = Operation("embedding_layer_norm", Eager(), Native(), Triton())
+EMBEDDING_LAYER_NORM = Operation("embedding_layer_norm", eager.Eager(), native.Native(), triton.Triton())
 
 
 def embedding_layer_norm(
@@ -52,23 +49,19 @@ def embedding_layer_norm(
     check_counts(ids, tables)
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
-    device = tables[0].device
-    arguments = EmbeddingArguments(ids, tables, weight, bias, eps, tables[0].dtype, token_dropout)
-    arguments.check()
+    device, dtype = tables[0].device.type, tables[0].dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    arguments = EmbeddingArguments(ids, tables, weight, bias, eps, dtype, token_dropout)
+    backend, direct, _ = dispatch.choose(EMBEDDING_LAYER_NORM, arguments, *tables, weight, bias)
     check_ids(ids, tables)
-    if torch.is_autocast_enabled(device.type):
-        arguments = arguments._replace(dtype=torch.get_autocast_dtype(device.type))
-    backend = dispatch.select_backend(EMBEDDING_LAYER_NORM, device, arguments)
-    if backend.composite or (backend.name == "native" and not dispatch.needs_backward(*tables, weight, bias)):
-        output: Tensor = backend.forward(arguments)
-        return output
-    dispatch.refuse_forward_mode("embedding_layer_norm")
+    if direct:
+        return backend.forward(arguments)
     dropout = flatten(token_dropout)
-    y, _, _ = _forward(list(ids), list(tables), weight, bias, eps, arguments.dtype, *dropout, backend.name)
-    return y
+    return _forward(list(ids), list(tables), weight, bias, eps, dtype, *dropout, backend.name)[0]
 
 
-@operator("fastbert::embedding_layer_norm")
+@custom_op.operator("fastbert::embedding_layer_norm")
 def _forward(
     ids: Sequence[Tensor],
     tables: Sequence[Tensor],
@@ -76,18 +69,12 @@ def _forward(
     bias: Tensor,
     eps: float,
     dtype: torch.dtype,
-    p: float,
-    key: Tensor | None,
-    sequence_ids: Tensor | None,
-    offsets: Tensor | None,
-    site: int,
+    dropout: FlatDropout,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result in `dtype`, and mean and rstd fp32 (tokens,); `key` is None where nothing is dropped."""
-    dropout = rebuild(p, key, sequence_ids, offsets, site)
-    arguments = EmbeddingArguments(tuple(ids), tuple(tables), weight, bias, eps, dtype, dropout)
-    results: tuple[Tensor, Tensor, Tensor] = EMBEDDING_LAYER_NORM.backend(backend).forward_rows(arguments, True)
-    return results
+    arguments = EmbeddingArguments(tuple(ids), tuple(tables), weight, bias, eps, dtype, dropout.rebuild())
+    return EMBEDDING_LAYER_NORM.backend(backend).forward_rows(arguments, True)
 
 
 @_forward.register_fake
@@ -100,7 +87,7 @@ def _(
     return tables[0].new_empty(tokens, width, dtype=dtype), statistic, torch.empty_like(statistic)
 
 
-@operator("fastbert::embedding_layer_norm_backward")
+@custom_op.operator("fastbert::embedding_layer_norm_backward")
 def _backward(
     grad: Tensor,
     ids: Sequence[Tensor],
@@ -108,54 +95,42 @@ def _backward(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor,
-    p: float,
-    key: Tensor | None,
-    sequence_ids: Tensor | None,
-    offsets: Tensor | None,
-    site: int,
+    dropout: FlatDropout,
     wanted: Sequence[bool],
     backend: str,
 ) -> list[Tensor]:
     """Return the gradients of the tables, empty where not `wanted`, of weight and of bias."""
-    dropout = rebuild(p, key, sequence_ids, offsets, site)
-    dtables, dweight, dbias = EMBEDDING_LAYER_NORM.backend(backend).backward(
-        grad, ids, tables, mean, rstd, weight, dropout, wanted
+    return EMBEDDING_LAYER_NORM.backend(backend).backward(
+        grad, ids, tables, mean, rstd, weight, dropout.rebuild(), wanted
     )
-    return [*dtables, dweight, dbias]
 
 
 @_backward.register_fake
 def _(
     grad: Tensor, ids: Sequence[Tensor], tables: Sequence[Tensor], mean: Tensor, rstd: Tensor, weight: Tensor,
-    *others: Any,
+    dropout: FlatDropout, wanted: Sequence[bool], backend: str,
 ) -> list[Tensor]:  # fmt: skip
-    wanted = others[-2]
     dtables = [table.new_empty(table.shape if needed else 0) for table, needed in zip(tables, wanted, strict=True)]
     return [*dtables, weight.new_empty(weight.shape), weight.new_empty(weight.shape)]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ids, tables, weight, _, _, _, p, key, sequence_ids, offsets, site, backend = inputs
-    _, mean, rstd = output
-    ctx.save_for_backward(*ids, *tables, weight, mean, rstd, key, sequence_ids, offsets)
-    ctx.numbers = (len(tables), p, site, backend)
-    ctx.mark_non_differentiable(mean, rstd)
+    ids, tables, weight, _, _, _, *dropout, backend = inputs
+    custom_op.save(ctx, *ids, *tables, *output[1:], weight, *dropout, backend)
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    count, p, site, backend = ctx.numbers
-    none = [None] * count
+@_forward.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    needs_gradient = list(ctx.needs_input_grad[1])
+    none = [None] * len(needs_gradient)
     if grad is None:
         return none, none, *[None] * 10
-    *ids_and_tables, weight, mean, rstd, key, sequence_ids, offsets = ctx.saved_tensors
-    ids, tables, needs_gradient = ids_and_tables[:count], ids_and_tables[count:], list(ctx.needs_input_grad[1])
-    flat_dropout = (p, key, sequence_ids, offsets, site)
+    *ids_and_tables, mean, rstd, weight, p, key, sequence_ids, offsets, site, backend = custom_op.saved(ctx)
+    ids, tables = ids_and_tables[: len(none)], ids_and_tables[len(none) :]
     *gradients, dweight, dbias = _backward(
-        grad, ids, tables, mean, rstd, weight, *flat_dropout, needs_gradient, backend
+        grad, ids, tables, mean, rstd, weight, p, key, sequence_ids, offsets, site, needs_gradient, backend
     )
     dtables = [gradient if needed else None for gradient, needed in zip(gradients, needs_gradient, strict=True)]
     return none, dtables, dweight, dbias, *[None] * 8
-
-
-_forward.register_autograd(_gradients, setup_context=_setup_context)

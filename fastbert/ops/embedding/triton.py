@@ -26,9 +26,6 @@ class Triton(TritonBackend[EmbeddingArguments]):
         dtypes, width = sorted({str(table.dtype) for table in tables}), tables[0].shape[1]
         if len(dtypes) > 1:
             return Reason(f"tables have dtypes {' and '.join(dtypes)}, not one for all")
-        reason = unsupported_dtype("tables[0]", tables[0])
-        if reason is not None:
-            return reason
         if weight.dtype not in DTYPES or bias.dtype != weight.dtype:
             dtypes = [str(weight.dtype), str(bias.dtype)]
             return Reason(
@@ -38,7 +35,7 @@ class Triton(TritonBackend[EmbeddingArguments]):
             return Reason(f"the tables' rows have {width} columns, not 1 to {WIDEST}")
         if len(tables) > MAX_TABLES:
             return Reason(f"there are {len(tables)} tables, more than {MAX_TABLES}")
-        return None
+        return unsupported_dtype("tables[0]", tables[0])
 
     def forward_rows(self, arguments: EmbeddingArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result (tokens, width), and mean and rstd fp32 (tokens,), which are empty without `save`."""
@@ -57,12 +54,12 @@ class Triton(TritonBackend[EmbeddingArguments]):
         weight: Tensor,
         dropout: TokenDropout | None,
         needs_gradient: Sequence[bool],
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
+    ) -> list[Tensor]:
         """Return the gradients of tables, empty where not needed, and of weight and bias in the dtype of weight."""
         from fastbert.kernels.embedding import layer_norm as kernels
 
         inputs = kernel_inputs(dropout)
         # One pass computes the gradients of all tables.
         dtables, dweight, dbias = kernels.backward(grad, list(ids), list(tables), mean, rstd, weight, inputs)
-        needed = [x if needs else x.new_empty(0) for x, needs in zip(dtables, needs_gradient, strict=True)]
-        return needed, dweight, dbias
+        needed = (x if needs else x.new_empty(0) for x, needs in zip(dtables, needs_gradient, strict=True))
+        return [*needed, dweight, dbias]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.checks import check_devices
+from fastbert.ops.dispatch import needs_backward
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.spec import LayerSpec
 
@@ -123,9 +125,18 @@ class EncoderLayerArguments(NamedTuple):
     @property
     def needs_backward(self) -> bool:
         """Return whether a backward pass may follow."""
-        return torch.is_grad_enabled() and (
-            self.x.requires_grad or any(tensor.requires_grad for tensor in self.parameters)
-        )
+        return needs_backward(self.x, *self.parameters)
+
+    @property
+    def eps(self) -> float:
+        """The eps of both LayerNorms of a spec that is not `unfused`."""
+        assert self.spec.output_norm is not None
+        return self.spec.output_norm.eps
+
+    @property
+    def tanh(self) -> bool:
+        """Whether GELU is approximated by tanh."""
+        return self.spec.feed_forward.activation == "gelu_tanh"
 
     def attention(self, qkv: Tensor) -> AttentionArguments:
         """Return the attention of joined projections (tokens, 3 x width)."""
@@ -156,8 +167,7 @@ class EncoderLayerArguments(NamedTuple):
                 "cu_seqlens must be contiguous int32 of shape (sequences + 1,), not"
                 f" {offsets.dtype} {tuple(offsets.shape)}"
             )
-        if offsets.device != x.device:
-            raise UserError(f"cu_seqlens is on {offsets.device}, x on {x.device}: move them to one device")
+        check_devices({"cu_seqlens": offsets}, "x", x.device)
         if indices is not None and (indices.dtype != torch.int64 or indices.dim() != 1 or indices.device != x.device):
             raise UserError(
                 f"token_indices must be int64 of shape (rows,) on {x.device}, not {indices.dtype}"

@@ -12,9 +12,8 @@ from fastbert.ops.encoder_layer import native_inference, native_training
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, GradMask, LayerParameters
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table
-from fastbert.ops.native.backend import NativeBackend
 from fastbert.ops.native.buffers import DTYPES
-from fastbert.ops.operation import Reason
+from fastbert.ops.operation import NativeBackend, Reason
 
 
 class Native(NativeBackend[EncoderLayerArguments]):
@@ -59,8 +58,8 @@ def unsupported_layer(
         return Reason(f"the projections are not {width} x {width}")
     if dtype not in DTYPES or spec.self_attention.head_dim > MAX_HEAD_DIM:
         return Reason(f"matmuls are {dtype}, heads {spec.self_attention.head_dim} wide (at most {MAX_HEAD_DIM})")
-    if any(w.dtype not in DTYPES or w.device.type != "cpu" or w.layout != torch.strided for w in parameters):
-        return Reason("a parameter is not strided bfloat16 or float32 on a CPU")
-    if int8 or matmul_table.prefers_native_layer(DTYPES[dtype], tokens, width, len(parameters.intermediate)):
-        return None
-    return Reason("the matmul table prefers torch's library for a layer of this size")
+    reason = buffers.unsupported(*parameters)
+    element, inner = DTYPES[dtype], len(parameters.intermediate)
+    if reason is None and not (int8 or matmul_table.prefers_native_layer(element, tokens, width, inner)):
+        return Reason("the matmul table prefers torch's library for a layer of this size")
+    return reason

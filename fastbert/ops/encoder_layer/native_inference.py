@@ -27,11 +27,9 @@ def infer(arguments: EncoderLayerArguments) -> Tensor:
     Operands are bf16 or fp32, or int8 (weights with a scale per output, tokens with one each).
     """
     x, parameters, spec, batch, _, dtype, _, int8, _ = arguments
-    norm, activation = spec.output_norm, spec.feed_forward.activation
-    assert norm is not None
     # For a call that is neither traced nor transformed, the dispatcher would only add its microseconds.
     run = _run if buffers.direct(x, *parameters) else _traced
-    numbers = (spec.self_attention.heads, norm.eps, activation == "gelu_tanh", spec.self_attention.causal)
+    numbers = (spec.self_attention.heads, arguments.eps, arguments.tanh, spec.self_attention.causal)
     element = "int8" if int8 else DTYPES[dtype]
     return run(x, list(parameters), batch.cu_seqlens, *numbers, batch.token_indices, dtype, element)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastbert._C import PrepackedWeight
 from fastbert.errors import UserError
-from fastbert.ops.attention import native as native_attention
+from fastbert.ops.attention.op import ATTENTION
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import (
     SAVE_ALL,
@@ -29,9 +29,12 @@ from fastbert.ops.encoder_layer.arguments import (
     GradMask,
     LayerParameters,
 )
-from fastbert.ops.native import buffers, caching_allocator, matmul, prepacked_weights, rowwise, rowwise_gradients
+from fastbert.ops.native import buffers, caching_allocator, matmul, prepacked_weights
 from fastbert.ops.native.buffers import DTYPES
+from fastbert.ops.norm.arguments import LayerNormArguments
+from fastbert.ops.norm.op import LAYER_NORM
 
+_ATTENTION, _NORM = ATTENTION.backend("native"), LAYER_NORM.backend("native")
 # Tokens whose intermediate vectors exist at a time: they stay in the last-level cache, and memory does not grow.
 CHUNK = 2048
 
@@ -50,17 +53,11 @@ def _prepacked(arguments: EncoderLayerArguments, transposed: bool = False) -> _M
     return _Matrices(*prepacked_weights.prepacked_group(matrices, (3, 1, 1, 1), element, transposed=transposed))
 
 
-def _eps(arguments: EncoderLayerArguments) -> float:
-    assert arguments.spec.output_norm is not None
-    return arguments.spec.output_norm.eps
-
-
 def forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
     """Return [y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if
     everything is."""
     x, w, spec, batch, index, dtype, *_ = arguments
-    keep, eps = save != SAVE_NOTHING, _eps(arguments)
-    matrices = _prepacked(arguments)
+    keep, matrices = save != SAVE_NOTHING, _prepacked(arguments)
     buffers.address("x", x)
     rows = matmul.row_contiguous(x)
     tokens, width = x.shape
@@ -68,18 +65,20 @@ def forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
     for bias in biases:
         buffers.address("a bias of the projections", bias)  # torch would read it
     qkv = _matmul(rows, matrices.projections, torch.cat(biases), dtype=dtype)
-    context, lse = native_attention.forward(arguments.attention(qkv), with_lse=keep)
+    context, lse = _ATTENTION.forward(arguments.attention(qkv), keep)
     context = context.view(tokens, width)
-    y1, z1, mean1, rstd1 = rowwise.norm_forward(
+    total = LayerNormArguments(
         _matmul(batch.gather(context), matrices.attention_output), w.attention_output_bias,
-        batch.gather(rows).to(dtype), w.attention_norm, w.attention_norm_bias, eps,
-        batch.row_dropout(Site.ATTENTION_OUTPUT, index), keep,
+        batch.gather(rows).to(dtype), w.attention_norm, w.attention_norm_bias, arguments.eps,
+        batch.row_dropout(Site.ATTENTION_OUTPUT, index),
     )  # fmt: skip
+    y1, z1, mean1, rstd1 = _NORM.forward_rows(total, keep)
     u, f = _feed_forward(y1, matrices, w.intermediate_bias, spec.feed_forward.activation, keep)
-    y2, z2, mean2, rstd2 = rowwise.norm_forward(
-        f, w.output_bias, y1, w.output_norm, w.output_norm_bias, eps,
-        batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index), keep,
+    total = LayerNormArguments(
+        f, w.output_bias, y1, w.output_norm, w.output_norm_bias, arguments.eps,
+        batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index),
     )  # fmt: skip
+    y2, z2, mean2, rstd2 = _NORM.forward_rows(total, keep)
     if not keep:
         return [y2]
     assert u is not None
@@ -89,7 +88,7 @@ def forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
 
 def backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask) -> list[Tensor]:
     """Return the gradients in the order of `GradMask`; matrices that are not computed are empty."""
-    x, w, spec, batch, index, dtype, *_ = arguments
+    x, w, _, batch, index, dtype, *_ = arguments
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
     buffers.address("x", x)
     qkv, context, u, *rest = (matmul.row_contiguous(tensor) for tensor in (qkv, context, u, *rest))
@@ -98,16 +97,15 @@ def backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor]
     if rest:
         y1 = rest[0]
     else:
-        norm = (w.attention_norm, w.attention_norm_bias, _eps(arguments), None, False)
-        y1 = rowwise.norm_forward(z1, None, None, *norm)[0]
-    df, dz2, sums2 = rowwise_gradients.norm_gradients(
+        norm = LayerNormArguments(z1, None, None, w.attention_norm, w.attention_norm_bias, arguments.eps, None)
+        y1 = _NORM.forward_rows(norm, False)[0]
+    df, dz2, sums2 = _NORM.backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm, batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index),
         x_bias=True, residual=True,
     )  # fmt: skip
-    tanh = spec.feed_forward.activation == "gelu_tanh"
-    dy1, dw1, db1, dw2 = _feed_forward_backward(df, dz2, u, y1, w, matrices, tanh, mask)
+    dy1, dw1, db1, dw2 = _feed_forward_backward(df, dz2, u, y1, w, matrices, arguments.tanh, mask)
     del df, dz2
-    do, dz1, sums1 = rowwise_gradients.norm_gradients(
+    do, dz1, sums1 = _NORM.backward(
         dy1, None, z1, mean1, rstd1, w.attention_norm, batch.row_dropout(Site.ATTENTION_OUTPUT, index),
         x_bias=True, residual=True,
     )  # fmt: skip
@@ -115,7 +113,7 @@ def backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor]
     attention = arguments.attention(qkv)
     shape = attention.q.shape
     dcontext = batch.scatter(_matmul(do, matrices.attention_output), len(x), caching_allocator.zeros)
-    dqkv = native_attention.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+    dqkv = _ATTENTION.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
     rows = matmul.row_contiguous(x).to(dtype)
     dw, db = _weight_gradient(dqkv, rows, w.query, mask.projections, sums=mask.projection_biases)
     if not mask.x:

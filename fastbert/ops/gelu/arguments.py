@@ -7,14 +7,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import check_devices, check_tensor
 
-APPROXIMATIONS = ("none", "tanh")
 
-
-def check_approximation(approximate: str) -> None:
-    """Raise UserError for an unknown approximation of GELU."""
-    if approximate not in APPROXIMATIONS:
+def is_tanh(approximate: str) -> bool:
+    """Return whether GELU is approximated by tanh. Raises UserError for an unknown approximation."""
+    if approximate not in ("none", "tanh"):
         raise UserError(f"approximate={approximate!r} must be 'none' or 'tanh'")
+    return approximate == "tanh"
 
 
 class BiasGeluArguments(NamedTuple):
@@ -31,14 +31,7 @@ class BiasGeluArguments(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for shapes, dtypes and devices that no backend supports."""
-        x, bias = self.x, self.bias
-        if x.dim() == 0 or not x.dtype.is_floating_point:
-            raise UserError(f"x must be floating of shape (..., width), not {x.dtype} {tuple(x.shape)}")
-        if bias is None:
-            return
-        if bias.dim() != 1 or bias.shape[0] != x.shape[-1] or not bias.dtype.is_floating_point:
-            raise UserError(
-                f"bias must be floating of shape ({x.shape[-1]},), as wide as x, not {bias.dtype} {tuple(bias.shape)}"
-            )
-        if bias.device != x.device:
-            raise UserError(f"bias is on {bias.device}, x on {x.device}: move them to one device")
+        check_tensor("x", self.x, "floating", ("...", "width"))
+        if self.bias is not None:
+            check_tensor("bias", self.bias, "floating", (self.x.shape[-1],), ", as wide as x")
+            check_devices({"bias": self.bias}, "x", self.x.device)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from fastbert import _C
 from fastbert.ops.gelu.arguments import BiasGeluArguments
-from fastbert.ops.native import rowwise, rowwise_gradients
-from fastbert.ops.native.backend import NativeBackend
-from fastbert.ops.native.rowwise_tensors import unsupported_rows
-from fastbert.ops.operation import Reason
+from fastbert.ops.native import buffers, rowwise
+from fastbert.ops.native.caching_allocator import empty
+from fastbert.ops.operation import NativeBackend, Reason
 
 
 class Native(NativeBackend[BiasGeluArguments]):
@@ -16,12 +17,31 @@ class Native(NativeBackend[BiasGeluArguments]):
 
     def supports(self, arguments: BiasGeluArguments) -> Reason | None:
         """Support rows of bf16 and fp32 outside of compilers, tracers and transforms."""
-        return unsupported_rows(arguments.x, arguments.bias)
+        return rowwise.unsupported(arguments.x, arguments.bias)
 
     def forward(self, arguments: BiasGeluArguments) -> Tensor:
         """Return GELU(x + bias), contiguous, shape and dtype of x."""
-        return rowwise.bias_gelu(arguments.x, arguments.bias, arguments.tanh)
+        x, bias, tanh = arguments
+        x, rows, stride = rowwise.as_rows(x)
+        y = empty(x.shape, x.dtype)
+        bias = None if bias is None else bias.contiguous()
+        _C.bias_gelu(
+            rows, x.shape[-1], buffers.DTYPES[x.dtype], x.data_ptr(), stride, buffers.address("bias", bias),
+            "fp32" if bias is None else buffers.DTYPES[bias.dtype], tanh, y.data_ptr(),
+        )  # fmt: skip
+        return y
 
     def backward(self, arguments: BiasGeluArguments, grad: Tensor, sums: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient of x and, with `sums`, its fp32 sums over all but the last axis."""
-        return rowwise_gradients.gelu_backward(grad, arguments.x, arguments.bias, arguments.tanh, sums)[:2]
+        """Return the gradient of x and, with `sums`, its fp32 sums over all but the last axis, both contiguous."""
+        x, bias, tanh = arguments
+        x, rows, x_stride = rowwise.as_rows(x)
+        grad, grad_rows, grad_stride = rowwise.as_rows(grad.to(x.dtype))
+        assert grad_rows == rows
+        dx, total = empty(x.shape, x.dtype), empty(x.shape[-1:], torch.float32) if sums else None
+        bias = None if bias is None else bias.contiguous()
+        _C.bias_gelu_backward(
+            rows, x.shape[-1], buffers.DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
+            buffers.address("bias", bias), "fp32" if bias is None else buffers.DTYPES[bias.dtype], tanh,
+            dx.data_ptr(), 0, 0 if total is None else total.data_ptr(),
+        )  # fmt: skip
+        return dx, total

@@ -17,10 +17,9 @@ class Triton(TritonBackend[BiasGeluArguments]):
         """Support half precision and fp32 on GPUs, and in Triton's interpreter."""
         x, bias, _ = arguments
         self.require_device(x.device, "x")
-        reason = unsupported_dtype("x", x)
-        if reason is None and bias is not None and bias.dtype not in (x.dtype, torch.float32):
-            reason = Reason(f"bias has dtype {bias.dtype}, x {x.dtype}: a bias must be float32 or have x's dtype")
-        return reason
+        if bias is not None and bias.dtype not in (x.dtype, torch.float32):
+            return Reason(f"bias has dtype {bias.dtype}, x {x.dtype}: a bias must be float32 or have x's dtype")
+        return unsupported_dtype("x", x)
 
     def forward(self, arguments: BiasGeluArguments) -> Tensor:
         """Return GELU(x + bias), contiguous, shape and dtype of x."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import check_devices, check_same_dtype
 
 # The names of `torch.nn.functional.gelu`, by activation.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -51,16 +52,10 @@ class LinearArguments(NamedTuple):
             )
         if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
             raise UserError(f"bias has shape {tuple(bias.shape)}: it must be ({weight.shape[0]},), one per output")
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is None:
-                continue
-            # For a weight on the meta device PyTorch would return uninitialised memory.
-            if tensor.device != x.device:
-                raise UserError(f"{name} is on {tensor.device}, x on {x.device}: move them to one device")
-            if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-                # A bias may stay in fp32 where the activation adds it.
-                if name == "bias" and activation is not None and tensor.dtype == torch.float32:
-                    continue
-                raise UserError(f"{name} has dtype {tensor.dtype}, x {x.dtype}: cast one, or use torch.autocast")
+        # For a weight on the meta device PyTorch would return uninitialised memory.
+        check_devices({"weight": weight, "bias": bias}, "x", x.device)
+        # A bias may stay in fp32 where the activation adds it.
+        added = bias is not None and activation is not None and bias.dtype == torch.float32
+        check_same_dtype({"weight": weight, "bias": None if added else bias}, x)
         if not x.dtype.is_floating_point:
             raise UserError(f"x must be floating, not {x.dtype}")

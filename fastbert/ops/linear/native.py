@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fastbert.ops import dispatch
 from fastbert.ops.autocast import matmul_dtype
+from fastbert.ops.gelu.arguments import BiasGeluArguments
+from fastbert.ops.gelu.op import BIAS_GELU
 from fastbert.ops.linear.arguments import GradMask, LinearArguments
 from fastbert.ops.native import buffers, caching_allocator, matmul, matmul_table, prepacked_weights
-from fastbert.ops.native.backend import NativeBackend
-from fastbert.ops.native.rowwise_gradients import gelu_backward
-from fastbert.ops.operation import Reason
+from fastbert.ops.operation import NativeBackend, Reason
 
 # Training leaves weights with fewer inputs or outputs to PyTorch: the native matmul would mostly compute padding.
 MIN_TRAINED_SIZE = 32
@@ -34,14 +34,11 @@ class Native(NativeBackend[LinearArguments]):
             return Reason("torch transforms the call")
         if not buffers.direct(x, weight, bias):
             return None
-        reason = buffers.unsupported(x, weight, bias)
-        if reason is not None:
-            return reason
-        dtype = matmul_dtype(x)
-        if dtype not in buffers.DTYPES:
+        reason, dtype = buffers.unsupported(x, weight, bias), matmul_dtype(x)
+        if reason is None and dtype not in buffers.DTYPES:
             return Reason(f"autocast multiplies {dtype}, not bfloat16 or float32")
-        if dispatch.forced() == self.name:
-            return None
+        if reason is not None or dispatch.forced() == self.name:
+            return reason
         if not isinstance(weight, torch.nn.Parameter):
             return Reason("weight is not a parameter: a prepacked copy of it may never be used again")
         if min(weight.shape) < MIN_TRAINED_SIZE and dispatch.needs_backward(x, weight, bias):
@@ -74,7 +71,8 @@ class Native(NativeBackend[LinearArguments]):
         """Return the gradients of x, weight and bias, each in its tensor's dtype; masked ones are empty."""
         x, weight, bias, activation = arguments
         if activation and u.shape[1]:
-            grad = gelu_backward(grad, u, None, activation == "gelu_tanh", sums=False)[0]
+            gelu = BiasGeluArguments(u, None, activation == "gelu_tanh")
+            grad = BIAS_GELU.backend(self.name).backward(gelu, grad, False)[0]
         grad = matmul.row_contiguous(grad)
         dx, dweight, dbias = x.new_empty(0), weight.new_empty(0), x.new_empty(0, dtype=torch.float32)
         if mask.x:

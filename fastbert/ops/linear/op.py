@@ -7,18 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
+from fastbert.ops import custom_op, dispatch
 from fastbert.ops.autocast import matmul_dtype, without_autocast
-from fastbert.ops.custom_op import operator
-from fastbert.ops.linear import mixed_matmul
+from fastbert.ops.linear import eager, mixed_matmul, native, triton
 from fastbert.ops.linear.arguments import GradMask, LinearArguments
-from fastbert.ops.linear.eager import Eager
-from fastbert.ops.linear.native import Native
-from fastbert.ops.linear.triton import Triton
 from fastbert.ops.native import buffers, matmul
 from fastbert.ops.operation import Operation
 
-_EAGER, _NATIVE, _TRITON = Eager(), Native(), Triton()
+_EAGER, _NATIVE, _TRITON = eager.Eager(), native.Native(), triton.Triton()
 LINEAR = Operation("linear", _EAGER, _NATIVE, _TRITON)
 
 
@@ -53,13 +49,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         y, _ = _linear_gelu(rows, weight, bias, activation == "gelu_tanh", keep_u)
     else:
         return _EAGER.forward(arguments)
-    output: Tensor = y.view(arguments.output_shape)
-    return output
+    return y.view(arguments.output_shape)
 
 
-@operator("fastbert::linear_native", device_types="cpu")
-def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
-    return _NATIVE.forward(LinearArguments(x, weight, bias, activation))
+@custom_op.operator("fastbert::linear_native", device_types="cpu")
+def _linear_native(arguments: LinearArguments) -> tuple[Tensor, Tensor]:
+    return _NATIVE.forward(arguments)
 
 
 @_linear_native.register_fake
@@ -67,40 +62,35 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) ->
     return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if activation else 0, weight.shape[0])
 
 
-@operator("fastbert::linear_native_backward", device_types="cpu")
+@custom_op.operator("fastbert::linear_native_backward", device_types="cpu")
 def _linear_native_backward(
-    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, wanted: list[bool]
+    grad: Tensor, u: Tensor, arguments: LinearArguments, wanted: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _NATIVE.backward(LinearArguments(x, weight, bias, activation), u, grad, GradMask(*wanted))
+    return _NATIVE.backward(arguments, u, grad, GradMask(*wanted))
 
 
 @_linear_native_backward.register_fake
-def _(
-    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, wanted: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, u: Tensor, arguments: LinearArguments, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias, _ = arguments
     dx, dweight = (t.new_empty(t.shape if needed else (0,)) for t, needed in zip((x, weight), wanted, strict=False))
     dbias = x.new_empty(weight.shape[0] if wanted[2] else 0, dtype=torch.float32 if bias is None else bias.dtype)
     return dx, dweight, dbias
 
 
-def _setup_native(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, ctx.activation = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    custom_op.save(ctx, output[1], *inputs[:4])
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, weight, bias, output[1])
 
 
-def _native_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, u = ctx.saved_tensors
+@_linear_native.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     mask = list(ctx.needs_input_grad[:3])
-    with without_autocast(x.device):
-        gradients = _linear_native_backward(grad, u, x, weight, bias, ctx.activation, mask)
-    return (*[gradient if needed else None for gradient, needed in zip(gradients, mask, strict=True)], None)
+    with without_autocast(grad.device):
+        gradients = _linear_native_backward(grad, *custom_op.saved(ctx), mask)
+    return *[gradient if needed else None for gradient, needed in zip(gradients, mask, strict=True)], None
 
 
-_linear_native.register_autograd(_native_gradients, setup_context=_setup_native)
-
-
-@operator("fastbert::linear_gelu")
+@custom_op.operator("fastbert::linear_gelu")
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
     return _TRITON.forward(LinearArguments(x, weight, bias, "gelu_tanh" if tanh else "gelu"), keep)
 
@@ -110,7 +100,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) ->
     return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if keep else 0, weight.shape[0])
 
 
-@operator("fastbert::linear_gelu_backward")
+@custom_op.operator("fastbert::linear_gelu_backward")
 def _linear_gelu_backward(
     grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:
@@ -123,26 +113,15 @@ def _linear_gelu_backward(
 
 
 @_linear_gelu_backward.register_fake
-def _(
-    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, sums: bool
-) -> tuple[Tensor, Tensor]:
-    return u.new_empty(u.shape), u.new_empty(u.shape[1] if sums else 0, dtype=torch.float32)
+def _(grad: Tensor, u: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return u.new_empty(u.shape), u.new_empty(u.shape[1] if others[-1] else 0, dtype=torch.float32)
 
 
-def _setup_gelu(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, ctx.tanh, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, weight, bias, output[1])
-
-
-def _gelu_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, bias, u = ctx.saved_tensors
-    mask = GradMask(*ctx.needs_input_grad[:3])
-    du, total = _linear_gelu_backward(grad, u, x, weight, bias, ctx.tanh, bool(mask.bias))
+@_linear_gelu.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    (u, x, weight, bias, tanh), mask = custom_op.saved(ctx), GradMask(*ctx.needs_input_grad[:3])
+    du, total = _linear_gelu_backward(grad, u, x, weight, bias, tanh, bool(mask.bias))
     with without_autocast(x.device):
         dx = du @ weight.to(x.dtype) if mask.x else None
         dweight = mixed_matmul.matmul(du.t(), x, weight.dtype) if mask.weight else None
     return dx, dweight, total.to(bias.dtype) if mask.bias else None, None, None
-
-
-_linear_gelu.register_autograd(_gelu_gradients, setup_context=_setup_gelu)

@@ -18,7 +18,7 @@ def unsupported(*tensors: Tensor | None) -> Reason | None:
     for x in tensors:
         if x is None:
             continue
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             return Reason(f"a tensor is on {x.device}, not on a CPU")
         if x.layout != torch.strided:
             return Reason(f"a tensor has layout {x.layout}, not torch.strided")
@@ -55,10 +55,10 @@ def direct(*tensors: Tensor | None) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    return all(
-        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg() and not x._is_zerotensor())
-        for x in tensors
-    )
+    for x in tensors:
+        if x is not None and (type(x) not in (Tensor, torch.nn.Parameter) or x.is_neg() or x._is_zerotensor()):
+            return False
+    return True
 
 
 def is_transformed() -> bool:

@@ -5,12 +5,12 @@ x and residual are (..., width), the vectors (width,), each of any floating dtyp
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import check_devices, check_eps, check_tensor
 from fastbert.ops.dropout.arguments import TokenDropout
 
 
@@ -32,8 +32,7 @@ class LayerNormArguments(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
-        x, residual = self.x, self.residual
-        vectors = {"weight": self.weight, "bias": self.bias}
+        x, residual, vectors = self.x, self.residual, {"weight": self.weight, "bias": self.bias}
         _check(x, vectors if self.x_bias is None else vectors | {"x_bias": self.x_bias}, self.eps)
         if residual is not None:
             if residual.shape != x.shape or not residual.dtype.is_floating_point:
@@ -41,7 +40,7 @@ class LayerNormArguments(NamedTuple):
                     f"residual must be floating of the shape of x, {tuple(x.shape)}, not"
                     f" {residual.dtype} {tuple(residual.shape)}"
                 )
-            _check_device("residual", residual, x)
+            check_devices({"residual": residual}, "x", x.device)
         if self.dropout is not None:
             if x.dim() != 2:
                 raise UserError(f"with token_dropout x must be (tokens, width), not of shape {tuple(x.shape)}")
@@ -66,23 +65,8 @@ class GeluLayerNormArguments(NamedTuple):
 
 def _check(x: Tensor, vectors: dict[str, Tensor], eps: float) -> None:
     """Raise UserError for x, vectors or eps that no backend supports."""
-    if x.dim() == 0 or not x.dtype.is_floating_point:
-        raise UserError(f"x must be floating of shape (..., width), not {x.dtype} {tuple(x.shape)}")
-    width, device = x.shape[-1], x.device
+    check_tensor("x", x, "floating", ("...", "width"))
     for name, vector in vectors.items():
-        if vector is None:
-            raise UserError(f"{name} is None: it must be floating of shape ({width},), the last axis of x")
-        if vector.dim() != 1 or vector.shape[0] != width or not vector.dtype.is_floating_point:
-            raise UserError(
-                f"{name} must be floating of shape ({width},), the last axis of x, not"
-                f" {vector.dtype} {tuple(vector.shape)}"
-            )
-        if vector.device != device:
-            _check_device(name, vector, x)
-    if not 0.0 <= eps < math.inf:
-        raise UserError(f"eps={eps} must be a finite number, at least 0")
-
-
-def _check_device(name: str, tensor: Tensor, x: Tensor) -> None:
-    if tensor.device != x.device:
-        raise UserError(f"{name} is on {tensor.device}, x on {x.device}: move them to one device")
+        check_tensor(name, vector, "floating", x.shape[-1:], ", the last axis of x")
+    check_devices(vectors, "x", x.device)
+    check_eps(eps)

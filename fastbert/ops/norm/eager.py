@@ -14,7 +14,7 @@ from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArgumen
 from fastbert.ops.operation import EagerBackend
 
 
-class EagerLayerNorm(EagerBackend[LayerNormArguments]):
+class LayerNorm(EagerBackend[LayerNormArguments]):
     """LayerNorm in fp32, or in float64 if one of the dtypes is, of a sum that is rounded to the dtype of x."""
 
     def forward(self, arguments: LayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ class EagerLayerNorm(EagerBackend[LayerNormArguments]):
         return _layer_norm(total, weight, bias, eps), total
 
 
-class EagerGeluLayerNorm(EagerBackend[GeluLayerNormArguments]):
+class GeluLayerNorm(EagerBackend[GeluLayerNormArguments]):
     """LayerNorm of a GELU that is rounded to the dtype of x."""
 
     def forward(self, arguments: GeluLayerNormArguments) -> Tensor:

@@ -5,53 +5,137 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fastbert.ops.native import rowwise, rowwise_gradients
-from fastbert.ops.native.backend import NativeBackend
+from fastbert import _C
+from fastbert.ops.dropout.arguments import TokenDropout
+from fastbert.ops.native import buffers, rowwise
 from fastbert.ops.native.caching_allocator import empty
-from fastbert.ops.native.rowwise_tensors import unsupported_rows
 from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
-from fastbert.ops.operation import Reason
+from fastbert.ops.operation import NativeBackend, Reason
 
 
-class NativeLayerNorm(NativeBackend[LayerNormArguments]):
+class LayerNorm(NativeBackend[LayerNormArguments]):
     """bf16 and fp32 of any width; fp32 arithmetic, in which the sum alone is rounded before the result."""
-
-    backward = staticmethod(rowwise_gradients.norm_gradients)
 
     def supports(self, arguments: LayerNormArguments) -> Reason | None:
         """Support bf16 and fp32 outside of compilers, tracers and transforms."""
         x, x_bias, residual, weight, bias, _, _ = arguments
-        return unsupported_rows(x, weight, bias, residual, x_bias)
+        return rowwise.unsupported(x, weight, bias, residual, x_bias)
 
-    def forward(self, arguments: LayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor]:
-        """Return the norm and, with `return_sum`, the sum, else the norm twice; contiguous, shape and dtype of x."""
-        x, _, _, weight, bias, eps, _ = arguments
-        if not arguments.is_sum:
-            return rowwise.layer_norm(x, weight, bias, eps), x
-        total = empty(x.shape, x.dtype) if return_sum else None
-        y = rowwise.sum_layer_norm(*arguments, total)
-        return y, y if total is None else total
+    def forward(self, arguments: LayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the norm and, with `return_sum`, the sum; contiguous, shape and dtype of x."""
+        total = empty(arguments.x.shape, arguments.x.dtype) if return_sum else None
+        return self._norm(arguments, 0 if total is None else total.data_ptr(), (0, 0)), total
 
     def forward_rows(self, arguments: LayerNormArguments, save: bool) -> tuple[Tensor, ...]:
-        """Return norm, sum, and mean and rstd fp32 (rows,); all but the norm are empty without `save`."""
-        return rowwise.norm_forward(*arguments, save)
+        """Return norm, sum, and mean and rstd fp32 (rows,), which are empty without `save`, and so is the sum.
+
+        The sum is rounded once, before it is normed; where nothing is added to x or dropped, it is x itself.
+        """
+        x = arguments.x
+        total = empty(x.shape if save else (0,), x.dtype) if arguments.is_sum else x
+        mean, rstd = rowwise.empty_statistics(x.shape[0], save)
+        return self._norm(arguments, total.data_ptr(), (mean.data_ptr(), rstd.data_ptr())), total, mean, rstd
+
+    def _norm(self, arguments: LayerNormArguments, total: int, statistics: tuple[int, int]) -> Tensor:
+        """Return the norm; the sum, mean and rstd are written to addresses that are not 0."""
+        x, x_bias, residual, weight, bias, eps, token_dropout = arguments
+        y = empty(x.shape, x.dtype)
+        x, rows, stride = rowwise.as_rows(x)
+        weight, bias, x_bias, vector_dtype = rowwise.as_vectors(weight, bias, x_bias)
+        x_values = (rows, x.shape[-1], buffers.DTYPES[x.dtype], x.data_ptr(), stride)
+        vectors = (weight.data_ptr(), bias.data_ptr(), vector_dtype, eps)
+        if not arguments.is_sum:
+            _C.layer_norm(*x_values, *vectors, y.data_ptr(), *statistics)
+            return y
+        residual_stride = 0
+        if residual is not None:
+            residual, _, residual_stride = rowwise.as_rows(residual.to(x.dtype))
+        dropout, _tensors = rowwise.dropout_arguments(token_dropout, rows)
+        _C.dropout_add_layer_norm(
+            *x_values, buffers.address("residual", residual), residual_stride, buffers.address("x_bias", x_bias),
+            *vectors, dropout, total, y.data_ptr(), *statistics,
+        )  # fmt: skip
+        return y
+
+    def backward(
+        self,
+        grad: Tensor,
+        grad_total: Tensor | None,
+        total: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor,
+        token_dropout: TokenDropout | None,
+        *,
+        x_bias: bool,
+        residual: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return dx, dresidual, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 (2 or 3, width).
+
+        grad, grad_total and total (rows, width), of any strides; mean and rstd fp32 (rows,). dx and dresidual have the
+        dtype of `total`; dresidual is None without a residual, and where it equals dx.
+        """
+        total, rows, total_stride = rowwise.as_rows(total)
+        grad, _, grad_stride = rowwise.as_rows(grad.to(total.dtype))
+        grad_total_stride = 0
+        if grad_total is not None:
+            grad_total, _, grad_total_stride = rowwise.as_rows(grad_total.to(total.dtype))
+        dx = empty(total.shape, total.dtype)
+        dresidual = empty(total.shape, total.dtype) if residual and token_dropout is not None else None
+        sums = empty((3 if x_bias else 2, total.shape[1]), torch.float32)
+        buffers.address("weight", weight)
+        mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
+        dropout, _tensors = rowwise.dropout_arguments(token_dropout, rows)
+        _C.layer_norm_backward(
+            rows, total.shape[1], buffers.DTYPES[total.dtype], grad.data_ptr(), grad_stride,
+            buffers.address("grad_total", grad_total), grad_total_stride, total.data_ptr(), total_stride,
+            mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), buffers.DTYPES[weight.dtype], dropout,
+            dx.data_ptr(), 0 if dresidual is None else dresidual.data_ptr(), x_bias, sums.data_ptr(),
+        )  # fmt: skip
+        return dx, dresidual, sums
 
 
-class NativeGeluLayerNorm(NativeBackend[GeluLayerNormArguments]):
+class GeluLayerNorm(NativeBackend[GeluLayerNormArguments]):
     """bf16 and fp32 of any width; fp32 arithmetic, nothing rounded before the result."""
-
-    backward = staticmethod(rowwise_gradients.gelu_norm_gradients)
 
     def supports(self, arguments: GeluLayerNormArguments) -> Reason | None:
         """Support bf16 and fp32 outside of compilers, tracers and transforms."""
-        return unsupported_rows(arguments.x, arguments.weight, arguments.bias, arguments.x_bias)
+        return rowwise.unsupported(arguments.x, arguments.weight, arguments.bias, arguments.x_bias)
 
-    def forward(self, arguments: GeluLayerNormArguments) -> Tensor:
-        """Return the norm, contiguous, shape and dtype of x."""
-        return rowwise.gelu_layer_norm(*arguments)
+    def forward(self, arguments: GeluLayerNormArguments, statistics: tuple[int, int] = (0, 0)) -> Tensor:
+        """Return the norm, contiguous, shape and dtype of x; mean and rstd are written to addresses that are not 0."""
+        x, x_bias, weight, bias, eps, tanh = arguments
+        y = empty(x.shape, x.dtype)
+        x, rows, stride = rowwise.as_rows(x)
+        weight, bias, x_bias, vector_dtype = rowwise.as_vectors(weight, bias, x_bias)
+        _C.gelu_layer_norm(
+            rows, x.shape[-1], buffers.DTYPES[x.dtype], x.data_ptr(), stride, buffers.address("bias", x_bias),
+            weight.data_ptr(), bias.data_ptr(), vector_dtype, eps, tanh, y.data_ptr(), *statistics,
+        )  # fmt: skip
+        return y
 
     def forward_rows(self, arguments: GeluLayerNormArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the norm, and mean and rstd of the GELU, fp32 (rows,), which are empty without `save`."""
-        return rowwise.gelu_norm_forward(*arguments, save)
+        mean, rstd = rowwise.empty_statistics(arguments.x.shape[0], save)
+        return self.forward(arguments, (mean.data_ptr(), rstd.data_ptr())), mean, rstd
+
+    def backward(
+        self, grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return dx, shape and dtype of x, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 tensor."""
+        x, rows, x_stride = rowwise.as_rows(x)
+        grad, _, grad_stride = rowwise.as_rows(grad.to(x.dtype))
+        dx, sums = empty(x.shape, x.dtype), empty((2 if x_bias is None else 3, x.shape[1]), torch.float32)
+        buffers.address("weight", weight)
+        mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
+        if x_bias is not None:
+            weight, x_bias, _, _ = rowwise.as_vectors(weight, x_bias)
+        _C.gelu_layer_norm_backward(
+            rows, x.shape[1], buffers.DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
+            buffers.address("bias", x_bias), weight.data_ptr(), buffers.DTYPES[weight.dtype], tanh,
+            mean.data_ptr(), rstd.data_ptr(), dx.data_ptr(), sums.data_ptr(),
+        )  # fmt: skip
+        return dx, sums

@@ -7,19 +7,16 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
-from fastbert.ops.custom_op import operator
-from fastbert.ops.dropout.arguments import TokenDropout, flatten, rebuild
-from fastbert.ops.gelu.arguments import check_approximation
+from fastbert.ops import custom_op, dispatch
+from fastbert.ops.dropout.arguments import FlatDropout, TokenDropout, flatten
+from fastbert.ops.gelu.arguments import is_tanh
+from fastbert.ops.norm import eager, native, triton
 from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
-from fastbert.ops.norm.eager import EagerGeluLayerNorm, EagerLayerNorm
-from fastbert.ops.norm.native import NativeGeluLayerNorm, NativeLayerNorm
-from fastbert.ops.norm.triton import TritonGeluLayerNorm, TritonLayerNorm
 from fastbert.ops.operation import Operation
 
-LAYER_NORM = Operation("layer_norm", EagerLayerNorm(), NativeLayerNorm(), TritonLayerNorm())
-DROPOUT_ADD_LAYER_NORM = Operation("dropout_add_layer_norm", EagerLayerNorm(), NativeLayerNorm(), TritonLayerNorm())
-GELU_LAYER_NORM = Operation("gelu_layer_norm", EagerGeluLayerNorm(), NativeGeluLayerNorm(), TritonGeluLayerNorm())
+LAYER_NORM = Operation("layer_norm", eager.LayerNorm(), native.LayerNorm(), triton.LayerNorm())
+DROPOUT_ADD_LAYER_NORM = Operation("dropout_add_layer_norm", eager.LayerNorm(), native.LayerNorm(), triton.LayerNorm())
+GELU_LAYER_NORM = Operation("gelu_layer_norm", eager.GeluLayerNorm(), native.GeluLayerNorm(), triton.GeluLayerNorm())
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> Tensor:
@@ -33,15 +30,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> T
     same order on every run. Raises UserError, a ValueError, that names the wrong argument.
     """
     arguments = LayerNormArguments(x, None, None, weight, bias, eps, None)
-    arguments.check()
-    backend = dispatch.select_backend(LAYER_NORM, x.device, arguments)
-    save = not backend.composite and dispatch.needs_backward(x, weight, bias)
-    if backend.composite or (backend.name == "native" and not save):
-        output: Tensor = backend.forward(arguments, False)[0]
-        return output
-    dispatch.refuse_forward_mode("layer_norm")
+    backend, direct, trains = dispatch.choose(LAYER_NORM, arguments, x, weight, bias)
+    if direct:
+        return backend.forward(arguments, False)[0]
     rows = x.reshape(-1, x.shape[-1])
-    return _layer_norm(rows, weight, bias, eps, save, backend.name)[0].view(x.shape)
+    return _layer_norm(rows, weight, bias, eps, trains, backend.name)[0].view(x.shape)
 
 
 @overload
@@ -97,17 +90,13 @@ def dropout_add_layer_norm(
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
     arguments = LayerNormArguments(x, x_bias, residual, weight, bias, eps, token_dropout)
-    arguments.check()
-    backend = dispatch.select_backend(DROPOUT_ADD_LAYER_NORM, x.device, arguments)
-    training = not backend.composite and dispatch.needs_backward(x, residual, weight, bias, x_bias)
-    if backend.composite or (backend.name == "native" and not training):
+    backend, direct, trains = dispatch.choose(DROPOUT_ADD_LAYER_NORM, arguments, x, residual, weight, bias, x_bias)
+    if direct:
         y, total = backend.forward(arguments, return_sum)
         return (y, total) if return_sum else y
-    dispatch.refuse_forward_mode("dropout_add_layer_norm")
     rows, residual_rows = x.reshape(-1, x.shape[-1]), residual.reshape(-1, x.shape[-1])
-    save = return_sum or training
     y, total, _, _ = _dropout_add_layer_norm(
-        rows, x_bias, residual_rows, weight, bias, eps, *flatten(token_dropout), save, backend.name
+        rows, x_bias, residual_rows, weight, bias, eps, *flatten(token_dropout), return_sum or trains, backend.name
     )
     return (y.view(x.shape), total.view(x.shape)) if return_sum else y.view(x.shape)
 
@@ -124,17 +113,12 @@ def gelu_layer_norm(
     Both compute in fp32 throughout, save x and two fp32 numbers per row for backward, and sum the gradients of vectors
     in fp32 and in the same order on every run. Raises UserError, a ValueError, that names the wrong argument.
     """
-    arguments = GeluLayerNormArguments(x, bias, weight, norm_bias, eps, approximate == "tanh")
-    arguments.check()
-    check_approximation(approximate)
-    backend = dispatch.select_backend(GELU_LAYER_NORM, x.device, arguments)
-    save = not backend.composite and dispatch.needs_backward(x, bias, weight, norm_bias)
-    if backend.composite or (backend.name == "native" and not save):
-        output: Tensor = backend.forward(arguments)
-        return output
-    dispatch.refuse_forward_mode("gelu_layer_norm")
+    arguments = GeluLayerNormArguments(x, bias, weight, norm_bias, eps, is_tanh(approximate))
+    backend, direct, trains = dispatch.choose(GELU_LAYER_NORM, arguments, x, bias, weight, norm_bias)
+    if direct:
+        return backend.forward(arguments)
     rows = arguments._replace(x=x.reshape(-1, x.shape[-1]))
-    return _gelu_layer_norm(*rows, save, backend.name)[0].view(x.shape)
+    return _gelu_layer_norm(*rows, trains, backend.name)[0].view(x.shape)
 
 
 def _statistics(x: Tensor, save: bool) -> tuple[Tensor, Tensor]:
@@ -143,7 +127,7 @@ def _statistics(x: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     return mean, rstd
 
 
-@operator("fastbert::layer_norm")
+@custom_op.operator("fastbert::layer_norm")
 def _layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,14 +142,13 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool, backend: 
     return x.new_empty(x.shape), *_statistics(x, save)
 
 
-@operator("fastbert::layer_norm_backward")
+@custom_op.operator("fastbert::layer_norm_backward")
 def _layer_norm_backward(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Return dx, and dweight and dbias as the rows of one fp32 tensor: results of an operator must not share memory."""
     gradients = LAYER_NORM.backend(backend).backward
-    dx, _, sums = gradients(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)
-    return dx, sums
+    return gradients(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)[::2]
 
 
 @_layer_norm_backward.register_fake
@@ -173,23 +156,19 @@ def _(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, backe
     return x.new_empty(x.shape), mean.new_empty(2, x.shape[1])
 
 
-def _layer_norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, _, _, ctx.backend = inputs
-    _, mean, rstd = output
-    ctx.save_for_backward(x, mean, rstd, weight)
-    ctx.bias_dtype = bias.dtype
+def _save_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, _, _, backend = inputs
+    custom_op.save(ctx, x, *output[1:], weight, bias.dtype, backend)
 
 
-def _layer_norm_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    x, mean, rstd, weight = ctx.saved_tensors
-    dx, sums = _layer_norm_backward(grad, x, mean, rstd, weight, ctx.backend)
-    return dx, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None, None, None
+@_layer_norm.register_autograd(setup_context=_save_layer_norm)
+def _(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    x, mean, rstd, weight, bias_dtype, backend = custom_op.saved(ctx)
+    dx, sums = _layer_norm_backward(grad, x, mean, rstd, weight, backend)
+    return dx, sums[0].to(weight.dtype), sums[1].to(bias_dtype), None, None, None
 
 
-_layer_norm.register_autograd(_layer_norm_gradients, setup_context=_layer_norm_context)
-
-
-@operator("fastbert::dropout_add_layer_norm")
+@custom_op.operator("fastbert::dropout_add_layer_norm")
 def _dropout_add_layer_norm(
     x: Tensor,
     x_bias: Tensor | None,
@@ -197,19 +176,13 @@ def _dropout_add_layer_norm(
     weight: Tensor,
     bias: Tensor,
     eps: float,
-    p: float,
-    key: Tensor | None,
-    sequence_ids: Tensor | None,
-    offsets: Tensor | None,
-    site: int,
+    dropout: FlatDropout,
     save: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y and the rounded sum (rows, width), mean and rstd fp32 (rows,); all but y are empty without `save`."""
-    dropout = rebuild(p, key, sequence_ids, offsets, site)
-    arguments = LayerNormArguments(x, x_bias, residual, weight, bias, eps, dropout)
-    y, total, mean, rstd = DROPOUT_ADD_LAYER_NORM.backend(backend).forward_rows(arguments, save)
-    return y, total, mean, rstd
+    arguments = LayerNormArguments(x, x_bias, residual, weight, bias, eps, dropout.rebuild())
+    return DROPOUT_ADD_LAYER_NORM.backend(backend).forward_rows(arguments, save)
 
 
 @_dropout_add_layer_norm.register_fake
@@ -218,7 +191,7 @@ def _(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape if save else 0), *_statistics(x, save)
 
 
-@operator("fastbert::dropout_add_layer_norm_backward")
+@custom_op.operator("fastbert::dropout_add_layer_norm_backward")
 def _dropout_add_layer_norm_backward(
     grad: Tensor,
     grad_total: Tensor | None,
@@ -226,48 +199,48 @@ def _dropout_add_layer_norm_backward(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor,
-    p: float,
-    key: Tensor | None,
-    sequence_ids: Tensor | None,
-    offsets: Tensor | None,
-    site: int,
+    dropout: FlatDropout,
     has_x_bias: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dx; dresidual, empty where it equals dx; dweight, dbias and, with x_bias, dx_bias as fp32 rows."""
-    dropout = rebuild(p, key, sequence_ids, offsets, site)
     dx, dresidual, sums = DROPOUT_ADD_LAYER_NORM.backend(backend).backward(
-        grad, grad_total, total, mean, rstd, weight, dropout, x_bias=has_x_bias, residual=True
+        grad, grad_total, total, mean, rstd, weight, dropout.rebuild(), x_bias=has_x_bias, residual=True
     )
     return dx, dx.new_empty(0) if dresidual is None else dresidual, sums
 
 
 @_dropout_add_layer_norm_backward.register_fake
-def _(grad: Tensor, grad_total: Tensor | None, total: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    mean, key, has_x_bias = arguments[0], arguments[4], arguments[-2]
-    dresidual = total.new_empty(0 if key is None else total.shape)
+def _(
+    grad: Tensor,
+    grad_total: Tensor | None,
+    total: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    dropout: FlatDropout,
+    has_x_bias: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dresidual = total.new_empty(0 if dropout.key is None else total.shape)
     return total.new_empty(total.shape), dresidual, mean.new_empty(3 if has_x_bias else 2, total.shape[1])
 
 
-def _dropout_add_layer_norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, x_bias, residual, weight, bias, _, p, key, sequence_ids, offsets, site, _, ctx.backend = inputs
-    _, total, mean, rstd = output
-    ctx.save_for_backward(total, mean, rstd, weight, key, sequence_ids, offsets)
-    ctx.numbers = (p, site)
-    ctx.dtypes = (residual.dtype, bias.dtype, None if x_bias is None else x_bias.dtype)
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, x_bias, residual, weight, bias, _, *dropout, _, backend = inputs
+    dtypes = (residual.dtype, bias.dtype, None if x_bias is None else x_bias.dtype)
+    custom_op.save(ctx, *output[1:], weight, *dropout, dtypes, backend)
     # The sum rarely has a gradient of its own: without one nothing is read.
     ctx.set_materialize_grads(False)
 
 
-def _dropout_add_layer_norm_gradients(
-    ctx: Any, grad: Tensor | None, grad_total: Tensor | None, *_: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    total, mean, rstd, weight, key, sequence_ids, offsets = ctx.saved_tensors
-    (p, site), (residual_dtype, bias_dtype, x_bias_dtype) = ctx.numbers, ctx.dtypes
-    grad_norm = torch.zeros_like(total) if grad is None else grad
-    flat_dropout, has_x_bias = (p, key, sequence_ids, offsets, site), x_bias_dtype is not None
+@_dropout_add_layer_norm.register_autograd(setup_context=_save_sum)
+def _(ctx: Any, grad: Tensor | None, grad_total: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    total, mean, rstd, weight, p, key, sequence_ids, offsets, site, dtypes, backend = custom_op.saved(ctx)
+    (residual_dtype, bias_dtype, x_bias_dtype), dropout = dtypes, (p, key, sequence_ids, offsets, site)
+    grad_norm, has_x_bias = torch.zeros_like(total) if grad is None else grad, x_bias_dtype is not None
     dx, dresidual, sums = _dropout_add_layer_norm_backward(
-        grad_norm, grad_total, total, mean, rstd, weight, *flat_dropout, has_x_bias, ctx.backend
+        grad_norm, grad_total, total, mean, rstd, weight, *dropout, has_x_bias, backend
     )
     dx_bias = sums[2].to(x_bias_dtype) if has_x_bias else None
     dresidual = (dx if key is None else dresidual).to(residual_dtype)
@@ -275,33 +248,23 @@ def _dropout_add_layer_norm_gradients(
     return dx, dx_bias, dresidual, dweight, dbias, *[None] * 8
 
 
-_dropout_add_layer_norm.register_autograd(
-    _dropout_add_layer_norm_gradients, setup_context=_dropout_add_layer_norm_context
-)
-
-
-@operator("fastbert::gelu_layer_norm")
-def _gelu_layer_norm(
-    x: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float, tanh: bool, save: bool, backend: str
-) -> tuple[Tensor, Tensor, Tensor]:
+@custom_op.operator("fastbert::gelu_layer_norm")
+def _gelu_layer_norm(arguments: GeluLayerNormArguments, save: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (rows, width), and mean and rstd of the GELU, fp32 (rows,), which are empty without `save`."""
-    arguments = GeluLayerNormArguments(x, x_bias, weight, bias, eps, tanh)
-    y, mean, rstd = GELU_LAYER_NORM.backend(backend).forward_rows(arguments, save)
-    return y, mean, rstd
+    return GELU_LAYER_NORM.backend(backend).forward_rows(arguments, save)
 
 
 @_gelu_layer_norm.register_fake
-def _(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), *_statistics(x, arguments[-2])
+def _(arguments: GeluLayerNormArguments, save: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    return arguments.x.new_empty(arguments.x.shape), *_statistics(arguments.x, save)
 
 
-@operator("fastbert::gelu_layer_norm_backward")
+@custom_op.operator("fastbert::gelu_layer_norm_backward")
 def _gelu_layer_norm_backward(
     grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Return dx; dweight, dbias and, with x_bias, dx_bias as rows of one fp32 tensor."""
-    dx, sums = GELU_LAYER_NORM.backend(backend).backward(grad, x, x_bias, mean, rstd, weight, tanh)
-    return dx, sums
+    return GELU_LAYER_NORM.backend(backend).backward(grad, x, x_bias, mean, rstd, weight, tanh)
 
 
 @_gelu_layer_norm_backward.register_fake
@@ -309,18 +272,14 @@ def _(grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, *arguments: 
     return x.new_empty(x.shape), mean.new_empty(2 if x_bias is None else 3, x.shape[1])
 
 
-def _gelu_layer_norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, x_bias, weight, bias, _, ctx.tanh, _, ctx.backend = inputs
-    _, mean, rstd = output
-    ctx.save_for_backward(x, x_bias, mean, rstd, weight)
-    ctx.bias_dtype = bias.dtype
+def _save_gelu_layer_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, x_bias, weight, bias, _, tanh, _, backend = inputs
+    custom_op.save(ctx, x, x_bias, *output[1:], weight, tanh, bias.dtype, backend)
 
 
-def _gelu_layer_norm_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    x, x_bias, mean, rstd, weight = ctx.saved_tensors
-    dx, sums = _gelu_layer_norm_backward(grad, x, x_bias, mean, rstd, weight, ctx.tanh, ctx.backend)
+@_gelu_layer_norm.register_autograd(setup_context=_save_gelu_layer_norm)
+def _(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    x, x_bias, mean, rstd, weight, tanh, bias_dtype, backend = custom_op.saved(ctx)
+    dx, sums = _gelu_layer_norm_backward(grad, x, x_bias, mean, rstd, weight, tanh, backend)
     dx_bias = None if x_bias is None else sums[2].to(x_bias.dtype)
-    return dx, dx_bias, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), *[None] * 4
-
-
-_gelu_layer_norm.register_autograd(_gelu_layer_norm_gradients, setup_context=_gelu_layer_norm_context)
+    return dx, dx_bias, sums[0].to(weight.dtype), sums[1].to(bias_dtype), *[None] * 4

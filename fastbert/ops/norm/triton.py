@@ -12,7 +12,7 @@ from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
 
 
-class TritonLayerNorm(TritonBackend[LayerNormArguments]):
+class LayerNorm(TritonBackend[LayerNormArguments]):
     """bf16, fp16 and fp32; fp32 arithmetic, in which the sum alone is rounded before the result."""
 
     def supports(self, arguments: LayerNormArguments) -> Reason | None:
@@ -50,7 +50,7 @@ class TritonLayerNorm(TritonBackend[LayerNormArguments]):
         return kernels.backward(grad, grad_total, total, mean, rstd, weight, inputs, x_bias=x_bias, residual=residual)
 
 
-class TritonGeluLayerNorm(TritonBackend[GeluLayerNormArguments]):
+class GeluLayerNorm(TritonBackend[GeluLayerNormArguments]):
     """bf16, fp16 and fp32; fp32 arithmetic, nothing rounded before the result."""
 
     def supports(self, arguments: GeluLayerNormArguments) -> Reason | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.checks import check_devices, check_dropout, check_scale, check_tensor
 
 
 class SoftmaxArguments(NamedTuple):
@@ -27,11 +27,7 @@ class SoftmaxArguments(NamedTuple):
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
         scores, mask, scale, dropout_p, key, dropout_site = self
-        if scores.dim() != 4 or not scores.dtype.is_floating_point:
-            raise UserError(
-                "scores must be floating of shape (sequences, heads, queries, keys), not"
-                f" {scores.dtype} {tuple(scores.shape)}"
-            )
+        check_tensor("scores", scores, "floating", ("sequences", "heads", "queries", "keys"))
         if mask is not None:
             if mask.dtype != torch.bool:
                 raise UserError(f"mask has dtype {mask.dtype}: it must be bool, True where a query attends to a key")
@@ -41,17 +37,8 @@ class SoftmaxArguments(NamedTuple):
                     f"mask has shape {tuple(mask.shape)}, which does not broadcast to that of scores,"
                     f" {tuple(scores.shape)}"
                 )
-        if not 0.0 <= dropout_p < 1.0:
-            raise UserError(f"dropout_p={dropout_p} must be at least 0 and below 1")
-        if not 0 <= dropout_site < 2**31:
-            raise UserError(f"dropout_site={dropout_site} must be at least 0 and below 2**31")
-        if not math.isfinite(scale):
-            raise UserError(f"scale={scale} must be a finite number")
-        if key is not None and (key.dtype != torch.int64 or key.shape != scores.shape[:1]):
-            raise UserError(
-                f"dropout_key must be int64 of shape ({scores.shape[0]},), one per sequence, not"
-                f" {key.dtype} {tuple(key.shape)}"
-            )
-        for name, tensor in (("mask", mask), ("dropout_key", key)):
-            if tensor is not None and tensor.device != scores.device:
-                raise UserError(f"{name} is on {tensor.device}, scores on {scores.device}: move them to one device")
+        check_dropout("dropout_", dropout_p, dropout_site)
+        check_scale(scale)
+        if key is not None:
+            check_tensor("dropout_key", key, "int64", scores.shape[:1], ", one per sequence")
+        check_devices({"mask": mask, "dropout_key": key}, "scores", scores.device)

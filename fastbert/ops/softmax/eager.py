@@ -19,6 +19,8 @@ class Eager(EagerBackend[SoftmaxArguments]):
     It reads its results on a CPU, so a compiler calls it as one opaque operation; hence `backward`.
     """
 
+    opaque = True
+
     def forward(self, arguments: SoftmaxArguments) -> Tensor:
         """Return probabilities in the shape and dtype of scores."""
         return softmax_eager(*arguments)

@@ -7,16 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
-from fastbert.ops.custom_op import operator
+from fastbert.ops import custom_op, dispatch
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.operation import Operation
+from fastbert.ops.softmax import eager, native, triton
 from fastbert.ops.softmax.arguments import SoftmaxArguments
-from fastbert.ops.softmax.eager import Eager
-from fastbert.ops.softmax.native import Native
-from fastbert.ops.softmax.triton import Triton
 
-SOFTMAX = Operation("softmax", Eager(), Native(), Triton())
+SOFTMAX = Operation("softmax", eager.Eager(), native.Native(), triton.Triton())
 
 
 def softmax(
@@ -45,73 +42,31 @@ def softmax(
         dropout_key = draw_keys(scores.shape[0], scores.device)
     key = dropout_key.contiguous() if dropout_p and dropout_key is not None else None
     arguments = SoftmaxArguments(scores, mask, scale, dropout_p, key, dropout_site)
-    arguments.check()
-    backend = dispatch.select_backend(SOFTMAX, scores.device, arguments)
-    if backend.composite:
-        direct = not torch.compiler.is_compiling()
-    else:
-        direct = backend.name == "native" and not dispatch.needs_backward(scores)
-    if direct:
-        output: Tensor = backend.forward(arguments)
-        return output
-    dispatch.refuse_forward_mode("softmax")
-    traced: Tensor = _forward(*arguments, backend.name)
-    return traced
+    backend, direct, _ = dispatch.choose(SOFTMAX, arguments, scores)
+    return backend.forward(arguments) if direct else _forward(*arguments, backend.name)
 
 
-@operator("fastbert::softmax")
-def _forward(
-    scores: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    dropout_p: float,
-    dropout_key: Tensor | None,
-    dropout_site: int,
-    backend: str,
-) -> Tensor:
-    arguments = SoftmaxArguments(scores, mask, scale, dropout_p, dropout_key, dropout_site)
-    output: Tensor = SOFTMAX.backend(backend).forward(arguments).contiguous()
-    return output
+@custom_op.operator("fastbert::softmax")
+def _forward(arguments: SoftmaxArguments, backend: str) -> Tensor:
+    return SOFTMAX.backend(backend).forward(arguments).contiguous()
 
 
 @_forward.register_fake
-def _(scores: Tensor, *arguments: Any) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+def _(arguments: SoftmaxArguments, backend: str) -> Tensor:
+    return torch.empty_like(arguments.scores, memory_format=torch.contiguous_format)
 
 
-@operator("fastbert::softmax_backward")
-def _backward(
-    grad: Tensor,
-    scores: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    dropout_p: float,
-    dropout_key: Tensor | None,
-    dropout_site: int,
-    backend: str,
-) -> Tensor:
+@custom_op.operator("fastbert::softmax_backward")
+def _backward(grad: Tensor, arguments: SoftmaxArguments, backend: str) -> Tensor:
     """Return the gradient of `scores`."""
-    arguments = SoftmaxArguments(scores, mask, scale, dropout_p, dropout_key, dropout_site)
-    dscores: Tensor = SOFTMAX.backend(backend).backward(arguments, grad).contiguous()
-    return dscores
+    return SOFTMAX.backend(backend).backward(arguments, grad).contiguous()
 
 
 @_backward.register_fake
-def _(grad: Tensor, scores: Tensor, *arguments: Any) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
+def _(grad: Tensor, arguments: SoftmaxArguments, backend: str) -> Tensor:
+    return torch.empty_like(arguments.scores, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    scores, mask, scale, dropout_p, dropout_key, dropout_site, backend = inputs
-    ctx.save_for_backward(scores, mask, dropout_key)
-    ctx.numbers = (scale, dropout_p, dropout_site, backend)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    scores, mask, dropout_key = ctx.saved_tensors
-    scale, dropout_p, dropout_site, backend = ctx.numbers
-    dscores = _backward(grad, scores, mask, scale, dropout_p, dropout_key, dropout_site, backend)
-    return dscores, *[None] * 6
-
-
-_forward.register_autograd(_gradients, setup_context=_setup_context)
+@_forward.register_autograd(setup_context=custom_op.save_inputs)
+def _(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _backward(grad, *custom_op.saved(ctx)), *[None] * 6

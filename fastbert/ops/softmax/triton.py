@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fastbert.errors import UserError
 from fastbert.ops.dropout.arguments import quantized
 from fastbert.ops.operation import Reason
 from fastbert.ops.softmax.arguments import SoftmaxArguments
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
+
+if TYPE_CHECKING:
+    from fastbert.kernels.softmax.softmax import SoftmaxInputs
 
 
 class Triton(TritonBackend[SoftmaxArguments]):
     """bf16, fp16 and fp32 with the keys of a row contiguous; fp32 arithmetic."""
 
     def supports(self, arguments: SoftmaxArguments) -> Reason | None:
-        """Support half precision and fp32 on GPUs, and in Triton's interpreter.
-
-        Raises UserError for scores whose keys are not contiguous: a copy of them should not go unnoticed.
-        """
+        """Support half precision and fp32 with contiguous keys on GPUs, and in Triton's interpreter."""
         scores = arguments.scores
         self.require_device(scores.device, "scores")
-        reason = unsupported_dtype("scores", scores)
-        if reason is None and scores.shape[3] > 1 and scores.stride(3) != 1:
-            raise UserError(
+        if scores.shape[3] > 1 and scores.stride(3) != 1:
+            return Reason(
                 f"scores is not contiguous: strides {tuple(scores.stride())} of shape {tuple(scores.shape)}, but the"
                 " keys of a query must be contiguous; call scores.contiguous()"
             )
-        return reason
+        return unsupported_dtype("scores", scores)
 
     def forward(self, arguments: SoftmaxArguments) -> Tensor:
         """Return probabilities, contiguous, shape and dtype of scores."""
@@ -44,9 +42,8 @@ class Triton(TritonBackend[SoftmaxArguments]):
         return kernels.backward(grad, _inputs(arguments))
 
 
-def _inputs(arguments: SoftmaxArguments) -> Any:
-    from fastbert.kernels.softmax import softmax as kernels
+def _inputs(arguments: SoftmaxArguments) -> SoftmaxInputs:
+    from fastbert.kernels.softmax.softmax import SoftmaxInputs
 
-    return kernels.SoftmaxInputs(
-        *arguments[:3], arguments.dropout_key, *quantized(arguments.dropout_p), arguments.dropout_site
-    )
+    scores, mask, scale, dropout_p, dropout_key, dropout_site = arguments
+    return SoftmaxInputs(scores, mask, scale, dropout_key, *quantized(dropout_p), dropout_site)

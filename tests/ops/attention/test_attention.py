@@ -5,6 +5,7 @@ import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -331,3 +332,32 @@ def test_a_call_that_triton_does_not_support_falls_back_and_is_logged_once(
     assert [record.getMessage() for record in caplog.records] == [
         "attention falls back to PyTorch: head_dim=48 is not 32, 64, 96 or 128"
     ]
+
+
+CALLS = [
+    pytest.param(lambda x: ops.attention(*[x.permute(2, 0, 1)] * 3, offsets([8]), offsets([8]), 8, 8), id="attention"),
+    pytest.param(lambda x: ops.softmax(x[None].transpose(2, 3)), id="softmax"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_strides_that_triton_does_not_support_fall_back(
+    call: Callable[[torch.Tensor], torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seed: int,
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    monkeypatch.setattr(dispatch, "_logged", set())
+    x = torch.randn(2, 32, 8, generator=torch.Generator().manual_seed(seed))
+    with use_backend("eager"):
+        expected = call(x)
+    with use_backend("triton"), pytest.raises(UserError, match=r"'triton' does not support .* is not contiguous"):
+        call(x)
+    monkeypatch.setitem(dispatch.PREFERENCE, "cpu", ("triton", "eager"))
+    with caplog.at_level("WARNING", logger="fastbert"):
+        assert torch.equal(call(x), expected)
+    (record,) = caplog.records
+    assert "falls back to PyTorch: " in record.getMessage()
+    assert "is not contiguous: strides" in record.getMessage()

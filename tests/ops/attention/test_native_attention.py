@@ -12,7 +12,7 @@ from fences import Fenced
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.attention.native import forward
+from fastbert.ops.attention.native import Native
 from fastbert.ops.attention.op import _forward
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
@@ -135,7 +135,7 @@ def test_lse_is_the_logarithm_of_the_sum(level: str, dtype: torch.dtype, seed: i
         q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=20, max_seqlen_k=30, causal=True,
         dropout_p=0.0, dropout_key=None, dropout_site=0, bias=None, scale=0.2, tf32=False,
     )  # fmt: skip
-    lse = forward(attention_arguments)[1]
+    lse = Native().forward(attention_arguments)[1]
     for i, (m, n) in enumerate(zip(queries, keys)):
         scores = torch.einsum("qhd,khd->hqk", q[cu_q[i] : cu_q[i + 1]].double(), k[cu_k[i] : cu_k[i + 1]].double()).mul(
             0.2

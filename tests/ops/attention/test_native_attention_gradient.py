@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fastbert import cpu_capability, ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops.attention import native as native_attention
 from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.native import Native
 from fastbert.ops.attention.op import _forward
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
@@ -249,10 +249,10 @@ def test_joined_views_and_the_batch_change_no_bit(dtype: torch.dtype, seed: int)
     joined = torch.stack(given.tensors, 1)  # (tokens, 3, heads, dim)
     views = dataclasses.replace(given, tensors=list(joined.unbind(1)))
     attention_arguments = arguments_of(views, scale=32**-0.5)
-    out, lse = native_attention.forward(attention_arguments)
+    out, lse = Native().forward(attention_arguments)
     # Each head's tokens side by side.
     grad = given.grad.transpose(0, 1).contiguous().transpose(0, 1)
-    dqkv = native_attention.backward_joined(attention_arguments, out, lse, grad)
+    dqkv = Native().backward_joined(attention_arguments, out, lse, grad)
     for name, a, b in zip(NAMES, together, [out, *dqkv.unbind(1)]):
         assert torch.equal(a, b), name
     cuts = [0, 40, 57, 58, 155, 188]
@@ -291,8 +291,8 @@ def test_touches_nothing_outside(
     given = case([7, 33], [7, 33], dtype, seed, dim=dim, **dropped(2))
     bias = torch.randn(2, 9, 21, generator=torch.Generator().manual_seed(seed)).to(dtype)
     attention_arguments = arguments_of(given, bias=bias)
-    out, lse = native_attention.forward(attention_arguments)
-    expected = native_attention.backward(attention_arguments, out, lse, given.grad, True)
+    out, lse = Native().forward(attention_arguments)
+    expected = Native().backward(attention_arguments, out, lse, given.grad, True)
     fences = [Fenced(x, behind) for x in (*given.tensors, bias, given.options["dropout_key"], out, lse, given.grad)]
     q, k, v, bias, key, out, lse, grad = (x.tensor for x in fences)
     results: list[Fenced] = []
@@ -304,9 +304,9 @@ def test_touches_nothing_outside(
 
     monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", fenced)
     monkeypatch.setattr(torch, "zeros", fenced)
-    changed = dataclasses.replace(attention_arguments, q=q, k=k, v=v, bias=bias, dropout_key=key)
-    found = native_attention.backward(changed, out, lse, grad, True)
-    joined = native_attention.backward_joined(changed, out, lse, grad)
+    changed = attention_arguments._replace(q=q, k=k, v=v, bias=bias, dropout_key=key)
+    found = Native().backward(changed, out, lse, grad, True)
+    joined = Native().backward_joined(changed, out, lse, grad)
     monkeypatch.undo()
     assert len(results) == 5
     for name, a, b in zip(NAMES[1:], expected, found):
@@ -363,13 +363,11 @@ WRONG: list[Any] = [
     pytest.param(lambda p, o, s, g: (p, o, s, g.half()), "and dtype torch.float32", id="dtype"),
     pytest.param(lambda p, o, s, g: (p, o, s[:, :0], g), r"lse must be fp32 of shape \(2, 9\)", id="no-lse"),
     pytest.param(
-        lambda p, o, s, g: (dataclasses.replace(p, cu_seqlens_k=offsets([8])), o, s, g),
+        lambda p, o, s, g: (p._replace(cu_seqlens_k=offsets([8])), o, s, g),
         "cu_seqlens_k ends at 8",
         id="offsets",
     ),
-    pytest.param(
-        lambda p, o, s, g: (dataclasses.replace(p, k=p.k[:4], v=p.v[:4]), o, s, g), "same tokens", id="not-joined"
-    ),
+    pytest.param(lambda p, o, s, g: (p._replace(k=p.k[:4], v=p.v[:4]), o, s, g), "same tokens", id="not-joined"),
 ]
 
 
@@ -377,6 +375,6 @@ WRONG: list[Any] = [
 def test_wrong_arguments_are_named(change: Callable[..., Any], message: str, seed: int) -> None:
     given = case([9], [9], torch.float32, seed)
     attention_arguments = arguments_of(given)
-    out, lse = native_attention.forward(attention_arguments)
+    out, lse = Native().forward(attention_arguments)
     with pytest.raises(UserError, match=message):
-        native_attention.backward_joined(*change(attention_arguments, out, lse, given.grad))
+        Native().backward_joined(*change(attention_arguments, out, lse, given.grad))

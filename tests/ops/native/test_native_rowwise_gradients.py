@@ -13,7 +13,10 @@ from torch import Tensor
 from fastbert import _C, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops.dropout.arguments import TokenDropout, quantized
-from fastbert.ops.native import rowwise, rowwise_gradients
+from fastbert.ops.gelu.arguments import BiasGeluArguments
+from fastbert.ops.gelu.native import Native as Gelu
+from fastbert.ops.norm.arguments import LayerNormArguments
+from fastbert.ops.norm.native import GeluLayerNorm, LayerNorm
 
 SITE = 259
 SHAPES = [
@@ -194,19 +197,21 @@ def test_what_forward_keeps(dtype: torch.dtype, seed: int) -> None:
     x, residual = draw.normal(40, 96, dtype=dtype), draw.normal(40, 96, dtype=dtype)
     weight, bias, x_bias = draw.normal(96), draw.normal(96), draw.normal(96)
     drops = dropping(40, seed)
-    y, total, mean, rstd = rowwise.norm_forward(x, x_bias, residual, weight, bias, 1e-5, drops, True)
+    arguments = LayerNormArguments(x, x_bias, residual, weight, bias, 1e-5, drops)
+    y, total, mean, rstd = LayerNorm().forward_rows(arguments, True)
     _, keep = quantized(drops.p)
     masked = (x.float() + x_bias) * (ops.dropout(torch.ones(40, 96), drops) != 0) * keep
     close = {"rtol": 1e-6 if dtype == torch.float32 else 1e-2, "atol": 1e-6}
     torch.testing.assert_close(total, (masked + residual.float()).to(dtype), **close)
-    again, same, *statistics = rowwise.norm_forward(total, None, None, weight, bias, 1e-5, None, True)
+    alone = LayerNormArguments(total, None, None, weight, bias, 1e-5, None)
+    again, same, *statistics = LayerNorm().forward_rows(alone, True)
     assert torch.equal(y, again)
     assert same is total
     for one, other in zip((mean, rstd), statistics):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(mean, total.float().mean(1), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(rstd, (total.double().var(1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-6, atol=0.0)
-    quick = rowwise.norm_forward(x, x_bias, residual, weight, bias, 1e-5, drops, False)
+    quick = LayerNorm().forward_rows(arguments, False)
     assert torch.equal(quick[0], y)
     assert [len(one) for one in quick[1:]] == [0, 0, 0]
 
@@ -215,13 +220,11 @@ def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> N
     draw = Draw(seed)
     grad, beside, total = (draw.normal(20, 33) for _ in range(3))
     mean, rstd, weight = draw.normal(20), draw.normal(20).abs(), draw.normal(33)
-    dx, none, sums = rowwise_gradients.norm_gradients(
-        grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True
-    )
+    dx, none, sums = LayerNorm().backward(grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True)
     assert none is None
     torch.testing.assert_close(sums[2], dx.sum(0))
     drops = dropping(20, seed)
-    dropped, dresidual, _ = rowwise_gradients.norm_gradients(
+    dropped, dresidual, _ = LayerNorm().backward(
         grad, beside, total, mean, rstd, weight, drops, x_bias=False, residual=True
     )
     assert torch.equal(dresidual, dx)
@@ -311,7 +314,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
         *head, grad.address, width, beside.address, width, x.address, width, *statistics, weight.address,
         NAMES[dtype], dropout, dx.address, dresidual.address, True, sums.address,
     )  # fmt: skip
-    expected = rowwise_gradients.norm_gradients(
+    expected = LayerNorm().backward(
         grad.tensor, beside.tensor, x.tensor, mean.tensor, rstd.tensor, weight.tensor, drops, x_bias=True, residual=True
     )
     assert all(torch.equal(one.tensor, two) for one, two in zip((dx, dresidual, sums), expected))
@@ -322,13 +325,14 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
             *head, grad.address, width, x.address, width, bias.address, NAMES[dtype], tanh,
             dx.address, y.address, column.address,
         )  # fmt: skip
-        again = rowwise_gradients.gelu_backward(grad.tensor, x.tensor, bias.tensor, tanh, True, True)
-        assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), again))
+        arguments = BiasGeluArguments(x.tensor, bias.tensor, tanh)
+        expected = (*Gelu().backward(arguments, grad.tensor, True), Gelu().forward(arguments))
+        assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), expected))
         _C.gelu_layer_norm_backward(
             *head, grad.address, width, x.address, width, bias.address, weight.address, NAMES[dtype], tanh,
             *statistics, dx.address, sums.address,
         )  # fmt: skip
-        of_norm = rowwise_gradients.gelu_norm_gradients(
+        of_norm = GeluLayerNorm().backward(
             grad.tensor, x.tensor, bias.tensor, mean.tensor, rstd.tensor, weight.tensor, tanh
         )
         assert torch.equal(dx.tensor, of_norm[0])
