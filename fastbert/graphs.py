@@ -259,20 +259,13 @@ class Use:
         return f"{self.bucket}: {self.how} ({self.reason}), {self.calls} calls, {self.replays} of them replays"
 
 
-class Uses:
-    """Counts of calls per bucket."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[Bucket, str, str], Use] = {}
+class Uses(dict[tuple[Bucket, str, str], Use]):
+    """Counts of calls, by bucket, how they ran and why."""
 
     def add(self, bucket: Bucket, how: str, reason: str, *, replayed: bool = False) -> None:
         """Count one call."""
-        row = self.rows.get((bucket, how, reason)) or Use(bucket, how, reason)
-        self.rows[bucket, how, reason] = replace(row, calls=row.calls + 1, replays=row.replays + replayed)
-
-    def report(self) -> list[Use]:
-        """Return the counts so far."""
-        return list(self.rows.values())
+        row = self.get((bucket, how, reason)) or Use(bucket, how, reason)
+        self[bucket, how, reason] = replace(row, calls=row.calls + 1, replays=row.replays + replayed)
 
 
 RECORDED = "recorded for this size of batch"
@@ -373,7 +366,7 @@ class GraphedModel:
 
     def report(self) -> list[Use]:
         """Return how each bucket ran so far, and why."""
-        return self._uses.report()
+        return list(self._uses.values())
 
 
 def _real(output: Any, bucket: Bucket, packed: Packed, *, copy: bool) -> Any:

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastbert.errors import CheckpointError
-from fastbert.io.mmap import map_file
 from fastbert.io.untrusted_input import UntrustedFile
 
 # Read, checked and converted at once: fits a core's cache with its converted copy.
@@ -101,10 +101,11 @@ def fill(pairs: Iterable[tuple[FileTensor, Tensor]]) -> None:
 def map_tensors(named: Mapping[str, FileTensor]) -> dict[str, Tensor]:
     """Return tensors as views of their mapped files, each with its own storage.
 
-    Left out are tensors that are not stored as in memory (strided, misaligned, with a checksum), and all tensors of a
-    file that cannot be mapped.
+    Pages are read when they are first used, so that a model can compute immediately. Writing to a tensor changes the
+    memory of the process, never the file. Left out are tensors that are not stored as in memory (strided, misaligned,
+    with a checksum), and all tensors of a file that cannot be mapped.
     """
-    files: dict[Path, Tensor] = {}
+    files: dict[Path, np.ndarray] = {}
     mapped = {}
     for name, stored in named.items():
         is_strided, misaligned = stored.stride is not None, stored.offset % stored.dtype.itemsize
@@ -112,10 +113,10 @@ def map_tensors(named: Mapping[str, FileTensor]) -> dict[str, Tensor]:
             continue
         try:
             if stored.file not in files:
-                files[stored.file] = map_file(stored.file)
+                files[stored.file] = np.memmap(stored.file, dtype=np.uint8, mode="c")
         except (OSError, ValueError):
             continue
-        data = files[stored.file].numpy()
+        data = files[stored.file]
         if stored.offset + stored.extent > len(data):
             raise CheckpointError(f"{stored.file}: was truncated while it was read")
         elements = torch.from_numpy(data[stored.offset : stored.offset + stored.extent])

@@ -181,12 +181,9 @@ def describe(path: Path) -> Entry:
     """Return the entry of a file, reading it once, on several threads if it is large."""
     with UntrustedFile(path) as file:
         starts = range(0, file.size, _RANGE_BYTES)
-        if len(starts) > 1:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            with ThreadPoolExecutor(min(_MAX_THREADS, cores, len(starts))) as pool:
-                values = list(pool.map(lambda start: _checksum(file, start), starts))
-        else:
-            values = [_checksum(file, start) for start in starts]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with ThreadPoolExecutor(min(_MAX_THREADS, cores)) as pool:  # begins no more threads than there are ranges
+            values = list(pool.map(lambda start: _checksum(file, start), starts))
         value = 0
         for start, crc in zip(starts, values, strict=True):
             value = combine_crc32c(value, crc, min(_RANGE_BYTES, file.size - start))

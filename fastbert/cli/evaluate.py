@@ -92,9 +92,7 @@ def _glue(config: Config) -> dict[str, float]:
         raise UserError(f"--glue {config.glue}: no such folder")
     results = _results(config.glue)
     if not results:
-        raise UserError(
-            f"--glue {config.glue}: holds no result of a task of GLUE; name them {next(iter(GLUE))}.json ..."
-        )
+        raise UserError(f"--glue {config.glue}: holds no result of a task of GLUE; name them {GLUE[0]}.json ...")
     scores: dict[str, float] = {}
     for convention, tasks in AVERAGED.items():
         available = {name: result for name, result in results.items() if name in tasks}

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from fastbert.cli.common import require
+from fastbert.data.corpus import CorpusFlags
 from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(CorpusFlags):
     """Turn a corpus into token shards, in bounded memory."""
 
-    corpus: tuple[Path, ...] = ()
-    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (`fastbert vocab` builds one)."""
     out: Path | None = None
     """Folder to write; it appears only when it is complete."""
-    text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
-    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it for each
-    file."""
-    text_key: str = "text"
-    """Key that holds a document's text in .jsonl files."""
     overwrite: bool = False
     """Replace existing shards."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Prepare shards, with a progress bar in bytes and sentences."""
-    from fastbert.data.corpus import Corpus
     from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer
 
@@ -40,7 +32,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     tokenizer = WordPieceTokenizer.from_pretrained(
         require(config.tokenizer, "--tokenizer", "a folder or vocab.txt; `fastbert vocab` builds one")
     )
-    corpus = Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
+    corpus = config.find_corpus()
     with Bars(quiet) as bars:
         total = corpus.total_bytes
         update = bars.stage("tokenizing", total)

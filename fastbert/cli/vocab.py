@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.cli.common import require
+from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
 
@@ -23,13 +24,11 @@ _MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(CorpusFlags):
     """Build a WordPiece vocabulary and report how well it covers held-out text; the same corpus always gives the same
     vocab.txt. With --tokenizer: measure an existing one instead. With --tokenizer and --extend: add the words of a
     domain to it, and to --model."""
 
-    corpus: tuple[Path, ...] = ()
-    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     out: Path | None = None
     """Folder for vocab.txt, the tokenizer's configuration, the report, and the model with --model."""
     vocab_size: int = 30522
@@ -52,11 +51,6 @@ class Config:
     """With --extend: number of words to add; auto stops when the next 100 would save less than 0.1 % of the tokens."""
     keep_unused: bool = False
     """With --extend: append all words, instead of filling [unusedN] entries first."""
-    text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
-    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it for each
-    file."""
-    text_key: str = "text"
-    """Key that holds a document's text in .jsonl files."""
     overwrite: bool = False
     """Replace an existing vocabulary."""
 
@@ -218,10 +212,9 @@ def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
 
 
 def _count(config: Config, bars: Bars, normalization: Normalization, holdout: float) -> Split:
-    from fastbert.data.corpus import Corpus
     from fastbert.tokenizers.word_counts import count_documents
 
-    corpus = Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
+    corpus = config.find_corpus()
     total = corpus.total_bytes
     update = bars.stage("reading", total)
 

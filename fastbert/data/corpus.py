@@ -94,6 +94,23 @@ class Corpus:
             raise CorpusError(f"the corpus is empty: no text in {names}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CorpusFlags:
+    """The flags of commands that read a corpus."""
+
+    corpus: tuple[Path, ...] = ()
+    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    text_format: TextFormat = "auto"
+    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it for each
+    file."""
+    text_key: str = "text"
+    """Key that holds a document's text in .jsonl files."""
+
+    def find_corpus(self) -> Corpus:
+        """Return the corpus; see `Corpus.find`."""
+        return Corpus.find(self.corpus, text_format=self.text_format, text_key=self.text_key)
+
+
 def read_documents(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,

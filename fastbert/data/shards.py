@@ -10,7 +10,7 @@
     vocab.txt tokenizer_config.json  the tokenizer's own files
 
 All numbers are little-endian. No sentence or document is empty, and each document is in one shard. The fingerprint
-identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.fingerprint`).
+identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.vocabulary`).
 """
 
 from __future__ import annotations

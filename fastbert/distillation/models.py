@@ -12,7 +12,7 @@ from torch import nn
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.encoder import EncoderModel
-from fastbert.training.starting_weights import require_finite
+from fastbert.training.checkpoint import require_finite
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

@@ -1,4 +1,4 @@
-"""Pool the vectors of tokens into one vector per text, with the same bits in every batch.
+"""Pack rows of tokens, and pool their vectors into one vector per text, with the same bits in every batch.
 
 Sums run token by token, and norms halve the width: unlike in torch's own sums, no order depends on the number of texts.
 """

@@ -18,7 +18,7 @@ DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "e
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files(RunConfig):
+class _Files:
     """The task, its files and their columns."""
 
     task: TaskName | None = None
@@ -47,11 +47,8 @@ class _Files(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(TaskFlags, _Files):
-    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
-    seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
-
-    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+class _Trials:
+    """The grid, and how each of its trials is trained."""
 
     epochs: tuple[float, ...] = ()
     """Epochs; several values form a grid (default: 3)."""
@@ -75,10 +72,6 @@ class FinetuneConfig(TaskFlags, _Files):
     """Learning rate after the warm-up: linear decay to zero, constant, or ULMFiT's (which has its own warm-up)."""
     warmup: float = 0.1
     """Warm-up as a fraction of the steps."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
-    max_grad_norm: float = 1.0
-    """Norm that gradients are clipped to."""
     layer_decay: float = 1.0
     """Learning rate of each layer as a fraction of that of the layer above; 0.385 (1/2.6) in ULMFiT."""
     gradual_unfreezing: bool = False
@@ -99,20 +92,6 @@ class FinetuneConfig(TaskFlags, _Files):
     """Folder of a teacher for distillation: a model trained on the same task."""
     student_layers: int | None = None
     """Initialise the model with this many layers of --model, evenly spread."""
-    distill: Literal["distilbert", "tinybert"] = "distilbert"
-    """Distillation losses: soft targets and last hidden states, or all hidden states and attention scores too."""
-    temperature: float = 2.0
-    """Temperature of the teacher's soft targets."""
-    soft_weight: float = 0.5
-    """Weight of the soft targets in the loss, 0 to 1; the rest is the loss of the labels."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on; auto selects a GPU if one is available."""
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of matmuls; auto selects and prints the fastest on the device. fp16 needs a GPU."""
-    checkpoint_activations: bool = False
-    """Store only each layer's input and recompute activations in the backward pass."""
-    deterministic: bool = False
-    """Use only deterministic algorithms, also on GPUs."""
     store_delta: bool = False
     """Also write the best model as a delta to --model."""
     strict: bool = False
@@ -121,12 +100,14 @@ class FinetuneConfig(TaskFlags, _Files):
     """Skip and count unreadable rows of a file, instead of refusing the file."""
     checkpoint_every: int | None = None
     """Steps between checkpoints, for --resume after a crash (default: only when the run is stopped)."""
-    log_every: int = 10
-    """Steps between lines of metrics.jsonl; the first step is always written."""
-    resume: bool = False
-    """Continue the run in --out, or start it if there is none; finished trials are not repeated."""
-    overwrite: bool = False
-    """Replace the run in --out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(RunConfig, _Trials, TaskFlags, _Files):
+    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
+    seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
+
+    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:

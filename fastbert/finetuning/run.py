@@ -37,12 +37,12 @@ from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
+from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import check_configuration, locked_run, remove_run
-from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
 
 HELD_OUT = "held-out"  # the name in results and predictions of the examples of --validation-fraction

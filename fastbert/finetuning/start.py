@@ -25,7 +25,7 @@ from fastbert.finetuning.recipe import reinitialise, top_layers
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
-from fastbert.training.starting_weights import require_finite
+from fastbert.training.checkpoint import require_finite
 
 DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Name -> module:class.
 TASKS = {
-    "classification": "fastbert.tasks.classification:Classification",
-    "regression": "fastbert.tasks.regression:Regression",
+    "classification": "fastbert.tasks.texts:Classification",
+    "regression": "fastbert.tasks.texts:Regression",
     "tagging": "fastbert.tasks.tagging.task:Tagging",
     "span": "fastbert.tasks.span.task:SpanAnswers",
     "choice": "fastbert.tasks.choice:Choice",

@@ -9,9 +9,8 @@ import numpy as np
 
 from fastbert import _C
 from fastbert.tokenizers import call
-from fastbert.tokenizers.encoding import Encoding, Layout, make_encoding
+from fastbert.tokenizers.encoding import Encoding, Layout, make_encoding, pad_rows
 from fastbert.tokenizers.line_files import read_line_batches
-from fastbert.tokenizers.padding import pad_rows
 from fastbert.tokenizers.row_encoding import RowTable, TokenNames
 from fastbert.tokenizers.vocabulary import Vocabulary
 

@@ -1,5 +1,10 @@
-"""Map tokens to ids and ids to text: the vocabulary, special and added tokens of a tokenizer of any kind."""
+"""Map tokens to ids and ids to text: the vocabulary, special and added tokens of a tokenizer of any kind.
 
+Its fingerprint is how token shards, runs and model folders name a tokenizer.
+"""
+
+import hashlib
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -8,7 +13,6 @@ import numpy as np
 
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_tokens
-from fastbert.tokenizers.fingerprint import fingerprint
 from fastbert.tokenizers.transformers_interface import TransformersInterface
 
 
@@ -256,7 +260,11 @@ class Vocabulary(TransformersInterface):
 
     @property
     def fingerprint(self) -> str:
-        """Return the SHA-256 (hex) of the vocabulary and of all options that change the ids of a text."""
+        """Return the SHA-256 (hex) of the tokens, in the order of their ids, and of all options that change the ids of
+        a text: special and added tokens, and those of this kind (kinds other than WordPiece include their name).
+
+        Equal fingerprints mean equal ids for every text.
+        """
         options = {
             **self._fingerprint_options(),
             "split_special_tokens": self.split_special_tokens,
@@ -265,7 +273,7 @@ class Vocabulary(TransformersInterface):
         }
         if self.added_tokens:
             options["added_tokens"] = [token.to_dict() for token in self.added_tokens]
-        return fingerprint(self._tokens, options)
+        return hashlib.sha256(json.dumps([self._tokens, options], sort_keys=True).encode()).hexdigest()
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
         """Return the id of a token, or the ids of a list of tokens; unknown tokens get the id of `unk_token`."""

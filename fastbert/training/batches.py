@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,18 +18,8 @@ from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 
 
-class Batches(Protocol):
-    """A source of batches; both methods are pure functions of their arguments."""
-
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        """Return the micro-batches of an optimiser step, counted from 0."""
-
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
-        """Return the same held-out sequences every time, at most `samples` of them."""
-
-
 class PretrainingBatches:
-    """Batches of `PretrainingData`."""
+    """Batches of `PretrainingData`; both methods are pure functions of their arguments."""
 
     def __init__(self, train: PretrainingData, validation: PretrainingData) -> None:
         self.train, self.validation = train, validation

@@ -3,7 +3,7 @@
 `checkpoints/step-00001000/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and `manifest.json` with
 the SHA-256 of each. The folder is written under a temporary name, every file and the folder are flushed to the disk,
 and then it is renamed: a folder with a final name is complete. It is renamed again before it is removed. Nothing is
-pickled.
+pickled. Models that training starts from are checked, and told apart, here too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbert.checkpoints.formats.safetensors import read_safetensors, save_tensors
-from fastbert.errors import CheckpointError
+from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, read_json_object, shown
 from fastbert.models.base import PreTrainedModel
+from fastbert.models.finite import first_non_finite
 
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -348,3 +349,23 @@ def _newest(root: Path, read: Callable[[Path], State]) -> State | None:
     if refused:
         raise CheckpointError(f"{root}: no checkpoint is whole; start again with --overwrite") from refused[-1]
     return None
+
+
+def require_finite(model: nn.Module, source: Path | str) -> None:
+    """Raise `UserError`, which names the tensor, if a weight that was read from `source` is NaN or infinite."""
+    name = first_non_finite(model)
+    if name is not None:
+        raise UserError(
+            f"{source}: {name} holds NaN or infinity, so this model cannot be trained from; restore its files, or"
+            " name another model"
+        )
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's tensors, by name, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous().flatten()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(plain.view(torch.uint8).numpy().data if plain.numel() else b"")
+    return digest.hexdigest()

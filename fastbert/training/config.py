@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fastbert.config import PRESETS
+from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.training.run_config import RunConfig
 
@@ -14,17 +15,9 @@ Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig):
-    """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
-    folder. Defaults are the paper's (Devlin et al. 2019, appendix A.2) except the sequence length."""
+class _Pretraining(CorpusFlags):
+    """The corpus, the model, the samples and the length of a run."""
 
-    # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
-    CHANGEABLE: ClassVar = frozenset(
-        ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
-    ) | {"out", "data", "tokenizer", "resume", "overwrite"}
-
-    corpus: tuple[Path, ...] = ()
-    """Text to train on: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     data: Path | None = None
     """Token shards written by `fastbert prepare`, instead of --corpus."""
     model: str = "base"
@@ -37,22 +30,12 @@ class PretrainConfig(RunConfig):
     """Entries of the vocabulary that is built without --tokenizer."""
     cased: bool = False
     """Build a cased vocabulary: keep capitals and accents."""
-    text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
-    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it."""
-    text_key: str = "text"
-    """Key that holds a document's text in .jsonl files."""
     objective: Objective = "mlm+nsp"
     """Masked LM with next-sentence prediction, masked LM alone, or masked LM with sentence-order prediction."""
     teacher: str | None = None
     """Folder of a pre-trained teacher for distillation."""
     student_layers: int | None = None
     """Initialise the model with this many layers of --teacher, evenly spread, instead of random weights."""
-    distill: Literal["distilbert", "tinybert"] = "distilbert"
-    """Distillation losses: soft targets and last hidden states, or all hidden states and attention scores too."""
-    temperature: float = 2.0
-    """Temperature of the teacher's soft targets."""
-    soft_weight: float = 0.5
-    """Weight of the soft targets in the loss, 0 to 1; the rest is the masked-LM loss."""
     mask_prob: float = 0.15
     """Fraction of the tokens that are masked and predicted."""
     whole_word: bool = False
@@ -73,24 +56,12 @@ class PretrainConfig(RunConfig):
     """Peak learning rate."""
     warmup: float = 0.1
     """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
-    max_grad_norm: float = 1.0
-    """Norm that gradients are clipped to."""
     seed: int = 0
     """Seed of the weights, the validation split, sentence pairs, masks and dropout."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on; auto selects a GPU if one is available."""
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of matmuls; auto selects and prints the fastest on the device. fp16 needs a GPU."""
-    checkpoint_activations: bool = False
-    """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
     checkpoint_mode: Literal["layer", "selective"] = "layer"
     """What --checkpoint-activations recomputes: whole layers, or only operations that are cheap next to matmuls."""
     cuda_graphs: bool = False
     """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU."""
-    deterministic: bool = False
-    """Use only deterministic algorithms, also on GPUs."""
     validation_fraction: float = 0.1
     """Fraction of the documents held out for validation."""
     eval_every: int | None = None
@@ -101,13 +72,17 @@ class PretrainConfig(RunConfig):
     """Steps between checkpoints (default: twenty per run, and every 1000 steps)."""
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep."""
-    log_every: int = 10
-    """Steps between lines of metrics.jsonl; the first step is always written."""
-    resume: bool = False
-    """Continue the run in --out from its last whole checkpoint, or start it if there is none; flags at their defaults
-    are taken from the run."""
-    overwrite: bool = False
-    """Replace the run in --out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(RunConfig, _Pretraining):
+    """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
+    folder. Defaults are the paper's (Devlin et al. 2019, appendix A.2) except the sequence length."""
+
+    # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
+    CHANGEABLE: ClassVar = frozenset(
+        ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
+    ) | {"out", "data", "tokenizer", "resume", "overwrite"}
 
     def __post_init__(self) -> None:
         shortest = 3 if self.objective == "mlm" else 5

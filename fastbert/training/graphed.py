@@ -217,4 +217,4 @@ class GraphedStep:
 
     def report(self) -> list[Use]:
         """Return how the micro-batches of each bucket ran so far, and why."""
-        return self._uses.report()
+        return list(self._uses.values())

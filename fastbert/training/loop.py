@@ -21,7 +21,7 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint
-from fastbert.training.batches import Batches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
+from fastbert.training.batches import PretrainingBatches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
 from fastbert.training.checkpoint import Checkpoints
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
@@ -73,7 +73,7 @@ class Trainer:
     def __init__(
         self,
         model: ForPreTraining,
-        data: Batches,
+        data: PretrainingBatches,
         config: PretrainConfig,
         budget: Budget,
         *,
@@ -188,12 +188,10 @@ class Trainer:
                 log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
-                if log or evaluate or save or self.stop.number is not None:
-                    if self.graphs is not None:
-                        self._wait(steps, time.perf_counter())
-                    read = self._read(steps, totals, keep=0)
-                else:
-                    read = self._read(steps, totals, keep=0 if self.graphs is None else 1)
+                all_now = log or evaluate or save or self.stop.number is not None
+                if all_now and self.graphs is not None:
+                    self._wait(steps, time.perf_counter())
+                read = self._read(steps, totals, keep=0 if all_now or self.graphs is None else 1)
                 if log:
                     self._log_window()
                 self._announce(read)

@@ -13,7 +13,6 @@ import torch
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
-from fastbert.data.corpus import Corpus
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shards import INDEX, IndexReader, TokenShards
@@ -27,6 +26,7 @@ from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.batches import PretrainingBatches
+from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.loop import Trainer
@@ -35,7 +35,6 @@ from fastbert.training.plot import plot_runs
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
-from fastbert.training.starting_weights import weights_fingerprint
 
 DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
@@ -221,7 +220,7 @@ def _check_inputs(config: PretrainConfig) -> None:
         return
     model_config(config, None)
     if config.corpus:
-        _corpus(config)
+        config.find_corpus()
     if config.data is not None:
         IndexReader(config.data)
     if config.tokenizer is not None:
@@ -250,7 +249,7 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceToken
     source = config.tokenizer or config.data or (config.teacher and find_source(config.teacher))
     if source:
         return WordPieceTokenizer.from_pretrained(source)
-    corpus = _corpus(config)
+    corpus = config.find_corpus()
     report = reporter.on_stage("reading for the vocabulary", corpus.total_bytes)
     sentences = chain.from_iterable(corpus.documents(report))
     vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
@@ -263,7 +262,7 @@ def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> Toke
     folder = config.data if config.data is not None else config.out / "data"
     shards = TokenShards.open(folder) if config.data is not None else _stored_shards(run, folder, reporter)
     if shards is None:
-        corpus = _corpus(config)
+        corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
         shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
@@ -297,10 +296,6 @@ def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | 
         reporter.on_message(f"{error}: tokenizing the corpus again")
     remove_run(run.config.out, (folder.name,))
     return None
-
-
-def _corpus(config: PretrainConfig) -> Corpus:
-    return Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
 
 
 def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:

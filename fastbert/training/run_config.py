@@ -1,22 +1,50 @@
-"""The flags of a run as a frozen dataclass: stored as JSON, and compared with the stored ones on --resume.
+"""The flags of a run as a frozen dataclass, those that all runs share among them: stored as JSON, and compared with the
+stored ones on --resume.
 
 Imports no torch: command lines are generated from the subclasses.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
 
 
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Base of `PretrainConfig` and `FinetuneConfig`, which are frozen dataclasses with `out`, `resume`, `overwrite`."""
+    """Base of `PretrainConfig` and `FinetuneConfig`, which have a folder `out` too."""
 
     CHANGEABLE: ClassVar[frozenset[str]]
     """Flags that may have a different value when a run is resumed."""
+
+    weight_decay: float = 0.01
+    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
+    max_grad_norm: float = 1.0
+    """Norm that gradients are clipped to."""
+    distill: Literal["distilbert", "tinybert"] = "distilbert"
+    """Distillation losses: soft targets and last hidden states, or all hidden states and attention scores too."""
+    temperature: float = 2.0
+    """Temperature of the teacher's soft targets."""
+    soft_weight: float = 0.5
+    """Weight of the soft targets in the loss, 0 to 1; the rest is the loss of the labels, or of the masked tokens."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to train on; auto selects a GPU if one is available."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Dtype of matmuls; auto selects and prints the fastest on the device. fp16 needs a GPU."""
+    checkpoint_activations: bool = False
+    """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
+    deterministic: bool = False
+    """Use only deterministic algorithms, also on GPUs."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl; the first step is always written."""
+    resume: bool = False
+    """Continue the run in --out from its last whole checkpoint, or start it if there is none; flags at their defaults
+    are taken from the run, and what is finished is not repeated."""
+    overwrite: bool = False
+    """Replace the run in --out."""
 
     def require(self, *ranges: tuple[str, bool, str]) -> None:
         """Raise `UserError` for the first flag that is out of range, given by name, whether it holds, and in words."""
@@ -26,12 +54,12 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON can store it."""
-        return {name: _plain(value) for name, value in asdict(self).items()}  # type: ignore[call-overload]
+        return {name: _plain(value) for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the configuration that `to_dict` stored. Raises `UserError` for unknown keys of a newer version."""
-        types = {item.name: str(item.type) for item in fields(cls)}  # type: ignore[arg-type]
+        types = {item.name: str(item.type) for item in fields(cls)}
         unknown = sorted(values.keys() - types.keys())
         if unknown:
             raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
@@ -42,8 +70,8 @@ class RunConfig:
 
         Raises `UserError` for a flag that would make it a different run; see `CHANGEABLE`.
         """
-        merged = {item.name: getattr(saved, item.name) for item in fields(saved)}  # type: ignore[arg-type]
-        for item in fields(self):  # type: ignore[arg-type]
+        merged = {item.name: getattr(saved, item.name) for item in fields(saved)}
+        for item in fields(self):
             value, stored = getattr(self, item.name), merged[item.name]
             if item.name in ("out", "resume", "overwrite") or value in (item.default, stored):
                 continue

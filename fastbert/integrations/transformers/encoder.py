@@ -1,4 +1,7 @@
-"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once."""
+"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once.
+
+The forward of a masked-LM head skips the padding of the hidden states that it restored.
+"""
 
 from __future__ import annotations
 

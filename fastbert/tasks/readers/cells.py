@@ -12,7 +12,7 @@ from fastbert.io.text import whole_characters
 from fastbert.tasks.readers.tables import Row, Table
 
 IDS = ("index", "id", "idx", "pairID")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def class_name(value: Any, where: str, name: str) -> str:
@@ -30,7 +30,7 @@ def class_name(value: Any, where: str, name: str) -> str:
 
 def number(value: Any, where: str, name: str) -> float:
     """Return a label that must be a finite number. Raises UserError."""
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
         value = float(value)
     # An integer of JSON may be larger than any float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
