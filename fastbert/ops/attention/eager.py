@@ -95,11 +95,17 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         context.save_for_backward(inputs[2])
+        context.save_for_forward(inputs[1])
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (slots,) = context.saved_tensors
         return gradients[0].index_select(0, slots), None, None
+
+    @staticmethod
+    def jvp(context: Any, *tangents: Tensor) -> Tensor:
+        (index,) = context.saved_tensors
+        return tangents[0].index_select(0, index)
 
 
 class _Scatter(torch.autograd.Function):
@@ -114,6 +120,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         context.save_for_backward(inputs[1])
+        context.save_for_forward(inputs[1])
         context.rows = inputs[0].shape[0]
 
     @staticmethod
@@ -121,6 +128,11 @@ class _Scatter(torch.autograd.Function):
         (slots,) = context.saved_tensors
         gradient = gradients[0].new_zeros(context.rows, *gradients[0].shape[1:])
         return gradient.index_copy(0, slots, gradients[0]), None
+
+    @staticmethod
+    def jvp(context: Any, *tangents: Tensor) -> Tensor:
+        (slots,) = context.saved_tensors
+        return tangents[0].index_select(0, slots)
 
 
 class _SlotLayout:

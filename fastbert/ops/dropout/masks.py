@@ -27,8 +27,9 @@ def draw_keys(sequences: int, device: torch.device) -> Tensor:
 def token_mask(dropout: TokenDropout, width: int, dtype: torch.dtype) -> Tensor:
     """Return the mask to multiply token vectors with: (tokens, width) in `dtype`, each element 0 or 1 / (1 - p)."""
     arguments = (dropout.key, dropout.sequence_ids, dropout.offsets, dropout.p, dropout.site, width, dtype)
-    # The generators are not torch's: they enter a compiled graph as one operation.
-    return (_opaque_token_mask if torch.compiler.is_compiling() else _token_mask)(*arguments)
+    # The generator is not torch's: it enters the graph of a compiler, or of a mode such as make_fx's, as one operation.
+    opaque = torch.compiler.is_compiling() or _has_generator(dtype, dropout.key.device)
+    return (_opaque_token_mask if opaque else _token_mask)(*arguments)
 
 
 def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site: int, dtype: torch.dtype) -> Tensor:
@@ -37,7 +38,8 @@ def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site
     `shape` is (sequences, heads, queries, keys), `key` int64 (sequences,).
     """
     threshold, scale = quantized(p)
-    if _has_generator(dtype, key.device):
+    # A mode that records the call, or a fake tensor, has no memory to write to.
+    if _has_generator(dtype, key.device) and buffers.direct(key):
         mask = torch.empty(shape, dtype=dtype, device="cpu")
         _C.attention_dropout_mask(
             mask.view(_BITS[dtype]).numpy(), key.numpy(), site, threshold, _scale_bits(scale, dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastbert.ops.autocast import without_autocast
 from fastbert.ops.dropout.masks import attention_mask
+from fastbert.ops.native import buffers
 from fastbert.ops.operation import EagerBackend
 from fastbert.ops.softmax.arguments import SoftmaxArguments
 
@@ -63,8 +64,9 @@ def _probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
     if scores.numel() == 0:
         return probabilities
     # A row without a visible key is NaN throughout. On a CPU reading its first element is cheaper than two more passes
-    # over the scores; on a GPU it would be a host-device sync.
-    if scores.device.type == "cpu" and not bool(probabilities.detach()[..., 0].isnan().any()):
+    # over the scores; on a GPU it would be a host-device sync, and recorded or transformed calls have nothing to read.
+    readable = scores.device.type == "cpu" and buffers.direct(scores)
+    if readable and not bool(probabilities.detach()[..., 0].isnan().any()):
         return probabilities
     masked_rows = scores.detach().amax(-1, keepdim=True) == -math.inf
     return scores.masked_fill(masked_rows, 0.0).softmax(-1).masked_fill(masked_rows, 0.0)

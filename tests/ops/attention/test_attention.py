@@ -361,3 +361,22 @@ def test_strides_that_triton_does_not_support_fall_back(
     (record,) = caplog.records
     assert "falls back to PyTorch: " in record.getMessage()
     assert "is not contiguous: strides" in record.getMessage()
+
+
+def test_transforms_run_on_eager(seed: int) -> None:
+    """Rows by `vmap`, and forward-mode derivatives, which agree with those of backward: u (J t) = (J^T u) t."""
+    lengths = [3, 1, 6]
+    cu_seqlens, key = offsets(lengths), torch.tensor([4, 5, 6])
+    q, tangent, upstream = (inputs(lengths, lengths, 2, 8, seed + i)[0] for i in range(3))
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        options = {"causal": True, "dropout_p": 0.3, "dropout_key": key}
+        return ops.attention(q, q, q, cu_seqlens, cu_seqlens, 6, 6, **options)
+
+    rows = torch.stack([q, tangent])
+    torch.testing.assert_close(torch.func.vmap(attend)(rows), torch.stack([attend(row) for row in rows]))
+    output, derivative = torch.func.jvp(attend, (q,), (tangent,))
+    leaf = q.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(attend(leaf), leaf, upstream)
+    torch.testing.assert_close(output, attend(q))
+    torch.testing.assert_close((derivative * upstream).sum(), (gradient * tangent).sum())

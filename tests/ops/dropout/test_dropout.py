@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastbert
 from fastbert import _C, ops
@@ -166,3 +168,23 @@ def test_drops_inside_of_transforms(seed: int) -> None:
     x = torch.randn(70, 64, generator=torch.Generator().manual_seed(seed))
     found = torch.func.grad(lambda x: ops.dropout(x, dropout).square().sum())(x)
     torch.testing.assert_close(found, 2 * x * token_mask(dropout, 64, torch.float32) ** 2)
+
+
+def test_a_recorded_call_draws_its_mask_again() -> None:
+    """make_fx records what PyTorch computes: memory that the C++ generator wrote to would be missing in the graph."""
+    index = torch.arange(6)
+    dropout = TokenDropout(0.4, torch.tensor([3]), 0 * index, index, 5)
+    x, twice = torch.randn(6, 32), torch.randn(6, 32)
+    graph = make_fx(lambda x: ops.dropout(x, dropout))(x)
+    assert torch.equal(graph(twice), ops.dropout(twice, dropout))
+    scores = torch.rand(2, 3, 5, 5)
+    key = torch.tensor([1, 2])
+    graph = make_fx(lambda scores: scores * attention_mask((2, 3, 5, 5), 0.4, key, 9, torch.float32))(scores)
+    assert torch.equal(graph(scores), scores * attention_mask((2, 3, 5, 5), 0.4, key, 9, torch.float32))
+
+
+def test_fake_tensors_have_fake_masks() -> None:
+    index = torch.arange(6)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        dropout = TokenDropout(0.4, mode.from_tensor(torch.tensor([3])), 0 * index, index, 5)
+        assert ops.dropout(mode.from_tensor(torch.randn(6, 32)), dropout).shape == (6, 32)

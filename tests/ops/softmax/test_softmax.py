@@ -9,6 +9,8 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
@@ -198,3 +200,16 @@ def test_triton_refuses_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_in_of_any_strides(name: str) -> None:
     with use_backend(name):
         assert ops.softmax(torch.empty(0, 2, 9, 5).transpose(2, 3)).shape == (0, 2, 5, 9)
+
+
+def test_transforms_and_recorded_calls_do_not_read_results(seed: int) -> None:
+    """Rows without a visible key are found without a value, which vmap, make_fx and fake tensors do not have."""
+    scores, mask = random((2, 3, 1, 4, 5), seed, torch.float32), torch.tensor([False, True, True, False, True])
+    mask = mask.expand(4, 5) & torch.tensor([[True], [True], [False], [True]])
+    expected = torch.stack([ops.softmax(row, mask) for row in scores])
+    assert torch.equal(expected[..., 2, :], torch.zeros(2, 3, 1, 5))
+    torch.testing.assert_close(torch.func.vmap(lambda row: ops.softmax(row, mask))(scores), expected)
+    graph = make_fx(lambda row: ops.softmax(row, mask))(torch.zeros(3, 1, 4, 5))
+    torch.testing.assert_close(graph(scores[0]), expected[0])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert ops.softmax(mode.from_tensor(scores[0]), mask).shape == expected[0].shape
