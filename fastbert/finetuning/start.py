@@ -17,7 +17,7 @@ from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.source import Weights, config_folder, find_weights
 from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
-from fastbert.distillation.models import student_from
+from fastbert.distillation.models import DISTILLATION, student_from
 from fastbert.errors import UserError
 from fastbert.finetuning import adapters
 from fastbert.finetuning.config import FinetuneConfig
@@ -27,8 +27,6 @@ from fastbert.models import loading
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
 from fastbert.training.checkpoint import require_finite
-
-DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
 def model_config(task: Task[Any], source: Path, config: FinetuneConfig) -> BertConfig:
