@@ -1,5 +1,8 @@
 """Errors caused by input, which the command line prints as one line without a traceback."""
 
+from importlib import import_module
+from typing import Any
+
 
 class UserError(ValueError):
     """Invalid input: the message names the value, its location and the cure."""
@@ -10,6 +13,14 @@ def require_whole(name: str, value: object, least: int, *, optional: bool = Fals
     is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
     if not is_whole and not (optional and value is None):
         raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
+
+
+def require_package(name: str, message: str) -> Any:
+    """Import a module of an optional package. Raises UserError with the message, which names the package to install."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UserError(message) from None
 
 
 class CorpusError(UserError):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_package
 from fastbert.training.stopping import Stopped
 
 # Command -> module and description; the help separates groups by an empty line.
@@ -111,10 +111,7 @@ def _dispatch(words: list[str], quiet: bool) -> int:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean `fastbert {close[0]}`?" if close else "`fastbert --help` lists the commands"
         raise UserError(f"unknown command {command!r}; {hint}")
-    try:
-        import tyro  # noqa: F401
-    except ImportError:
-        raise UserError("the command line needs the package tyro: `pip install tyro`") from None
+    require_package("tyro", "the command line needs the package tyro: `pip install tyro`")
     from fastbert.cli.flags import parse
 
     module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")

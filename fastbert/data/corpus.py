@@ -13,18 +13,21 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
-from fastbert.data.layout import TextFormat, detect_layout, documents_of_lines
-from fastbert.data.text_lines import Progress, line_blocks
+from fastbert.data import text_lines
+from fastbert.data.sentences import CLOSERS, split_sentences
 from fastbert.errors import CorpusError
 from fastbert.io.log import logger
 from fastbert.io.text import COMPRESSIONS, plain_name, whole_characters
 from fastbert.io.untrusted_input import require_regular_file
 
+TextFormat = Literal["auto", "lines", "paragraphs", "prose"]
 EXTENSIONS = (".txt", ".jsonl")
 _KNOWN = ", ".join([*EXTENSIONS, *(f"*{suffix}" for suffix in COMPRESSIONS)])
 
@@ -32,6 +35,11 @@ _BLOCK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 18
 # A line of JSON cannot be cut: a longer one is an error.
 MAX_JSON_LINE_BYTES = 1 << 26
+# A longer document becomes several.
+MAX_DOCUMENT_CHARS = 1 << 24
+
+_STOPS = ".!?…。！？｡．؟۔।॥።"
+_CJK = re.compile(r"[　-ヿ㐀-䶿一-鿿豈-﫿＀-￯]")
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class Corpus:
         """Return the size of the files on disk, compressed or not: the final value of `progress`."""
         return sum(file.stat().st_size for file in self.files)
 
-    def documents(self, progress: Progress | None = None) -> Iterator[list[str]]:
+    def documents(self, progress: text_lines.Progress | None = None) -> Iterator[list[str]]:
         """Yield the documents in order, each a list of non-blank sentences.
 
         `progress` is called regularly with the number of bytes read from disk so far. Raises CorpusError for text that
@@ -116,7 +124,7 @@ def read_documents(
     *,
     text_format: TextFormat = "auto",
     text_key: str = "text",
-    progress: Progress | None = None,
+    progress: text_lines.Progress | None = None,
 ) -> Iterator[list[str]]:
     """Yield the documents of the corpus files at `paths`; see `Corpus.find` and `Corpus.documents`."""
     return Corpus.find(paths, text_format=text_format, text_key=text_key).documents(progress)
@@ -164,7 +172,9 @@ def _kind(file: Path) -> str | None:
     return next((extension for extension in EXTENSIONS if plain_name(file).endswith(extension)), None)
 
 
-def _read_file(file: Path, text_format: TextFormat, text_key: str, report: Progress | None) -> Iterator[list[str]]:
+def _read_file(
+    file: Path, text_format: TextFormat, text_key: str, report: text_lines.Progress | None
+) -> Iterator[list[str]]:
     if _kind(file) == ".jsonl":
         layout = _detect_jsonl_layout(file, text_key) if text_format == "auto" else text_format
         for text in _json_texts(file, text_key, report):
@@ -172,10 +182,10 @@ def _read_file(file: Path, text_format: TextFormat, text_key: str, report: Progr
         return
     layout = text_format
     if layout == "auto":
-        sample = next(line_blocks(file, _SAMPLE_BYTES), [])
+        sample = next(text_lines.line_blocks(file, _SAMPLE_BYTES), [])
         layout = detect_layout(sample[:-1] if len(sample) > 1 else sample)
         logger.debug("%s is read as %s", file, layout)
-    lines = (line for block in line_blocks(file, _BLOCK_BYTES, report=report) for line in block)
+    lines = (line for block in text_lines.line_blocks(file, _BLOCK_BYTES, report=report) for line in block)
     yield from documents_of_lines(lines, layout, one_document=False, file=file)
 
 
@@ -192,9 +202,9 @@ def _detect_jsonl_layout(file: Path, text_key: str) -> TextFormat:
     return "prose" if several_lines and detect_layout(sample) == "prose" else "paragraphs"
 
 
-def _json_texts(file: Path, text_key: str, report: Progress | None) -> Iterator[str]:
+def _json_texts(file: Path, text_key: str, report: text_lines.Progress | None) -> Iterator[str]:
     number = 0
-    for block in line_blocks(file, _BLOCK_BYTES, max_line=MAX_JSON_LINE_BYTES, cut=False, report=report):
+    for block in text_lines.line_blocks(file, _BLOCK_BYTES, max_line=MAX_JSON_LINE_BYTES, cut=False, report=report):
         for line in block:
             number += 1
             if line.strip():
@@ -215,3 +225,113 @@ def _json_text(line: str, text_key: str, where: str) -> str:
     if not isinstance(text, str):
         raise CorpusError(f"{where}: the value of {text_key!r} must be a string, not {type(text).__name__}")
     return whole_characters(text).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def documents_of_lines(
+    lines: Iterable[str], layout: TextFormat, *, one_document: bool, file: Path
+) -> Iterator[list[str]]:
+    """Group lines into documents by layout; with `one_document`, blank lines only separate paragraphs."""
+    document = _Document(file)
+    wrapped: list[str] = []  # the lines of the paragraph being read, for prose
+    wrapped_chars = 0
+    blank_lines = 0
+    for line in lines:
+        line = line.strip()
+        if not line:
+            blank_lines += 1
+            if layout == "prose":
+                document.add(split_sentences(_unwrap(wrapped)))
+                wrapped, wrapped_chars = [], 0
+            if not one_document and blank_lines == (2 if layout == "prose" else 1):
+                yield from document.take()
+            continue
+        blank_lines = 0
+        if layout == "lines":
+            document.add([line])
+        elif layout == "paragraphs":
+            document.add(split_sentences(line))
+        else:
+            wrapped.append(line)
+            wrapped_chars += len(line)
+            if wrapped_chars > text_lines.MAX_LINE_BYTES:  # an endless paragraph
+                document.add(split_sentences(_unwrap(wrapped)))
+                wrapped, wrapped_chars = [], 0
+        if document.is_full:
+            yield from document.take(cut=True)
+    document.add(split_sentences(_unwrap(wrapped)))
+    yield from document.take()
+
+
+class _Document:
+    """Collect the sentences of one document."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.sentences: list[str] = []
+        self.chars = 0
+        self.warned = False
+
+    def add(self, sentences: Sequence[str]) -> None:
+        self.sentences += sentences
+        self.chars += sum(map(len, sentences))
+
+    @property
+    def is_full(self) -> bool:
+        return self.chars > MAX_DOCUMENT_CHARS
+
+    def take(self, cut: bool = False) -> Iterator[list[str]]:
+        if cut and not self.warned:
+            self.warned = True
+            logger.warning(
+                "%s: a document of more than %d million characters is split into several; are blank lines missing?",
+                self.file,
+                MAX_DOCUMENT_CHARS // 1_000_000,
+            )
+        if self.sentences:
+            yield self.sentences
+        self.sentences, self.chars = [], 0
+
+
+def _unwrap(lines: list[str]) -> str:
+    """Join hard-wrapped lines to one paragraph: with spaces, except between two CJK characters."""
+    if not lines:
+        return ""
+    parts = [lines[0]]
+    for before, line in pairwise(lines):
+        if not (_CJK.match(before[-1]) and _CJK.match(line[0])):
+            parts.append(" ")
+        parts.append(line)
+    return "".join(parts)
+
+
+def detect_layout(sample: Sequence[str]) -> TextFormat:
+    """Return the layout of a text whose first lines are `sample`.
+
+    prose: more than 30 % of the line ends between two lines are inside a sentence because the line was full (the next
+    word would not have fitted into the 95th percentile of line lengths). Otherwise, if `split_sentences` finds several
+    sentences in more than 30 % of the lines, each line is a paragraph: prose if blank lines separate most of them, else
+    paragraphs. Otherwise lines.
+    """
+    lines = [line.strip() for line in sample]
+    filled = [line for line in lines if line]
+    if not filled:
+        return "lines"
+    width = sorted(map(len, filled))[(len(filled) - 1) * 19 // 20]
+    pairs = [(line, follower) for line, follower in pairwise(lines) if line and follower]
+    wrapped = sum(
+        not _ends_sentence(line) and len(line) + 1 + _first_word_length(follower) > width for line, follower in pairs
+    )
+    if wrapped > 0.3 * max(len(pairs), 1):
+        return "prose"
+    several = sum(len(split_sentences(line[:4096])) > 1 for line in filled)
+    if several <= 0.3 * len(filled):
+        return "lines"
+    return "prose" if len(filled) > 2 and len(pairs) < 0.2 * len(filled) else "paragraphs"
+
+
+def _ends_sentence(line: str) -> bool:
+    return line.rstrip(CLOSERS + " ")[-1:] in tuple(_STOPS)
+
+
+def _first_word_length(line: str) -> int:
+    return 1 if _CJK.match(line) else min(len(line.split(maxsplit=1)[0]), 20)

@@ -14,6 +14,8 @@ from fastbert.models.base import PreTrainedModel
 from fastbert.models.encoder import EncoderModel
 from fastbert.training.checkpoint import require_finite
 
+DISTILLATION = "distillation"  # the loss as a part of the student: its projection is trained and stored in checkpoints
+
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Rows, Truncation, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
-from fastbert.errors import UserError, require_whole
+from fastbert.errors import UserError, require_package, require_whole
 from fastbert.io.log import logger
 from fastbert.models.encoder import EncoderModel, first_indices
 from fastbert.models.finite import check_finite
@@ -160,12 +160,11 @@ class _Embedder:
             chunk = next(chunks, None)
             rows = None if chunk is None else self._read(chunk, first)
             while chunk is not None and rows is not None:
-                first += len(chunk)
                 following = next(chunks, None)
-                ahead = None if following is None else executor.submit(self._read, following, first)
+                ahead = None if following is None else executor.submit(self._read, following, first + len(chunk))
                 vectors = self._vectors(rows, len(chunk))
-                begin = first - len(chunk)
-                check_finite(self.model, vectors, lambda row: f"texts[{begin + row}]")  # noqa: B023 - called at once
+                check_finite(self.model, vectors, lambda row: f"texts[{first + row}]")  # noqa: B023 - called at once
+                first += len(chunk)
                 self.counts.texts += len(chunk)
                 self.counts.tokens += int(rows.lengths.sum())
                 self.counts.truncated += rows.truncated
@@ -290,13 +289,10 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
     if not isinstance(progress, bool):
         yield progress
     elif progress:
+        require_package("rich.console", "progress=True needs the package rich: `pip install rich`, or give a function")
         from fastbert.io.progress import Bars
 
-        try:
-            bars = Bars(quiet=False)
-        except ImportError:
-            raise UserError("progress=True needs the package rich: `pip install rich`, or give a function") from None
-        with bars:
+        with Bars(quiet=False) as bars:
             yield bars.stage("embedding", total)
     else:
         yield lambda done: None

@@ -8,14 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_package
 from fastbert.io.atomic_write import partial_path, refuse_present, replace_synced
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.text_files import TextFile
@@ -67,13 +66,8 @@ class OutputFile(ABC):
 
 def import_pyarrow() -> tuple[Any, Any]:
     """Import pyarrow and its parquet module. Raises UserError if it is not installed."""
-    try:
-        # By name, since it comes without types.
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(
-            ".parquet needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or write another kind of file"
-        ) from None
+    message = ".parquet needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or write another kind of file"
+    return require_package("pyarrow", message), require_package("pyarrow.parquet", message)
 
 
 def vector_column(vectors: Any, width: int) -> Any:

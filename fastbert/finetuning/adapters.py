@@ -17,7 +17,7 @@ from torch import nn
 from fastbert.checkpoints import manifest, tokenizer_files
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.formats.safetensors import read_safetensors
-from fastbert.errors import CheckpointError, UserError, require_whole
+from fastbert.errors import CheckpointError, UserError, require_package, require_whole
 from fastbert.io.untrusted_input import read_json_file, shown
 from fastbert.models.base import PreTrainedModel
 from fastbert.ops.native import prepacked_weights
@@ -222,8 +222,4 @@ def _line(error: BaseException) -> str:
 
 def require_peft() -> Any:
     """Return the package peft. Raises `UserError` if it is missing."""
-    try:
-        import peft
-    except ImportError:
-        raise UserError("adapters need the package peft: `pip install peft`") from None
-    return peft
+    return require_package("peft", "adapters need the package peft: `pip install peft`")

@@ -23,7 +23,6 @@ from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
-from fastbert.training.checkpoint import Checkpoints, require
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
@@ -54,14 +53,14 @@ class Progress:
         """Read the progress from a checkpoint's state. Raises `CheckpointError`."""
         none = type(None)
         values = {
-            "step": require(state, "step", int),
-            "tokens": require(state, "tokens", int),
-            "seconds": require(state, "seconds", float),
-            "best": require(state, "best", (float, none)),
-            "best_step": require(state, "best_step", int),
-            "best_scores": require(state, "best_scores", (dict, none)),
-            "since_best": require(state, "since_best", int),
-            "unlogged": require(state, "unlogged", list),
+            "step": checkpoint.require(state, "step", int),
+            "tokens": checkpoint.require(state, "tokens", int),
+            "seconds": checkpoint.require(state, "seconds", float),
+            "best": checkpoint.require(state, "best", (float, none)),
+            "best_step": checkpoint.require(state, "best_step", int),
+            "best_scores": checkpoint.require(state, "best_scores", (dict, none)),
+            "since_best": checkpoint.require(state, "since_best", int),
+            "unlogged": checkpoint.require(state, "unlogged", list),
         }
         if not all(isinstance(loss, float | int) for loss in values["unlogged"]):
             raise CheckpointError("the losses since the last line of metrics.jsonl are not numbers")
@@ -84,13 +83,13 @@ class State:
         names with its SHA-256. The function raises `CheckpointError`."""
 
         def read(state: dict[str, Any]) -> State:
-            trial = require(state, "trial", dict)
+            trial = checkpoint.require(state, "trial", dict)
             kinds = {"lr": float, "batch_size": int, "epochs": float, "seed": int}
             trial_state = cls(
-                Trial(**{name: require(trial, name, kind) for name, kind in kinds.items()}),
-                Progress.of(require(state, "progress", dict)),
-                require(state, "best", dict),
-                require(state, "scaler", dict),
+                Trial(**{name: checkpoint.require(trial, name, kind) for name, kind in kinds.items()}),
+                Progress.of(checkpoint.require(state, "progress", dict)),
+                checkpoint.require(state, "best", dict),
+                checkpoint.require(state, "scaler", dict),
             )
             if trial_state.best != _hashes(best_folder(folder, trial_state.progress.best_step)):
                 raise CheckpointError(
@@ -171,7 +170,7 @@ class Fit:
         self.optimizer = recipe.optimizer(model, config, trial.lr)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         self.progress = Progress()
-        self.checkpoints = Checkpoints(setting.folder, KEEP)
+        self.checkpoints = checkpoint.Checkpoints(setting.folder, KEEP)
         self.named: dict[str, int] = {}  # checkpoint -> its best step
         self.hashes: tuple[int, dict[str, str]] = (0, {})  # the best step, and the SHA-256 of its files
         if config.checkpoint_activations:

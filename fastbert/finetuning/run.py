@@ -23,7 +23,6 @@ from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.order import permutation
-from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
@@ -37,7 +36,6 @@ from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
-from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.plot import plot_trials
@@ -56,7 +54,7 @@ class FinetuneResult:
 
     folder: Path
     metric: str
-    trials: list[TrialResult]
+    trials: list[results.TrialResult]
     best: Trial
     kept: Trial
     scores: dict[str, dict[str, dict[str, Any]]]
@@ -101,7 +99,7 @@ def _finished(config: FinetuneConfig) -> FinetuneResult | None:
     return _ended(out, results.metric(out), done)
 
 
-def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
+def _ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneResult:
     """Plot the run and remove its checkpoints, unless that was done before."""
     if (out / "checkpoints").exists() or not (out / "loss.png").exists():
         with contextlib.suppress(UserError):
@@ -186,7 +184,7 @@ class _Run:
         for path in sorted({stored.file for stored in open_weights(self.source).tensors.values()}):
             digest.update(sha256(path).encode())
         if self.teacher is not None:
-            digest.update(weights_fingerprint(self.teacher).encode())
+            digest.update(checkpoint.weights_fingerprint(self.teacher).encode())
         for rows in (self.rows, *(file.rows for file in self.evaluations)):
             for array in rows.arrays():
                 digest.update(np.ascontiguousarray(array).data)
@@ -242,7 +240,7 @@ class _Run:
         check_configuration(self.config.out, self.configuration, *last, FinetuneConfig.CHANGEABLE)
         return read(last[1])
 
-    def _trial(self, trial: Trial, log: MetricsLog, stop: StopRequest, continued: bool) -> TrialResult:
+    def _trial(self, trial: Trial, log: MetricsLog, stop: StopRequest, continued: bool) -> results.TrialResult:
         """Train a trial, from the beginning or from its checkpoint."""
         folder = self.config.out / "checkpoints"
         if not continued:
@@ -271,7 +269,7 @@ class _Run:
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        return TrialResult.of(trial, fit.run())
+        return results.TrialResult.of(trial, fit.run())
 
     def _evaluate(self, model: Any) -> Scores:
         return {file.name: self.task.score(file.dataset, self._predict(model, file)) for file in self.evaluations}
@@ -284,7 +282,7 @@ class _Run:
         # A metric that is undefined for these predictions, since all are equal, counts as the worst score.
         return scores[first.name].get(metric, -math.inf)
 
-    def _keep(self, done: Sequence[TrialResult]) -> None:
+    def _keep(self, done: Sequence[results.TrialResult]) -> None:
         """Write the newest trial's model and predictions if it is the best trial."""
         newest = done[-1]
         if results.best_trial(done) is not newest:

@@ -16,7 +16,7 @@ from torch import nn
 from fastbert.checkpoints.source import Weights, config_folder
 from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
-from fastbert.distillation.models import student_from
+from fastbert.distillation.models import DISTILLATION, student_from
 from fastbert.errors import UserError
 from fastbert.finetuning import adapters
 from fastbert.finetuning.config import FinetuneConfig
@@ -26,8 +26,6 @@ from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
 from fastbert.training.checkpoint import require_finite
-
-DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
 def model_config(task: Task[Any], source: Path, config: FinetuneConfig) -> BertConfig:

@@ -14,7 +14,6 @@ from torch import nn
 from fastbert.errors import UserError
 from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
-from fastbert.integrations.torch_nn.encoder import TorchEncoderForward
 from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.encoder import PackedForward, PackedHead
 from fastbert.io.log import logger
@@ -47,7 +46,7 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
     if not isinstance(model, nn.Module):
         raise UserError(f"accelerate takes a torch.nn.Module, not {type(model).__name__}")
     replacements = list(_replacements(model, quantize == "int8"))
-    if not any(isinstance(patch, PackedForward | TorchEncoderForward) for _, patch in replacements):
+    if not any(isinstance(patch, PackedForward | torch_encoder.TorchEncoderForward) for _, patch in replacements):
         if any(isinstance(module, PreTrainedModel) for module in model.modules()):  # fastbert's need no acceleration
             return model
         raise UserError(_unknown(model))
@@ -75,7 +74,7 @@ def explain(model: nn.Module) -> list[str]:
         patch = patch_of(module)
         if patch is None:
             continue
-        if isinstance(patch, PackedForward | TorchEncoderForward):
+        if isinstance(patch, PackedForward | torch_encoder.TorchEncoderForward):
             decodes = isinstance(patch, PackedForward) and layouts.decodes(module)
             runs = "its original forward, since it decodes" if decodes else "fastbert's kernels"
             lines.append(f"{patch.where}: {type(module).__name__} on {runs}")
@@ -113,7 +112,7 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, For
             yield module, PackedForward(module, where, layout, reads_first=first, int8=int8)
         elif encoder:
             torch_encoder.check(module, where)
-            yield module, TorchEncoderForward(module, where, int8=int8)
+            yield module, torch_encoder.TorchEncoderForward(module, where, int8=int8)
         else:
             yield module, PackedHead(module, where)
 

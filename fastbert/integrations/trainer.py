@@ -46,18 +46,12 @@ if TYPE_CHECKING:
     import transformers
 
     class Trainer(SavesModels, transformers.Trainer):
-        """Made on first use, since it needs transformers; see `_trainer`."""
+        """Made on first use, since it needs transformers."""
 
 
 def __getattr__(name: str) -> object:
     if name != "Trainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = _trainer()
-    return globals()[name]
-
-
-def _trainer() -> type:
-    """Make the Trainer class. Raises UserError without transformers."""
     try:
         from transformers import Trainer as Base
     except ImportError as error:
@@ -70,4 +64,5 @@ def _trainer() -> type:
         transformers'."""
 
     Trainer.__qualname__ = Trainer.__name__
+    globals()[name] = Trainer
     return Trainer

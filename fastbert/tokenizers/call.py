@@ -153,12 +153,12 @@ def read_lengths(
     max_length = checked_max_length(max_length)
     if max_length is not None and max_length > _NO_LIMIT:
         max_length = model_max_length = None
-    multiple = _checked_count(pad_to_multiple_of, "pad_to_multiple_of", 1)
-    stride = _checked_count(stride, "stride", 0) or 0
+    multiple = checked_count(pad_to_multiple_of, "pad_to_multiple_of", 1)
+    stride = checked_count(stride, "stride", 0) or 0
     if max_length is not None and truncation is None and padding is False:
         truncation = "longest_first"
-    truncate = _choice(truncation, TRUNCATIONS, "truncation")
-    strategy = _choice(padding, PADDINGS, "padding")
+    truncate = choice(truncation, TRUNCATIONS, "truncation")
+    strategy = choice(padding, PADDINGS, "padding")
     length = model_max_length if max_length is None else max_length
     if length is None:
         truncate = _C.TruncationStrategy.NONE
@@ -196,7 +196,8 @@ def checked_max_length(max_length: int | None) -> int | None:
     return max_length
 
 
-def _checked_count(value: int | None, name: str, least: int) -> int | None:
+def checked_count(value: int | None, name: str, least: int) -> int | None:
+    """Validate a number that may be left out."""
     if value is None:
         return None
     value = operator.index(value)
@@ -205,7 +206,8 @@ def _checked_count(value: int | None, name: str, least: int) -> int | None:
     return value
 
 
-def _choice(value: Any, choices: dict[Any, Any], name: str) -> Any:
+def choice(value: Any, choices: dict[Any, Any], name: str) -> Any:
+    """Return what an argument stands for, a key of `choices`."""
     value = getattr(value, "value", value)  # transformers has enums with the same values
     if not isinstance(value, bool | str | None) or value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fastbert import _C
-from fastbert.tokenizers.call import PADDINGS, checked_max_length, checked_side, checked_tensors
+from fastbert.tokenizers import call
 from fastbert.tokenizers.decoding import plain_ids
 from fastbert.tokenizers.row_encoding import CharSpan, RowEncoding, RowTable, TokenSpan
 
@@ -117,7 +117,7 @@ class Encoding(UserDict[str, Any]):
 
     def convert_to_tensors(self, tensor_type: str | None = None, prepend_batch_axis: bool = False) -> "Encoding":
         """Convert lists to int64 arrays ("np") or tensors ("pt"); return the same object."""
-        tensor_type = checked_tensors(tensor_type)
+        tensor_type = call.checked_tensors(tensor_type)
         for key, value in self.data.items():
             if tensor_type is None or hasattr(value, "shape"):
                 continue
@@ -295,9 +295,9 @@ def pad_rows(
     return_tensors: str | None,
 ) -> Encoding:
     """Pad the keys in `fillers` with their values to one length; other keys are not changed."""
-    checked_side(side, "padding_side")
+    call.checked_side(side, "padding_side")
     values = _by_key(rows)
-    tensors = checked_tensors(return_tensors) or _tensors_of(rows)
+    tensors = call.checked_tensors(return_tensors) or _tensors_of(rows)
     if "input_ids" not in values:
         raise ValueError(f"rows to pad need 'input_ids'; there are only {', '.join(values) or 'no keys'}")
     if not values["input_ids"]:
@@ -308,14 +308,10 @@ def pad_rows(
     sizes = [len(row) for row in values["input_ids"]]
     if with_mask and "attention_mask" not in values:
         values["attention_mask"] = [[1] * size for size in sizes]
-    strategy = PADDINGS.get(padding) if isinstance(padding, bool | str) else None
-    if strategy is None:
-        raise ValueError(f"padding={padding!r} must be one of {', '.join(map(repr, PADDINGS))}")
-    width = max(sizes, default=0) if strategy == "longest" else checked_max_length(max_length) or 0
-    if pad_to_multiple_of is not None:
-        if pad_to_multiple_of < 1:
-            raise ValueError(f"pad_to_multiple_of={pad_to_multiple_of} must be at least 1")
-        width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
+    strategy = call.choice(padding, call.PADDINGS, "padding")
+    width = max(sizes, default=0) if strategy == "longest" else call.checked_max_length(max_length) or 0
+    multiple = call.checked_count(pad_to_multiple_of, "pad_to_multiple_of", 1) or 1
+    width = -(-width // multiple) * multiple
     if strategy != "do_not_pad":
         for key, filler in fillers.items():
             if key in values:

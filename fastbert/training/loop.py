@@ -22,7 +22,6 @@ from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint
 from fastbert.training.batches import PretrainingBatches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
-from fastbert.training.checkpoint import Checkpoints
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
@@ -92,7 +91,7 @@ class Trainer:
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
         self.configuration = plain(configuration or {})
-        self.checkpoints = Checkpoints(folder / "checkpoints", config.keep_checkpoints)
+        self.checkpoints = checkpoint.Checkpoints(folder / "checkpoints", config.keep_checkpoints)
         self.reporter = reporter or Reporter()
         self.optimizer = adamw(model, lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)

@@ -16,7 +16,7 @@ from fastbert.config import PRESETS, BertConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shards import INDEX, IndexReader, TokenShards
-from fastbert.distillation.models import copied_layers, student_from
+from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
@@ -35,8 +35,6 @@ from fastbert.training.plot import plot_runs
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
-
-DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import tracemalloc
 import pytest
 
 from fastbert.data import corpus as corpus_module
-from fastbert.data import layout, text_lines
-from fastbert.data.corpus import Corpus, read_documents
-from fastbert.data.layout import detect_layout
+from fastbert.data import text_lines
+from fastbert.data.corpus import Corpus, detect_layout, read_documents
 from fastbert.errors import CorpusError
 
 LINES = "The first one.\nThe second one.\n\nAnother document.\n"
@@ -210,7 +209,7 @@ def test_an_enormous_json_line_is_an_error(tmp_path, monkeypatch):
 
 
 def test_an_enormous_document_is_cut(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(layout, "MAX_DOCUMENT_CHARS", 10_000)
+    monkeypatch.setattr(corpus_module, "MAX_DOCUMENT_CHARS", 10_000)
     path = write(tmp_path / "a.txt", "Line after line.\n" * 3_000)
     documents = list(read_documents(path))
     assert len(documents) > 3
@@ -229,7 +228,7 @@ SHAPES = [
 def test_memory_is_bounded(tmp_path, monkeypatch, line):
     monkeypatch.setattr(corpus_module, "_BLOCK_BYTES", 1 << 15)
     monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 1 << 15)
-    monkeypatch.setattr(layout, "MAX_DOCUMENT_CHARS", 1 << 15)
+    monkeypatch.setattr(corpus_module, "MAX_DOCUMENT_CHARS", 1 << 15)
     path = write(tmp_path / "a.txt.gz", line * (1_500_000 // len(line)))
     tracemalloc.start()
     for _ in read_documents(path, text_format="prose"):

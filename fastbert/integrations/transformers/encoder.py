@@ -29,7 +29,6 @@ from fastbert.integrations.module_checks import (
 )
 from fastbert.integrations.transformers import embeddings as packed_embeddings
 from fastbert.integrations.transformers import layouts
-from fastbert.integrations.transformers.layouts import PredictionHead, prediction_head
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
 from fastbert.models.fusibility import has_hooks, project, project_without_bias
@@ -294,13 +293,13 @@ class PackedHead(ForwardPatch):
         logits = project(head.decoder, x)
         return logits.view(*shape, logits.shape[-1]) if slots is None else pad(logits, slots, shape)
 
-    def _head(self) -> PredictionHead | None:
+    def _head(self) -> layouts.PredictionHead | None:
         """Return the head's modules if they alone decide what it computes, else None."""
         if has_hooks_inside(self.module) or _has_any_global_hook() or torch_is_patched():
             return None
         if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
             return None
-        head = prediction_head(self.module)
+        head = layouts.prediction_head(self.module)
         if head is None or gelu_approximation(head.activation) is None or not is_plain_norm(head.norm):
             return None
         return head if is_tokenwise_linear(head.dense) and is_tokenwise_linear(head.decoder) else None

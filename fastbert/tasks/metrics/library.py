@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
-from fastbert.errors import UserError
+from fastbert.errors import require_package
 
 # Packages whose name differs from their module's.
 PACKAGES = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}
@@ -14,9 +13,6 @@ PACKAGES = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}
 def library(name: str) -> Any:
     """Import a module of the extra `tasks`. Raises UserError, naming the package to install, if it is missing."""
     package = PACKAGES.get(name.partition(".")[0], name.partition(".")[0])
-    try:
-        return import_module(name)
-    except ImportError:
-        raise UserError(
-            f"this metric needs the package {package}: `pip install {package}` (the extra `tasks` has all of them)"
-        ) from None
+    return require_package(
+        name, f"this metric needs the package {package}: `pip install {package}` (the extra `tasks` has all of them)"
+    )

@@ -11,11 +11,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_package
 from fastbert.io.untrusted_input import read_json_object
 
 KINDS = (".parquet", ".arrow")
@@ -172,13 +171,11 @@ def _table(file: Path) -> Any:
 
 
 def _pyarrow(file: Path) -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(
-            f"{file}: reading {file.suffix} needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or save"
-            " it as .jsonl"
-        ) from None
+    message = (
+        f"{file}: reading {file.suffix} needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or save it as"
+        " .jsonl"
+    )
+    return require_package("pyarrow", message), require_package("pyarrow.parquet", message)
 
 
 def _values(file: Path, name: str, column: Any, classes: Names | None) -> list[Any]:
