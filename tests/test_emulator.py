@@ -40,14 +40,14 @@ def configure(shapes: dict[int, tuple[int, int]], **fields: int) -> None:
 
 
 def configuration(shapes: dict[int, tuple[int, int]], **fields: int) -> bytes:
-    wanted = np.zeros(64, np.uint8)
-    wanted[0] = 1
+    expected = np.zeros(64, np.uint8)
+    expected[0] = 1
     for tile, (rows, row_bytes) in shapes.items():
-        wanted[16 + 2 * tile] = row_bytes
-        wanted[48 + tile] = rows
+        expected[16 + 2 * tile] = row_bytes
+        expected[48 + tile] = rows
     for name, value in fields.items():
-        wanted[int(name.removeprefix("byte"))] = value
-    return wanted.tobytes()
+        expected[int(name.removeprefix("byte"))] = value
+    return expected.tobytes()
 
 
 def pointer(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:
@@ -162,15 +162,15 @@ def test_addresses_of_tile_loads(form: int, seed: int) -> None:
 
 
 def test_configurations_come_back() -> None:
-    wanted = configuration({0: (16, 64), 3: (1, 4), 7: (9, 63)})
-    kept = np.full(128, 0xA5, np.uint8)
-    checks().configure_elsewhere(wanted, pointer(kept))
-    assert kept.tobytes() == wanted + wanted
+    expected = configuration({0: (16, 64), 3: (1, 4), 7: (9, 63)})
+    unchanged = np.full(128, 0xA5, np.uint8)
+    checks().configure_elsewhere(expected, pointer(unchanged))
+    assert unchanged.tobytes() == expected + expected
     for leave in (checks().release, lambda: checks().load_config(bytes(64))):
-        checks().load_config(wanted)
+        checks().load_config(expected)
         leave()
-        checks().store_config(pointer(kept))
-        assert not kept[:64].any()
+        checks().store_config(pointer(unchanged))
+        assert not unchanged[:64].any()
 
 
 def test_threads_have_tiles_of_their_own() -> None:
@@ -223,8 +223,8 @@ def test_vector_instructions(name: str, bits: int, form: int, kind: str, seed: i
     values = VECTORS[name](before[:count], first[:count], operand)
     old = before.view(values.dtype)[: len(values)]
     if form in (2, 3, 6, 8):
-        kept = np.zeros_like(old) if form in (3, 8) else old
-        values = np.where([mask >> i & 1 == 1 for i in range(len(values))], values, kept)
+        unchanged = np.zeros_like(old) if form in (3, 8) else old
+        values = np.where([mask >> i & 1 == 1 for i in range(len(values))], values, unchanged)
     expected = np.zeros(64 // values.itemsize, values.dtype)
     expected[: len(values)] = values
 
@@ -304,16 +304,16 @@ def guarded_page() -> int:
     return address + PAGE
 
 
-def touch(function: str, place: str, beyond: int) -> None:
+def touch(function: str, side: str, beyond: int) -> None:
     """One access of 5 rows of 12 bytes, 100 bytes apart, or of a vector, at an end of a page and `beyond` it."""
     library, page = checks(), guarded_page()
     if function in ("load", "load_streaming", "store"):
         configure({0: (5, 12)})
-        at = page + PAGE - (4 * 100 + 12) + beyond if place == "last" else page - beyond
+        at = page + PAGE - (4 * 100 + 12) + beyond if side == "last" else page - beyond
         getattr(library, function)(0, ctypes.c_void_p(at), ctypes.c_int64(100))
         return
     size = {"load_config": 64, "store_config": 64}.get(function, 32)
-    at = page + PAGE - size + beyond if place == "last" else page - beyond
+    at = page + PAGE - size + beyond if side == "last" else page - beyond
     if function in ("load_config", "store_config"):
         getattr(library, function)(ctypes.c_void_p(at))
         return
@@ -326,17 +326,17 @@ TILE_ACCESSES = ["load", "load_streaming", "store", "load_config", "store_config
 ACCESSES = [*TILE_ACCESSES, "dot_256", "convert_two_256", "convert_256"]
 
 
-@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("side", ["first", "last"])
 @pytest.mark.parametrize("function", ACCESSES)
-def test_no_byte_beside_the_operand_is_touched(function: str, place: str) -> None:
-    touch(function, place, 0)
+def test_no_byte_beside_the_operand_is_touched(function: str, side: str) -> None:
+    touch(function, side, 0)
     checks().release()
 
 
-@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("side", ["first", "last"])
 @pytest.mark.parametrize("function", ACCESSES)
-def test_a_byte_beyond_the_page_is_a_segmentation_fault(function: str, place: str) -> None:
-    status, errors = ending(f"t.touch({function!r}, {place!r}, 1)")
+def test_a_byte_beyond_the_page_is_a_segmentation_fault(function: str, side: str) -> None:
+    status, errors = ending(f"t.touch({function!r}, {side!r}, 1)")
     assert status == -signal.SIGSEGV, errors
 
 

@@ -115,7 +115,7 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
         pytest.skip(f"{name} is not installed")
     path = tmp_path / "workload.npz"
     workloads.batch("toy", [3, 7, 1], 8, TOY).save(path)
-    found = {}
+    actual = {}
     for index, one in enumerate(("transformers eager fp32", name)):
         contender = CpuContender("encoder", one, str(model), 1, str(tmp_path / "scratch"))
         try:
@@ -125,8 +125,8 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
         assert contender.open(str(path))["calls_per_round"] >= 1
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{index}.npy"))
-        found[one] = np.load(tmp_path / f"{index}.npy")
-    expected, values = found.values()
+        actual[one] = np.load(tmp_path / f"{index}.npy")
+    expected, values = actual.values()
     assert values.dtype == np.float32
     assert values.shape == (11, TOY.hidden_size)
     verdict = lineup.compare(expected, values, lineup.dtype_of("encoder", name), "reference")
@@ -158,20 +158,20 @@ def test_verdicts(seed: int) -> None:
     rng = np.random.default_rng(seed % 2**32)
     expected = rng.standard_normal((4, 300)).astype(np.float32)
 
-    def said(found: np.ndarray, dtype: str = "fp32") -> str:
-        return lineup.compare(expected, found, dtype, "reference").outputs
+    def verdict(actual: np.ndarray, dtype: str = "fp32") -> str:
+        return lineup.compare(expected, actual, dtype, "reference").outputs
 
-    assert said(expected) == "equal"
-    assert said(expected * np.float32(1.0001)) == "close"
+    assert verdict(expected) == "equal"
+    assert verdict(expected * np.float32(1.0001)) == "close"
     off = expected + rng.standard_normal(expected.shape).astype(np.float32) * 0.02
-    assert said(off).startswith("cosine 1 is below") or said(off).startswith("cosine 0.99")
-    assert said(off, "bf16") == "close"
+    assert verdict(off).startswith("cosine 1 is below") or verdict(off).startswith("cosine 0.99")
+    assert verdict(off, "bf16") == "close"
     one_token = expected.copy()
     one_token[2] = expected[1]
-    assert "is below 0.98" in said(one_token, "int8")
-    assert said(expected[:3]) == "shape (3, 300), not (4, 300)"
+    assert "is below 0.98" in verdict(one_token, "int8")
+    assert verdict(expected[:3]) == "shape (3, 300), not (4, 300)"
     one_token[0, 0] = np.nan
-    assert said(one_token) == "holds values that are not finite"
+    assert verdict(one_token) == "holds values that are not finite"
 
 
 def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> None:
@@ -182,11 +182,11 @@ def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> N
         row("other fp32", 20.0),
         row("other int8", 3.0, "int8"),
     ]
-    found = {one.contender: one for one in lineup.with_ratios(rows)}
-    assert found["other fp32"].ratio_to_fastbert == 5.0
-    assert found["other fp32"].details["ratio_to_same_dtype"] == 2.0
-    assert found["other int8"].details["ratio_to_same_dtype"] == 3.0
-    assert found["fastbert bf16"].ratio_to_fastbert == 1.0
+    results = {one.contender: one for one in lineup.with_ratios(rows)}
+    assert results["other fp32"].ratio_to_fastbert == 5.0
+    assert results["other fp32"].details["ratio_to_same_dtype"] == 2.0
+    assert results["other int8"].details["ratio_to_same_dtype"] == 3.0
+    assert results["fastbert bf16"].ratio_to_fastbert == 1.0
     alone = lineup.with_ratios([row("other bf16", 1.0, "bf16")])[0]
     assert (alone.ratio_to_fastbert, alone.details["ratio_to_same_dtype"]) == (None, None)
 
@@ -211,13 +211,13 @@ def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) 
         _C, "cpu_peak", lambda dtype, threads, seconds: {"fp32": 1e9, "bf16": 4e9}.get(dtype, 8e9), raising=False
     )
     units = (one_thread := peak.Peak(1)).open()
-    found = peak.best(units, {what: [one_thread.time(what)] for what in units})
-    assert {what: round(found[what][0]) for what in peak.DTYPES} == {
+    result = peak.best(units, {what: [one_thread.time(what)] for what in units})
+    assert {what: round(result[what][0]) for what in peak.DTYPES} == {
         "fp32": 10**9,
         "bf16": 4 * 10**9,
         "int8": 8 * 10**9,
     }
-    assert found["bf16"][1] == "bf16: the extension's own kernel"
+    assert result["bf16"][1] == "bf16: the extension's own kernel"
 
 
 # From end to end
@@ -230,18 +230,18 @@ class Fake:
         if fails == "load":
             raise NotImplementedError("no such instruction")
         self.shift, self.fails = shift, fails
-        self.own = peers.load("encoder", "fastbert fp32")(folder, dtype="fp32", threads=threads, scratch=scratch)
+        self.peer = peers.load("encoder", "fastbert fp32")(folder, dtype="fp32", threads=threads, scratch=scratch)
 
     def open(self, arrays: Any) -> dict[str, Any]:
-        return {**self.own.open(arrays), "note": "a fake"}
+        return {**self.peer.open(arrays), "note": "a fake"}
 
     def run(self) -> Any:
-        return self.own.run()
+        return self.peer.run()
 
     def values(self, result: Any) -> np.ndarray:
-        if self.fails == "values" and len(self.own.batch) == 1:
+        if self.fails == "values" and len(self.peer.batch) == 1:
             raise RuntimeError("broke on the second workload")
-        return self.own.values(result) + self.shift
+        return self.peer.values(result) + self.shift
 
 
 def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: Path) -> None:
@@ -255,20 +255,20 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
         f"{name} fp32": Entry("fake", "Fake", ("torch",), (), {"dtype": "fp32"} | more) for name, more in fakes.items()
     }
     entries["absent bf16"] = Entry("fake", "Fake", ("no_such_module",), (), {"dtype": "bf16"})
-    kept = {name: peers.REGISTRY["encoder"][name] for name in ("fastbert fp32", "fastbert bf16")}
-    monkeypatch.setitem(peers.REGISTRY, "encoder", kept | entries)
+    selected = {name: peers.REGISTRY["encoder"][name] for name in ("fastbert fp32", "fastbert bf16")}
+    monkeypatch.setitem(peers.REGISTRY, "encoder", selected | entries)
     monkeypatch.setitem(lineup.REFERENCES, "encoder", ("absent bf16", "fastbert fp32"))
     load = peers.load
     monkeypatch.setattr(peers, "load", lambda kind, name: Fake if name in entries else load(kind, name))
-    said: list[str] = []
+    messages: list[str] = []
     steps: list[int] = []
     options = Options(rounds=2, threads=1, isolate=False)
-    result = bench_encoder.run(options, said.append, lambda done, total, name: steps.append(done))
+    result = bench_encoder.run(options, messages.append, lambda done, total, name: steps.append(done))
     assert steps == [0, 1, 2]
 
-    found = {(one.workload, one.contender): one for one in result.rows}
+    results = {(one.workload, one.contender): one for one in result.rows}
     names = ["fastbert fp32", "fastbert bf16", "good fp32", "wrong fp32"]
-    assert list(found) == [("toy", name) for name in [*names, "breaking fp32"]] + [("one", name) for name in names]
+    assert list(results) == [("toy", name) for name in [*names, "breaking fp32"]] + [("one", name) for name in names]
     assert {one.contender: one.agrees for one in result.rows} == {
         "fastbert fp32": True,
         "fastbert bf16": True,
@@ -276,7 +276,7 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
         "wrong fp32": False,
         "breaking fp32": True,
     }
-    good = found["toy", "good fp32"]
+    good = results["toy", "good fp32"]
     assert good.outputs == "equal"
     assert good.details["note"].endswith("a fake")
     assert good.details["reference"] == "fastbert fp32"
@@ -344,13 +344,13 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         try:
-            _, said = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == 130
-    assert b"interrupted" in said
-    assert b"Traceback" not in said
+    assert b"interrupted" in stderr
+    assert b"Traceback" not in stderr
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert list(tmp_path.iterdir()) == []
 

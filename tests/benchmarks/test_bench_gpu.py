@@ -108,10 +108,10 @@ def test_a_dry_run_measures_the_fused_operations_beside_eager_torch(dry_run: tup
         ("pretraining", gpu_models.pretraining_names(True)),
     ):
         rows, unmeasured = sections[section]["rows"], sections[section]["unmeasured"]
-        own = {row["workload"]: row for row in rows if row["contender"] == "fastbert"}
+        fastbert_rows = {row["workload"]: row for row in rows if row["contender"] == "fastbert"}
         absent = {one["workload"] for one in unmeasured if one["contender"] == "fastbert" and one["reason"]}
-        assert set(own) | absent == set(names), section
-        kernels = [row for row in own.values() if row["details"].get("backend") == "triton"]
+        assert set(fastbert_rows) | absent == set(names), section
+        kernels = [row for row in fastbert_rows.values() if row["details"].get("backend") == "triton"]
         assert {row["outputs"] for row in kernels} <= {"close"}, kernels
         others = {row["workload"] for row in rows if row["contender"] != "fastbert"}
         assert others == (set(names) if section != "pretraining" else set()), section
@@ -183,12 +183,12 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
     monkeypatch.setattr(gpu_sections, "CASE_SECONDS", 4.0)
     session = Session(options(tmp_path / "out"))
     try:
-        found = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 60.0)
+        result = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 60.0)
     finally:
         session.worker.close()
-    assert [row["workload"] for row in found["rows"]] == ["first", "peer", "last"]
-    assert len({row["process"] for row in found["rows"]}) == 2
-    died, refused, hung, peer = found["failures"]
+    assert [row["workload"] for row in result["rows"]] == ["first", "peer", "last"]
+    assert len({row["process"] for row in result["rows"]}) == 2
+    died, refused, hung, peer = result["failures"]
     assert (died["case"], died["reason"], died["lines"]) == ("dies", "its process ended with code 7", ["last words"])
     assert (refused["case"], refused["reason"]) == ("refuses", "ValueError: not this one")
     assert "raise ValueError('not this one')" in "".join(refused["lines"])
@@ -196,7 +196,7 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
     assert (peer["case"], peer["attempted"]) == ("peer", "cudnn"), (
         "tried again without that peer, which then gave a row"
     )
-    assert found["status"] == "partial"
+    assert result["status"] == "partial"
     written = json.loads((tmp_path / "out" / "results.json").read_text())["sections"]["attention"]
     assert [row["workload"] for row in written["rows"]] == ["first", "peer", "last"], "written after each case"
 
@@ -204,10 +204,10 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
 def test_cases_that_come_too_late_are_named(faults: None, tmp_path: Path) -> None:
     session = Session(options(tmp_path / "out"))
     try:
-        found = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 0.0)
+        result = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 0.0)
     finally:
         session.worker.close()
-    assert found["out_of_time"] == ["first", "dies", "refuses", "hangs", "peer", "last"]
+    assert result["out_of_time"] == ["first", "dies", "refuses", "hangs", "peer", "last"]
 
 
 def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,9 +256,9 @@ def test_a_worker_is_replaced_when_its_device_fails(tmp_path: Path, monkeypatch:
 
 
 def test_a_variant_that_does_not_compile_is_named_with_its_last_lines() -> None:
-    (found,) = gpu_processes.compile_all([{"name": "bad", "kind": "absent"}], {"TRITON_INTERPRET": "1"}, 120.0)
-    assert (found["name"], found["error"]) == ("bad", "its process ended with code 1")
-    assert found["lines"][-1] == "KeyError: 'absent'"
+    (result,) = gpu_processes.compile_all([{"name": "bad", "kind": "absent"}], {"TRITON_INTERPRET": "1"}, 120.0)
+    assert (result["name"], result["error"]) == ("bad", "its process ended with code 1")
+    assert result["lines"][-1] == "KeyError: 'absent'"
     (late,) = gpu_processes.compile_all([{"name": "late", "kind": "absent"}], {}, 0.0)
     assert late == {"name": "late", "error": "out of time"}
 
@@ -275,8 +275,8 @@ def test_flags_that_make_no_sense_are_refused(flags: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as refused:
         bench_gpu.parse(["--out", "somewhere", *flags])
     assert refused.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert [word for word in ("--dry-run", "sofmax", "--fast") if word in said]
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert [word for word in ("--dry-run", "sofmax", "--fast") if word in last_line]
 
 
 def test_the_record_is_named_after_the_architecture(tmp_path: Path) -> None:
@@ -394,16 +394,16 @@ def test_verdicts(rows: list[dict[str, Any]], measured: str | None, verdict: str
         {"workload": workload, "contender": "fastbert", "reason": "out of memory"},
     ]
     table = gpu_goals.verdicts({"attention": {"rows": rows, "unmeasured": unmeasured}}, False)
-    (found,) = (one for one in table if one["goal"] == "forward 128 full, dropout 0.1")
-    assert found["verdict"] == verdict
-    assert measured in (None, found["measured"])
+    (result,) = (one for one in table if one["goal"] == "forward 128 full, dropout 0.1")
+    assert result["verdict"] == verdict
+    assert measured in (None, result["measured"])
     assert {one["verdict"] for one in table if "softmax" in one["goal"]} == {"unmeasured: section softmax was not run"}
 
 
 def test_ratios_are_those_to_the_fastest_that_does_the_same() -> None:
     rows = [row("fastbert", 2.0), row("eager", 3.0), row("nested flash", 2.5), row("sdpa cudnn, no dropout", 1.0)]
-    (found,) = gpu_goals.ratios({"attention": {"rows": rows}})
-    assert (found["best"], found["ratio"]) == ("nested flash", 1.25)
+    (result,) = gpu_goals.ratios({"attention": {"rows": rows}})
+    assert (result["best"], result["ratio"]) == ("nested flash", 1.25)
     (alone,) = gpu_goals.ratios({"attention": {"rows": rows[:1]}})
     assert (alone["best"], alone["ratio"]) == (None, None)
 
@@ -422,9 +422,9 @@ def test_softmax_is_judged_by_the_copy_that_was_measured() -> None:
     rows = [row("fastbert", 1.0, gigabytes_per_second=3600.0, **details), row("eager", 3.0, **details)]
     copy = {"rows": [{"workload": "copy", "gigabytes_per_second": 4000.0}]}
     table = gpu_goals.verdicts({"softmax": {"rows": rows}, "ceilings": copy}, False)
-    found = {one["goal"]: (one["measured"], one["verdict"]) for one in table}
-    assert found["softmax 128 / copy bandwidth"] == ("90% (3,600 GB/s, triton)", "met")
-    assert found["softmax 128 / eager"][1] == "met"
+    results = {one["goal"]: (one["measured"], one["verdict"]) for one in table}
+    assert results["softmax 128 / copy bandwidth"] == ("90% (3,600 GB/s, triton)", "met")
+    assert results["softmax 128 / eager"][1] == "met"
     (unmeasured,) = {one["verdict"] for one in gpu_goals.verdicts({"softmax": {"rows": rows}}, False)
                      if one["goal"] == "softmax 128 / copy bandwidth"}  # fmt: skip
     assert unmeasured == "unmeasured: the copy was not measured"
@@ -473,8 +473,8 @@ def test_what_failed_is_printed_with_its_last_line() -> None:
     ],
 )  # fmt: skip
 def test_the_output_of_the_tests_is_read(text: str, code: int | None, expected: tuple[Any, ...]) -> None:
-    found = gpu_processes.read_tests(text, code)
-    assert (found["status"], found["counts"], found["failures"]) == expected
+    actual = gpu_processes.read_tests(text, code)
+    assert (actual["status"], actual["counts"], actual["failures"]) == expected
 
 
 def test_contenders_that_refuse_are_noted_and_the_others_timed() -> None:
@@ -484,14 +484,14 @@ def test_contenders_that_refuse_are_noted_and_the_others_timed() -> None:
     def refuse() -> timing.Calls:
         raise NotImplementedError("no dropout here\nand more")
 
-    found = timing.willing(
+    result = timing.willing(
         device,
         case,
         "x",
         {"fastbert": lambda: [lambda: calls.append("a0"), lambda: calls.append("a1")], "other": refuse},
     )
     assert case.unmeasured == [{"workload": "x", "contender": "other", "reason": "no dropout here"}]
-    (measured,) = timing.contest(device, "x", found, timing.Work(tokens=10, operations=1e9), seconds=0.01)
+    (measured,) = timing.contest(device, "x", result, timing.Work(tokens=10, operations=1e9), seconds=0.01)
     assert calls == ["a0"] + ["a0", "a1"] * ((len(calls) - 1) // 2), "the sets of inputs take turns"
     assert measured.tflops is not None
     flat = measured.as_json()
@@ -554,8 +554,8 @@ def test_outputs_may_be_off_twice_as_far_as_eager() -> None:
 def test_output_and_gradients_are_judged_apart() -> None:
     exact = {name: torch.ones(2, dtype=torch.float64) for name in ("output", "gradient of x")}
     eager = {name: x.float() for name, x in exact.items()}
-    found = {**eager, "gradient of x": torch.tensor([1.0, 2.0])}
-    output, gradients = check.judged_apart(DEVICE, lambda: found, exact, eager)
+    results = {**eager, "gradient of x": torch.tensor([1.0, 2.0])}
+    output, gradients = check.judged_apart(DEVICE, lambda: results, exact, eager)
     assert output == (0.0, "close")
     assert gradients == (1.0, "wrong: gradient of x is off by 1, eager torch by 0")
 
@@ -614,8 +614,8 @@ def test_a_layer_that_computes_something_else_is_found_out() -> None:
     few = gpu_layer.draw(DEVICE, config, [9, 4], 0, dropout=0.0)
     exact = gpu_layer._padded_results(layer, few, torch.float64)
     eager = gpu_layer._padded_results(layer, few, torch.bfloat16)
-    found = gpu_layer._packed_results(layer, few)
-    assert check.judge(found, exact, eager)[1] == "close"
+    result = gpu_layer._packed_results(layer, few)
+    assert check.judge(result, exact, eager)[1] == "close"
     layer.output.LayerNorm.eps = 0.5
     assert check.judge(gpu_layer._packed_results(layer, few), exact, eager)[1].startswith("wrong: output")
 
@@ -694,8 +694,8 @@ def row_of(workload: str, contender: str, milliseconds: float, **others: Any) ->
 
 def judged(goal: str, **sections: list[dict[str, Any]]) -> tuple[str, str]:
     table = gpu_goals.verdicts({name: {"rows": rows} for name, rows in sections.items()}, False)
-    (found,) = (one for one in table if one["goal"] == goal)
-    return found["measured"], found["verdict"]
+    (result,) = (one for one in table if one["goal"] == goal)
+    return result["measured"], result["verdict"]
 
 
 COPY = [{"workload": "copy", "gigabytes_per_second": 4000.0}]
@@ -761,4 +761,4 @@ def test_kernels_are_forced_in_a_dry_run_only_where_they_are(monkeypatch: pytest
     monkeypatch.setattr(dispatch, "supported_by", lambda name: ("softmax", "linear"))
     assert gpu_device.own_backend(DEVICE, "softmax") == "triton"
     assert gpu_device.own_backend(DEVICE, "layer_norm") is None
-    assert gpu_linear._own(DEVICE) is None
+    assert gpu_linear._forced_backend(DEVICE) is None

@@ -71,11 +71,11 @@ def test_operations_are_those_that_torch_counts(classifies: bool, tmp_path: Path
     bench_training.save_model(tmp_path / "model", workload)
     kind = transformers.BertForSequenceClassification if classifies else transformers.BertForPreTraining
     model = kind.from_pretrained(tmp_path / "model", attn_implementation="eager")
-    given: dict[str, Any] = {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
+    inputs: dict[str, Any] = {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
     labels = torch.ones(2, dtype=torch.int64)
-    given |= {"labels": labels} if classifies else {"labels": given["input_ids"], "next_sentence_label": labels}
+    inputs |= {"labels": labels} if classifies else {"labels": inputs["input_ids"], "next_sentence_label": labels}
     with FlopCounterMode(display=False) as counted:
-        model(**given).loss.backward()
+        model(**inputs).loss.backward()
     operations = workloads.step_operations(TOY, [8, 8], 0 if classifies else 16)
     # Of a classifier's 16 tokens 14 are not read from the last layer, of which transformers computes them all.
     unread = 14 * 3 * 2 * TOY.hidden_size * (TOY.hidden_size + 2 * TOY.intermediate_size) if classifies else 0
@@ -84,16 +84,16 @@ def test_operations_are_those_that_torch_counts(classifies: bool, tmp_path: Path
 
 def test_lengths_fill_padded_batches_as_much_as_is_said() -> None:
     for shape, share in ((workloads.WIKI_LENGTHS, 0.43), (workloads.SST2_LENGTHS, 0.34)):
-        found = workloads.lognormal_batches(shape, 200, 32, 99)
-        lengths = np.array([[len(one) for one in batch] for batch in found])
+        result = workloads.lognormal_batches(shape, 200, 32, 99)
+        lengths = np.array([[len(one) for one in batch] for batch in result])
         assert (lengths.mean(1) / lengths.max(1)).mean() == pytest.approx(share, abs=0.03)
         assert shape[2] <= lengths.min() <= lengths.max() <= shape[3]
 
 
 def test_a_step_of_each_workload_is_said_and_masked() -> None:
-    found = workloads.builders(Sources(quick=True))
-    assert list(found) == ["tiny 4x32", "demo", "wiki-en", "finetune"]
-    workload = found["tiny 4x32"]()
+    result = workloads.builders(Sources(quick=True))
+    assert list(result) == ["tiny 4x32", "demo", "wiki-en", "finetune"]
+    workload = result["tiny 4x32"]()
     [batch] = split(workload.arrays)
     assert workload.tokens == 128
     assert "100% full" in workload.note
@@ -101,7 +101,7 @@ def test_a_step_of_each_workload_is_said_and_masked() -> None:
     assert len(masked) == round(0.15 * 128)
     assert set(batch["input_ids"][masked]) == {workloads.MASK}
     assert workloads.MASK not in batch["labels"]
-    assert found["finetune"]().classifies
+    assert result["finetune"]().classifies
     names = list(workloads.builders(Sources()))
     assert names == ["base 32x128", "mini 32x128", "demo", "wiki-en", "finetune"]
     assert list(workloads.builders(Sources(model="small"))) == ["small 32x128", "demo", "wiki-en", "finetune"]
@@ -183,7 +183,7 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
     workload = toy_workload(classifies)
     model = bench_training.save_model(tmp_path / "model", workload)
     workload.save(tmp_path / "workload.npz")
-    found = {}
+    actual = {}
     for number, one in enumerate(("transformers fp32", name)):
         contender = TrainingContender("training", one, str(model), 1, str(tmp_path / "scratch"))
         contender.load()
@@ -192,11 +192,11 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
         assert details["calls_per_round"] % 2 == 0
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{number}.npy"))
-        found[one] = np.load(tmp_path / f"{number}.npy")
+        actual[one] = np.load(tmp_path / f"{number}.npy")
         after = contender.peer.model.state_dict()
         assert all(not torch.equal(before[key], after[key]) for key in before if "weight" in key)
         assert all(parameter.grad is None for parameter in contender.peer.model.parameters())
-    expected, values = found["transformers fp32"], found[name]
+    expected, values = actual["transformers fp32"], actual[name]
     dtype = peers.options("training", name)["dtype"]
     verdict = lineup.compare(expected, values, dtype, "transformers fp32")
     assert verdict.outputs in measure.AGREEING, verdict
@@ -206,18 +206,18 @@ def test_verdicts(seed: int) -> None:
     rng = np.random.default_rng(seed % 2**32)
     expected = np.concatenate(([7.0, 2.0], rng.standard_normal(300)))
 
-    def said(dtype: str = "fp32", **changes: Any) -> str:
-        found = expected.copy()
-        for place, factor in changes.items():
-            found[int(place[1:])] *= factor
-        return lineup.compare(expected, found, dtype, "reference").outputs
+    def verdict(dtype: str = "fp32", **changes: Any) -> str:
+        actual = expected.copy()
+        for position, factor in changes.items():
+            actual[int(position[1:])] *= factor
+        return lineup.compare(expected, actual, dtype, "reference").outputs
 
-    assert said() == "equal"
-    assert said(_0=1 + 1e-6, _1=1 + 1e-4) == "close"
-    assert said(_0=1.001) == "loss off by 0.001, more than 1e-05"
-    assert said("bf16", _0=1.001, _1=1.01) == "close"
-    assert said("bf16", _1=1.05) == "gradient norm off by 0.05, more than 0.03"
-    assert said(_0=float("nan")) == "loss or gradients are not finite"
+    assert verdict() == "equal"
+    assert verdict(_0=1 + 1e-6, _1=1 + 1e-4) == "close"
+    assert verdict(_0=1.001) == "loss off by 0.001, more than 1e-05"
+    assert verdict("bf16", _0=1.001, _1=1.01) == "close"
+    assert verdict("bf16", _1=1.05) == "gradient norm off by 0.05, more than 0.03"
+    assert verdict(_0=float("nan")) == "loss or gradients are not finite"
     turned = np.concatenate((expected[:2], expected[:1:-1]))
     assert "gradient's cosine" in lineup.compare(expected, turned, "bf16", "").outputs
     assert lineup.compare(expected, expected[:9], "fp32", "").outputs == "9 compared values, not 302"
@@ -229,10 +229,10 @@ def test_verdicts(seed: int) -> None:
 def test_curves_are_compared_smoothed() -> None:
     reference = [10.0] * 20
     other = [10.0] * 9 + [12.0] + [10.0] * 9 + [11.0]
-    found = loss_curve.compare("other", other, reference)
-    assert found.final_loss == 10.5
-    assert found.final_off == pytest.approx(0.05)
-    assert found.drift == pytest.approx(0.1)
+    result = loss_curve.compare("other", other, reference)
+    assert result.final_loss == 10.5
+    assert result.final_off == pytest.approx(0.05)
+    assert result.drift == pytest.approx(0.1)
 
 
 def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,12 +241,12 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     text = text_file(tmp_path / "text.txt", seed)
     options = Options(loss_curve=6, text=text, threads=1)
     steps: list[tuple[int, int]] = []
-    found = bench_training.run(options, lambda line: None, lambda done, whole, name: steps.append((done, whole)))
-    assert isinstance(found, Curves)
+    result = bench_training.run(options, lambda line: None, lambda done, whole, name: steps.append((done, whole)))
+    assert isinstance(result, Curves)
     assert steps[-1] == (24, 24)
-    curves = {one.name: one for one in found.curves}
+    curves = {one.name: one for one in result.curves}
     assert list(curves) == list(loss_curve.KINDS)
-    assert found.config.hidden_dropout_prob == found.config.attention_probs_dropout_prob == 0
+    assert result.config.hidden_dropout_prob == result.config.attention_probs_dropout_prob == 0
     reference = curves["eager fp32"]
     assert (reference.final_off, reference.drift) == (0, 0)
     # Six steps of a toy, each on other text, need not end lower; but every one changes the model.
@@ -256,7 +256,7 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     assert 0 < curves["fastbert bf16"].drift < 1e-2
     assert curves["fastbert bf16"].losses != reference.losses
 
-    bench_training.publish(found, options, tmp_path / "curve.json", tmp_path / "curve.png")
+    bench_training.publish(result, options, tmp_path / "curve.json", tmp_path / "curve.png")
     record = json.loads((tmp_path / "curve.json").read_text())
     assert set(record) >= set(records.FIELDS)
     assert {row["name"] for row in record["rows"]} == set(curves)
@@ -264,7 +264,7 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     assert {"threads", "model"} <= set(record["settings"])
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     printed = io.StringIO()
-    loss_curve.show(found, Console(file=printed, width=120))
+    loss_curve.show(result, Console(file=printed, width=120))
     assert "loss over 6 steps" in printed.getvalue()
     assert "fastbert bf16" in printed.getvalue()
 
@@ -284,9 +284,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     options = Options(rounds=2, threads=1, isolate=False, profile=True, contenders=("bf16",))
-    result = bench_training.run(options, said.append)
+    result = bench_training.run(options, messages.append)
     assert isinstance(result, Result)
     names = ["fastbert bf16", "transformers bf16"]
     assert [(row.workload, row.contender) for row in result.rows] == [

@@ -240,8 +240,10 @@ def viewed(storage: bytes, offset: int, shape: tuple[int, ...], stride: tuple[in
     """A pickle of one tensor: a view like this of the zip's storage 0 with so many elements."""
     numbers = [pickle.dumps(value, 2)[2:-1] for value in (offset, shape, stride)]
     start = b"\x80\x02}X\x01\x00\x00\x00actorch._utils\n_rebuild_tensor_v2\n("
-    place = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + storage + b"tQ"
-    return program(lambda _: start + place + b"".join(numbers) + b"\x89}tRs.")
+    storage_id = (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + storage + b"tQ"
+    )
+    return program(lambda _: start + storage_id + b"".join(numbers) + b"\x89}tRs.")
 
 
 def harmful(text: bytes) -> Damage:
@@ -300,7 +302,9 @@ PICKLES: dict[str, Damage] = {
     "stream-longer": replaced(PICKLED, lambda data: stream(data) + b"\0"),
     "stream-big-endian": replaced(
         PICKLED,
-        lambda data: re.sub(rb"(little_endianq.)\x88", lambda found: found[1] + b"\x89", stream(data), flags=re.DOTALL),
+        lambda data: re.sub(
+            rb"(little_endianq.)\x88", lambda result: result[1] + b"\x89", stream(data), flags=re.DOTALL
+        ),
     ),
 }
 

@@ -84,11 +84,11 @@ def test_every_dtype_is_read_as_written(tmp_path: Path) -> None:
     tensors = {f"a/{dtype}": torch.arange(12).to(dtype).reshape(3, 4) for dtype in dtypes}
     tensors |= {"scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), "long": torch.randn(700_001)}
     write_bundle(tmp_path / "model.ckpt", tensors)
-    found = read_bundle(tmp_path / "model.ckpt")
-    assert found.keys() == tensors.keys()
+    result = read_bundle(tmp_path / "model.ckpt")
+    assert result.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name].read(), tensor), name
+        assert result[name].dtype == tensor.dtype
+        assert torch.equal(result[name].read(), tensor), name
     with pytest.raises(CheckpointError, match="which this format lacks"):
         write_bundle(tmp_path / "other.ckpt", {"a": torch.zeros(2).to(torch.float8_e5m2)})
     assert not list(tmp_path.glob("other*"))
@@ -109,9 +109,9 @@ def test_every_name_of_a_full_release_has_its_place(data_dir: Path) -> None:
     config = BertConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
     )
-    own = model_shapes(outline(BertForPreTraining, config))
-    assert {name: stored.shape for name, stored in weights.items()} == own
-    assert {to_tensorflow(name) for name in own} == set(origins.values()) == set(bundle)
+    shapes = model_shapes(outline(BertForPreTraining, config))
+    assert {name: stored.shape for name, stored in weights.items()} == shapes
+    assert {to_tensorflow(name) for name in shapes} == set(origins.values()) == set(bundle)
 
 
 @pytest.mark.parametrize(

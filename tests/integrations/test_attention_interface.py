@@ -88,10 +88,10 @@ def build(config: Any, seed: int, implementation: str, dtype: torch.dtype = torc
     return model.eval().to(dtype)
 
 
-def run(model: Any, inputs: dict[str, Tensor], upstream: Tensor, kept: Tensor) -> list[Tensor]:
+def run(model: Any, inputs: dict[str, Tensor], upstream: Tensor, is_token: Tensor) -> list[Tensor]:
     """The hidden states at real tokens, and the gradients of all parameters of a loss on them."""
     model.zero_grad()
-    states = model(**inputs).last_hidden_state[kept]
+    states = model(**inputs).last_hidden_state[is_token]
     (states * upstream.to(states.dtype)).sum().backward()
     return [states, *(p.grad for p in model.parameters() if p.grad is not None)]
 
@@ -105,14 +105,14 @@ KINDS = ["holes", "left", "right", "a-row-of-padding", "none"]
 def test_real_tokens_and_gradients_are_those_of_sdpa(family: str, kind: str, seed: int) -> None:
     config = CONFIGS[family]()
     mask = padding(kind)
-    kept = mask.bool()
+    is_token = mask.bool()
     ids = torch.randint(3, 60, mask.shape, generator=torch.Generator().manual_seed(seed))
-    upstream = torch.randn(int(kept.sum()), 48, generator=torch.Generator().manual_seed(seed))
+    upstream = torch.randn(int(is_token.sum()), 48, generator=torch.Generator().manual_seed(seed))
     inputs = {"input_ids": ids, "attention_mask": mask}
-    ours = run(build(config, seed, "fastbert"), inputs, upstream, kept)
-    theirs = run(build(config, seed, "sdpa"), inputs, upstream, kept)
+    ours = run(build(config, seed, "fastbert"), inputs, upstream, is_token)
+    theirs = run(build(config, seed, "sdpa"), inputs, upstream, is_token)
     # Eager attention would not do for the exact one: some models take its softmax in fp32, whatever the dtype.
-    exact = run(build(config, seed, "sdpa", torch.float64), inputs, upstream, kept)
+    exact = run(build(config, seed, "sdpa", torch.float64), inputs, upstream, is_token)
     assert len(ours) == len(theirs) == len(exact) > 10
     for number, tensors in enumerate(zip(ours, theirs, exact)):
         assert_as_accurate(*tensors, what=f"tensor {number}")
@@ -123,15 +123,15 @@ def test_real_tokens_and_gradients_are_those_of_sdpa(family: str, kind: str, see
 def test_encoders_run_packed_and_find_the_tokens_once(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens, found = [], []
+    tokens, result = [], []
     inner, of = attention.ops.attention, attention.Rows.from_mask
     monkeypatch.setattr(attention.ops, "attention", lambda q, *a, **k: (tokens.append(len(q)), inner(q, *a, **k))[1])
-    monkeypatch.setattr(attention.Rows, "from_mask", lambda kept: (found.append(1), of(kept))[1])
+    monkeypatch.setattr(attention.Rows, "from_mask", lambda is_token: (result.append(1), of(is_token))[1])
     mask = padding("holes")
     with caplog.at_level(logging.WARNING, "fastbert"):
         build(CONFIGS[name](), seed, "fastbert")(input_ids=mask + 3, attention_mask=mask)
     assert tokens == [int(mask.sum())] * 2
-    assert found == [1]
+    assert result == [1]
     assert caplog.messages == []
 
 
@@ -177,10 +177,10 @@ def heads(rows: int, count: int, columns: int, dim: int, seed: int) -> Tensor:
     return torch.randn(rows, count, columns, dim, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 
-def sdpa(*given: Any, **options: Any) -> Tensor:
+def sdpa(*inputs: Any, **options: Any) -> Tensor:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    result: Tensor = sdpa_attention_forward(*given, **options)[0]
+    result: Tensor = sdpa_attention_forward(*inputs, **options)[0]
     return result
 
 
@@ -188,20 +188,20 @@ def sdpa(*given: Any, **options: Any) -> Tensor:
 def test_cross_attention_of_equal_length_keeps_every_query(kind: str, seed: int) -> None:
     """The keys' padding says nothing of the queries, whose own is another."""
     config = transformers.BertConfig(**SHAPE, is_decoder=True, add_cross_attention=True)
-    mask, own = padding(kind), padding("right").flip(0)
+    mask, other_mask = padding(kind), padding("right").flip(0)
     g = torch.Generator().manual_seed(seed)
     inputs = {
         "input_ids": torch.randint(3, 60, mask.shape, generator=g),
-        "attention_mask": own,
+        "attention_mask": other_mask,
         "encoder_hidden_states": torch.randn(3, COLUMNS, 48, generator=g),
         "encoder_attention_mask": mask,
     }
-    kept = own.bool()
-    upstream = torch.randn(int(kept.sum()), 48, generator=g)
+    is_token = other_mask.bool()
+    upstream = torch.randn(int(is_token.sum()), 48, generator=g)
     exact = {**inputs, "encoder_hidden_states": inputs["encoder_hidden_states"].double()}
     ours, theirs, double = (
-        run(build(config, seed, name, dtype), given, upstream, kept)
-        for name, dtype, given in (
+        run(build(config, seed, name, dtype), arguments, upstream, is_token)
+        for name, dtype, arguments in (
             ("fastbert", torch.float32, inputs),
             ("sdpa", torch.float32, inputs),
             ("eager", torch.float64, exact),
@@ -214,12 +214,12 @@ def test_cross_attention_of_equal_length_keeps_every_query(kind: str, seed: int)
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "LlamaForCausalLM", "MistralForCausalLM"])
 def test_a_decoder_with_a_cache_writes_what_it_writes_with_sdpa(name: str, seed: int) -> None:
     kind = getattr(transformers, name)
-    own: dict[str, Any] = {**SHAPE, "is_decoder": True}
+    fields: dict[str, Any] = {**SHAPE, "is_decoder": True}
     if name != "BertLMHeadModel":
-        own = {**WITHOUT_DROPOUT, "num_attention_heads": 4, "num_key_value_heads": 2}
-    own |= {"sliding_window": 4} if name.startswith("Mistral") else {}
+        fields = {**WITHOUT_DROPOUT, "num_attention_heads": 4, "num_key_value_heads": 2}
+    fields |= {"sliding_window": 4} if name.startswith("Mistral") else {}
     torch.manual_seed(seed)
-    model = kind(kind.config_class(**own, initializer_range=0.3)).eval()
+    model = kind(kind.config_class(**fields, initializer_range=0.3)).eval()
     mask = padding("left")[:2]
     ids = torch.randint(3, 60, mask.shape)
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -252,21 +252,21 @@ def test_a_mask_of_the_users_own_goes_to_sdpa_and_is_said_once(
 def test_in_inference_mode_a_mask_that_can_be_written_to_has_no_note() -> None:
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-    kept = padding("right").bool()
+    is_token = padding("right").bool()
     with torch.inference_mode():
         for function, noted in ((causal_mask_function, False), (bidirectional_mask_function, True)):
-            mask = attention.attention_mask(3, 17, 17, 0, 0, function, kept, device="cpu")
+            mask = attention.attention_mask(3, 17, 17, 0, 0, function, is_token, device="cpu")
             assert (attention._padding(mask) is not None) == noted
 
 
 @pytest.mark.parametrize("change", ["written", "cut"])
 def test_a_mask_that_was_changed_counts_as_it_is(change: str, seed: int) -> None:
-    kept = padding("right").bool()
+    is_token = padding("right").bool()
     options: dict[str, Any] = {"device": "cpu", "allow_is_bidirectional_skip": False}
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     function = causal_mask_function if change == "written" else bidirectional_mask_function
-    mask = attention.attention_mask(3, 17, 17, 0, 0, function, kept, **options)
+    mask = attention.attention_mask(3, 17, 17, 0, 0, function, is_token, **options)
     assert mask is not None
     assert attention._padding(mask) is not None
     assert attention._padding(mask.detach()) is not None, "checkpoints of activations detach what they keep"
@@ -313,10 +313,10 @@ def test_what_sdpa_would_leave_out_in_silence_is_refused(options: dict[str, Any]
 def test_every_call_is_computed_as_sdpa_computes_it(
     q: Any, k: Any, v: Any, options: dict[str, Any], dtype: torch.dtype, seed: int
 ) -> None:
-    given = [heads(*shape, seed + i).to(dtype) for i, shape in enumerate((q, k, v))]
+    inputs = [heads(*shape, seed + i).to(dtype) for i, shape in enumerate((q, k, v))]
     options = {name: x.to(dtype) if isinstance(x, Tensor) else x for name, x in options.items()}
-    ours, weights = attention.attention_forward(Plain(), *given, None, scaling=0.3, **options)
-    theirs = sdpa(Plain(), *given, None, scaling=0.3, **options)
+    ours, weights = attention.attention_forward(Plain(), *inputs, None, scaling=0.3, **options)
+    theirs = sdpa(Plain(), *inputs, None, scaling=0.3, **options)
     assert weights is None
     assert ours.shape == theirs.shape
     assert ours.dtype == theirs.dtype
@@ -330,8 +330,8 @@ def test_sequences_laid_end_to_end_do_not_see_each_other(seed: int) -> None:
     lengths: dict[str, Any] = {
         "cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": 11, "max_length_k": 11,
     }  # fmt: skip
-    places = torch.cat([torch.arange(end - start) for start, end in cuts])[None]
-    packed = model(input_ids=ids, position_ids=places, **lengths).last_hidden_state
+    positions = torch.cat([torch.arange(end - start) for start, end in cuts])[None]
+    packed = model(input_ids=ids, position_ids=positions, **lengths).last_hidden_state
     alone = [model(input_ids=ids[:, start:end]).last_hidden_state for start, end in cuts]
     assert torch.allclose(packed, torch.cat(alone, 1), atol=1e-5)
     with pytest.raises(UserError, match="neither padding nor further rows"):
@@ -436,14 +436,14 @@ class States(torch.nn.Module):
 @pytest.mark.parametrize("tracer", ["jit", "export"])
 def test_what_is_traced_serves_other_masks(tracer: str, seed: int) -> None:
     model, ids = States(build(CONFIGS["bert"](), seed, "fastbert")).requires_grad_(False), padding("none") + 5
-    given = (ids, padding("right"))
+    inputs = (ids, padding("right"))
     if tracer == "jit":
-        traced = torch.jit.trace(model, given, check_trace=False)
+        traced = torch.jit.trace(model, inputs, check_trace=False)
     else:
-        traced = torch.export.export(model, given).module()
+        traced = torch.export.export(model, inputs).module()
     for kind in ("right", "left", "holes"):
-        kept = padding(kind).bool()
-        assert torch.allclose(traced(ids, padding(kind))[kept], model(ids, padding(kind))[kept], atol=1e-5)
+        is_token = padding(kind).bool()
+        assert torch.allclose(traced(ids, padding(kind))[is_token], model(ids, padding(kind))[is_token], atol=1e-5)
 
 
 def test_transforms_of_torch_differentiate_it(seed: int) -> None:

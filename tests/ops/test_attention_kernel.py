@@ -76,11 +76,11 @@ class Inputs:
         bias = leaves[3] if len(leaves) > 3 else None
         result = function(*leaves[:3], *self.cu, bias=bias, **self.options)
         upstream = Guarded(self.gradient.to(result.dtype), DEVICE)
-        found = [result, *torch.autograd.grad(result, leaves, upstream.tensor, allow_unused=True)]
+        results = [result, *torch.autograd.grad(result, leaves, upstream.tensor, allow_unused=True)]
         if guard:
             for item in [*guarded, upstream]:
                 item.check()
-        return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, [result, *leaves])]
+        return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(results, [result, *leaves])]
 
     def triton(self, q, k, v, cu_q, cu_k, **options):
         with use_backend("triton"):
@@ -349,12 +349,12 @@ def test_every_output_is_written_and_nothing_beside_it(lengths, seed, monkeypatc
     guarding = GuardingTorch()
     monkeypatch.setattr(kernels, "torch", guarding)
     inputs = Inputs(lengths, lengths, seed=seed, dtype=torch.float32, heads=3, bias=True, dropout_p=0.1, causal=True)
-    found = inputs.run(inputs.triton)
+    result = inputs.run(inputs.triton)
     assert len(guarding.allocated) == 7  # output, lse; three gradients, delta, the bias's partial sums
     for item in guarding.allocated:
         item.check()
         assert not item.tensor.isnan().any()
-    assert not any(x.isnan().any() for x in found)
+    assert not any(x.isnan().any() for x in result)
 
 
 class NoReading(TorchDispatchMode):

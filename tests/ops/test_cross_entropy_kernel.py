@@ -64,9 +64,9 @@ def run(backend: str, tensors: tuple[torch.Tensor | None, ...], upstream: float 
     *operands, labels = tensors
     leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in operands]
     with use_backend(backend):
-        found = ops.linear_cross_entropy(*leaves, labels, **options)
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        return found, torch.autograd.grad(found.loss_sum, wanted, found.loss_sum.new_tensor(upstream))
+        actual = ops.linear_cross_entropy(*leaves, labels, **options)
+        needed = [leaf for leaf in leaves if leaf is not None]
+        return actual, torch.autograd.grad(actual.loss_sum, needed, actual.loss_sum.new_tensor(upstream))
 
 
 def exactly(
@@ -78,10 +78,10 @@ def exactly(
     logits = leaves[0] @ leaves[1].T
     if bias is not None:
         logits = logits + leaves[2]
-    kept = labels != ignore_index
-    losses = reference.cross_entropy(logits[kept], labels[kept], label_smoothing)
-    losses = losses + z_loss * logits[kept].logsumexp(-1).square()
-    right = (logits.argmax(-1) == labels) & kept
+    labelled = labels != ignore_index
+    losses = reference.cross_entropy(logits[labelled], labels[labelled], label_smoothing)
+    losses = losses + z_loss * logits[labelled].logsumexp(-1).square()
+    right = (logits.argmax(-1) == labels) & labelled
     return losses, right, torch.autograd.grad(losses.sum() * upstream, leaves)
 
 
@@ -120,14 +120,14 @@ def test_writes_every_element_and_nothing_around(
 
     read = [Guarded(tensor, device) for tensor in (x, weight, bias)]
     monkeypatch.setattr(torch, "empty", with_guards)
-    found = kernels.forward(
+    result = kernels.forward(
         kernels.LossInputs(*(one.tensor for one in read), labels, IGNORED, 0.1, 1e-3, True, True, True)
     )
     monkeypatch.undo()
     assert len(guarded) >= 4  # losses, logits, dx, dweight
     for one in (*read, *guarded):
         one.check()
-    assert all(tensor.isfinite().all() for tensor in found)
+    assert all(tensor.isfinite().all() for tensor in result)
 
 
 OPTIONS = pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_without_a_bias(dtype: torch.dtype, seed: int) -> None:
 def test_without_a_label_the_loss_and_the_gradients_are_zero(rows: int, dtype: torch.dtype, seed: int) -> None:
     x, weight, bias, labels = inputs(rows, 50, 8, seed, dtype)
     labels.fill_(IGNORED)
-    found, gradients = run("triton", (x, weight, bias, labels), label_smoothing=0.1, z_loss=1.0)
-    assert found.loss_sum == found.count == found.correct == 0
+    result, gradients = run("triton", (x, weight, bias, labels), label_smoothing=0.1, z_loss=1.0)
+    assert result.loss_sum == result.count == result.correct == 0
     for gradient, tensor in zip(gradients, (x, weight, bias)):
         assert gradient.shape == tensor.shape
         assert gradient.dtype == dtype
@@ -223,8 +223,8 @@ def test_counts_what_is_right_and_of_equal_logits_takes_the_first(seed: int) -> 
     plain = inputs(8, 3000, 16, seed)
     plain[3][[0, 3, 5]] = exact[[0, 3, 5]]
     with use_backend("triton"):
-        found = ops.linear_cross_entropy(*plain)
-    assert found.correct == int(exactly(plain)[1].sum()) >= 3
+        result = ops.linear_cross_entropy(*plain)
+    assert result.correct == int(exactly(plain)[1].sum()) >= 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -254,9 +254,9 @@ def test_under_autocast(dtype: torch.dtype, several: bool, seed: int, monkeypatc
     for x_dtype in (torch.float32, dtype):
         tensors = (x.to(x_dtype), weight, bias, labels)
         with torch.autocast(DEVICE, dtype=dtype):
-            found, ours = run("triton", tensors, 0.5, label_smoothing=0.1)
+            result, ours = run("triton", tensors, 0.5, label_smoothing=0.1)
             _, theirs = run("eager", tensors, 0.5, label_smoothing=0.1)
-        assert found.loss_sum.dtype == torch.float32
+        assert result.loss_sum.dtype == torch.float32
         for name, mine, other, truth in zip(NAMES, ours, theirs, exact):
             assert_as_accurate(mine, other, truth, name)
         assert ours[0].dtype == x_dtype
@@ -316,13 +316,13 @@ def test_only_what_needs_a_gradient_gets_one(frozen: set[int], seed: int) -> Non
 def test_a_tied_weight_gets_both_gradients(seed: int) -> None:
     _, table, bias, labels = inputs(6, 40, 16, seed)
     tokens = torch.arange(6, device=DEVICE)
-    found = []
+    results = []
     for backend in ("triton", "eager"):
         weight = table.clone().requires_grad_()
         with use_backend(backend):
             ops.linear_cross_entropy(torch.tanh(weight[tokens]), weight, bias, labels).loss_sum.backward()
-        found.append(weight.grad)
-    torch.testing.assert_close(*found)
+        results.append(weight.grad)
+    torch.testing.assert_close(*results)
 
 
 def test_backward_may_run_twice_with_any_upstream_gradient(seed: int) -> None:
@@ -359,9 +359,9 @@ def test_without_gradients_none_is_computed(seed: int, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "add_matmul", refuse)
     with use_backend("triton"):
         with torch.no_grad():
-            found = ops.linear_cross_entropy(tensors[0], weight, *tensors[2:])
+            actual = ops.linear_cross_entropy(tensors[0], weight, *tensors[2:])
         detached = ops.linear_cross_entropy(tensors[0], weight.detach(), *tensors[2:])
-    for one in (found, detached):
+    for one in (actual, detached):
         assert torch.equal(one.loss_sum, expected.loss_sum)
         assert torch.equal(one.correct, expected.correct)
         assert not one.loss_sum.requires_grad
@@ -378,8 +378,8 @@ def test_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
     x, weight, bias, labels = inputs(5, 100, 8, seed)
     x[0] = math.nan
     x[2] = math.nan  # a row without a label
-    found, (dx, _, _) = run("triton", (x, weight, bias, labels), 1.0)
-    assert found.loss_sum.isnan()
+    result, (dx, _, _) = run("triton", (x, weight, bias, labels), 1.0)
+    assert result.loss_sum.isnan()
     assert dx[0].isnan().all()
     assert not dx[2].any()
     _, (alone, _, _) = run("triton", (x[3:], weight, bias, labels[3:]), 1.0)
@@ -391,9 +391,9 @@ def test_logits_of_minus_infinity_and_far_from_zero(seed: int) -> None:
     bias[:2100] = -math.inf  # the first whole block
     bias[2100:] += 3000.0
     labels[labels != IGNORED] = 2150
-    found, gradients = run("triton", (x, weight, bias, labels))
+    result, gradients = run("triton", (x, weight, bias, labels))
     losses, _, exact = exactly((x, weight, bias, labels))
-    torch.testing.assert_close(found.loss_sum.double(), losses.sum().detach(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(result.loss_sum.double(), losses.sum().detach(), rtol=1e-4, atol=1e-3)
     for gradient, truth in zip(gradients, exact):
         torch.testing.assert_close(gradient.double(), truth, rtol=1e-3, atol=1e-4)
 
@@ -403,9 +403,9 @@ def test_a_label_outside_the_vocabulary_is_nan_and_reads_nothing(wrong: int, see
     monkeypatch.delenv("FASTBERT_DEBUG", raising=False)
     x, weight, bias, labels = inputs(5, 64, 8, seed)
     labels[1] = wrong
-    found, (dx, dweight, dbias) = run("triton", (x, weight, bias, labels))
-    assert found.loss_sum.isnan()
-    assert found.count == 4
+    result, (dx, dweight, dbias) = run("triton", (x, weight, bias, labels))
+    assert result.loss_sum.isnan()
+    assert result.count == 4
     assert dx[1].isnan().all()
     assert dx[[0, 2, 3, 4]].isfinite().all()
     assert dweight.isnan().any()
@@ -446,11 +446,11 @@ def test_refuses_what_it_does_not_support(seed: int) -> None:
             ops.linear_cross_entropy(x, weight, bias, labels.to("meta"))
 
 
-@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
-def test_the_operators_keep_their_promises(wanted: tuple[bool, ...], seed: int) -> None:
+@pytest.mark.parametrize("needed", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
+def test_the_operators_keep_their_promises(needed: tuple[bool, ...], seed: int) -> None:
     *operands, labels = inputs(5, 40, 8, seed)
-    leaves = [tensor.requires_grad_(need) for tensor, need in zip(operands, wanted)]
-    arguments = (*leaves, labels, IGNORED, 0.1, 1e-3, *wanted, "triton")
+    leaves = [tensor.requires_grad_(need) for tensor, need in zip(operands, needed)]
+    arguments = (*leaves, labels, IGNORED, 0.1, 1e-3, *needed, "triton")
     torch.library.opcheck(torch.ops.fastbert.linear_cross_entropy.default, arguments)
     with torch.no_grad():
         gradients = torch.ops.fastbert.linear_cross_entropy(*arguments)[3:]
@@ -462,8 +462,8 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
     counter = CompileCounterWithBackend("aot_eager")
 
     def function(x, weight, bias, labels):
-        found = ops.linear_cross_entropy(x * 2.0, weight, bias, labels, label_smoothing=0.1, z_loss=1e-3)
-        return found.loss_sum / found.count.clamp(min=1), found.correct
+        result = ops.linear_cross_entropy(x * 2.0, weight, bias, labels, label_smoothing=0.1, z_loss=1e-3)
+        return result.loss_sum / result.count.clamp(min=1), result.correct
 
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
@@ -533,8 +533,8 @@ def test_ten_thousand_rows_take_a_tenth_of_their_fp32_logits(weight_dtype: torch
     bias = torch.empty(vocabulary, dtype=weight_dtype, device="meta")
     labels = torch.empty(rows, dtype=torch.int64, device="meta")
     with Allocations((x, weight, bias, labels)) as seen:
-        found = kernels.forward(kernels.LossInputs(x, weight, bias, labels, IGNORED, 0.0, 0.0, True, True, True))
+        result = kernels.forward(kernels.LossInputs(x, weight, bias, labels, IGNORED, 0.0, 0.0, True, True, True))
     logits = kernels.plan(rows, vocabulary, 2) * kernels.padded(vocabulary) * 2
-    gradient = found[4].untyped_storage().nbytes()
+    gradient = result[4].untyped_storage().nbytes()
     assert seen.peak > logits + gradient  # it does count
     assert seen.peak - gradient <= 0.1 * rows * vocabulary * 4

@@ -164,5 +164,5 @@ def test_drops_inside_of_transforms(seed: int) -> None:
     """Of torch.func, where new tensors have no memory for the native generator to write to."""
     dropout = TokenDropout(0.25, torch.tensor([seed, 5]), torch.zeros(70).long(), torch.arange(70), 3)
     x = torch.randn(70, 64, generator=torch.Generator().manual_seed(seed))
-    found = torch.func.grad(lambda x: ops.dropout(x, dropout).square().sum())(x)
-    torch.testing.assert_close(found, 2 * x * token_mask(dropout, 64, torch.float32) ** 2)
+    result = torch.func.grad(lambda x: ops.dropout(x, dropout).square().sum())(x)
+    torch.testing.assert_close(result, 2 * x * token_mask(dropout, 64, torch.float32) ** 2)

@@ -60,14 +60,14 @@ def test_layer_norm_of_any_dtypes_rounds_no_rows(
     torch.manual_seed(seed)
     tensors = (torch.randn(5, 40).to(rows), torch.randn(40).to(weights), torch.randn(40).to(biases))
     kinds = (rows, torch.float32, torch.float32)
-    found = []
+    results = []
     with fastbert.use_backend("eager"):
         for form in (kinds, (torch.float64,) * 3, (rows, weights, biases)):
             leaves = [tensor.to(kind).requires_grad_() for tensor, kind in zip(tensors, form)]
             result = ops.layer_norm(*leaves)
             assert result.dtype == form[0]
-            found.append([result, *torch.autograd.grad(result, leaves[0], torch.ones_like(result).cumsum(1))])
-    for theirs, exact, mine in zip(*found):
+            results.append([result, *torch.autograd.grad(result, leaves[0], torch.ones_like(result).cumsum(1))])
+    for theirs, exact, mine in zip(*results):
         assert_as_accurate(mine, theirs, exact)
 
 
@@ -129,14 +129,14 @@ def test_linear_cross_entropy(smoothing: float, z_loss: float, seed: int) -> Non
     x, weight, bias = torch.randn(9, 16).double(), torch.randn(40, 16).double(), torch.randn(40).double()
     labels = torch.randint(40, (9,))
     labels[[2, 5]] = -100
-    found = ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing, z_loss=z_loss)
-    kept = labels != -100
+    actual = ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing, z_loss=z_loss)
+    labelled = labels != -100
     logits = x @ weight.T + bias
-    expected = reference.cross_entropy(logits[kept], labels[kept], smoothing).sum()
-    expected = expected + z_loss * logits[kept].logsumexp(-1).square().sum()
-    torch.testing.assert_close(found.loss_sum.double(), expected, rtol=1e-5, atol=1e-5)
-    assert found.count == 7
-    assert found.correct == int((logits.argmax(-1) == labels).sum())
+    expected = reference.cross_entropy(logits[labelled], labels[labelled], smoothing).sum()
+    expected = expected + z_loss * logits[labelled].logsumexp(-1).square().sum()
+    torch.testing.assert_close(actual.loss_sum.double(), expected, rtol=1e-5, atol=1e-5)
+    assert actual.count == 7
+    assert actual.correct == int((logits.argmax(-1) == labels).sum())
 
 
 def test_layer_norm_keeps_bf16_rows_and_fp32_weights_apart_under_autocast(seed: int) -> None:
@@ -174,10 +174,10 @@ def test_report_names_every_operation_with_a_reason() -> None:
 def test_layer_norm_adds_weight_gradients_up_in_fp32(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, grad = (torch.randn(2000, 16, generator=generator).bfloat16() for _ in range(2))
-    found = []
+    results = []
     for dtype in (torch.float32, torch.float64):
         weight, bias = torch.ones(16, dtype=dtype).requires_grad_(), torch.zeros(16, dtype=dtype).requires_grad_()
         y = ops.layer_norm(x if dtype == torch.float32 else x.double(), weight, bias)
-        found.append(torch.autograd.grad(y, (weight, bias), grad.to(y.dtype)))
-    for ours, exact in zip(*found):
+        results.append(torch.autograd.grad(y, (weight, bias), grad.to(y.dtype)))
+    for ours, exact in zip(*results):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-3)

@@ -88,8 +88,8 @@ def run(backend: str, function, tensors: dict, upstream: list, dtype: torch.dtyp
         reached = [(y, g.to(y.dtype)) for y, g in zip(results, upstream) if g is not None]
         used = [y for y, _ in reached]
         gradients = torch.autograd.grad(used, list(leaves.values()), [g for _, g in reached], allow_unused=True)
-    found = dict(zip(("y", "sum"), results)) | {f"d{name}": g for name, g in zip(leaves, gradients)}
-    return {name: x for name, x in found.items() if x is not None}
+    result = dict(zip(("y", "sum"), results)) | {f"d{name}": g for name, g in zip(leaves, gradients)}
+    return {name: x for name, x in result.items() if x is not None}
 
 
 def check(function, tensors: dict, upstream: list, **options) -> dict:
@@ -266,10 +266,10 @@ def test_rows_and_gradients_may_lie_anyhow(form, function, seed: int) -> None:
     with use_backend("triton"):
         results = function(**leaves)
         used = list(leaves.values())
-        found = torch.autograd.grad(results, used, [form(g) for g, _ in zip(gradients, results)], allow_unused=True)
+        actual = torch.autograd.grad(results, used, [form(g) for g, _ in zip(gradients, results)], allow_unused=True)
     expected = run("triton", function, tensors, gradients)
     assert torch.equal(results[0], expected["y"])
-    for name, gradient in zip(leaves, found):
+    for name, gradient in zip(leaves, actual):
         assert gradient is None or torch.equal(gradient, expected[f"d{name}"])
 
 
@@ -358,10 +358,10 @@ def test_nothing_is_left_behind_where_no_gradient_is_asked_for(seed: int) -> Non
         with torch.no_grad():
             leaf = x.clone().requires_grad_()
             assert torch.equal(ops.dropout_add_layer_norm(leaf, residual, weight, bias, 1e-5, x_bias=x_bias), quick)
-        kept = ops.dropout_add_layer_norm(leaf, residual, weight, bias, 1e-5, x_bias=x_bias)
+        retained = ops.dropout_add_layer_norm(leaf, residual, weight, bias, 1e-5, x_bias=x_bias)
     assert torch.equal(quick, outputs[0])
-    assert torch.equal(kept, quick)
-    assert kept.requires_grad
+    assert torch.equal(retained, quick)
+    assert retained.requires_grad
     assert not quick.requires_grad
 
 

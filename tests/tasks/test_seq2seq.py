@@ -59,9 +59,9 @@ def task(**settings: Any) -> SequenceToSequence:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tiny_model_learns_to_turn_words_around(kind: str) -> None:
-    own = task(decoder=kind)
-    rows = own.encode(turned_around(1500, 0), TOKENIZER, labelled=True)
-    model: Any = own.head(own.head_config(CONFIG))
+    sequence_task = task(decoder=kind)
+    rows = sequence_task.encode(turned_around(1500, 0), TOKENIZER, labelled=True)
+    model: Any = sequence_task.head(sequence_task.head_config(CONFIG))
     model.init_weights(seed=0)
     model.train()
     rng, steps = np.random.default_rng(0), 160
@@ -70,22 +70,24 @@ def test_a_tiny_model_learns_to_turn_words_around(kind: str) -> None:
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - step / steps)
         batch = rows.batch(rng.integers(0, len(rows), 32))
-        own.loss(model, batch, own.items(batch)).backward()
+        sequence_task.loss(model, batch, sequence_task.items(batch)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     unseen = turned_around(100, 1)
-    asked = own.encode(unseen, TOKENIZER, labelled=False)
-    written = own.decode(unseen, asked, own.outputs(model.train(False), asked.batch(np.arange(100))))
+    asked = sequence_task.encode(unseen, TOKENIZER, labelled=False)
+    written = sequence_task.decode(
+        unseen, asked, sequence_task.outputs(model.train(False), asked.batch(np.arange(100)))
+    )
     right = sum(one["text"] == example.target for one, example in zip(written, unseen, strict=True))
     assert right >= 95
 
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_rows_have_their_special_tokens(labelled: bool, caplog: pytest.LogCaptureFixture) -> None:
-    own = task(max_length=5, max_target_length=4)
+    sequence_task = task(max_length=5, max_target_length=4)
     with caplog.at_level(logging.WARNING):
-        rows = own.encode(
+        rows = sequence_task.encode(
             dataset(("a b", "c"), ("", ""), ("a b c d e f", "b a"), ("h", "a b c d")), TOKENIZER, labelled=labelled
         )
     a = TOKENIZER.convert_tokens_to_ids("a")
@@ -103,18 +105,18 @@ def test_rows_have_their_special_tokens(labelled: bool, caplog: pytest.LogCaptur
     assert rows.decoder.input_ids.tolist() == expected
     assert rows.decoder.offsets.tolist() == [0, 3, 5, 9, 13]
     assert [record.message for record in caplog.records] == [
-        "texts.tsv, line 4: the target has 6 tokens, more than max_target_length=4, and is cut"
+        "texts.tsv, line 4: the target has 6 tokens, more than max_target_length=4, and is truncated"
     ]
     batch = rows.batch(np.array([3, 0]), np.array([7, 8]))
     assert batch.decoder is not None
     assert batch.decoder.input_ids.tolist() == [CLS, a, a + 1, SEP, CLS, a + 2, SEP]
     assert batch.decoder.dropout_key.tolist() == batch.inputs.dropout_key.tolist() == [7, 8]  # type: ignore[union-attr]
-    assert own.items(batch) == 5
+    assert sequence_task.items(batch) == 5
 
 
 def test_long_targets_are_counted_or_refused() -> None:
     texts = dataset(("a", "b"), ("a", "a b c"), ("b", "a b c d e"))
-    message = r"line 2: the target has 5 tokens, more than max_target_length=4, and is cut, and so are 1 more"
+    message = r"line 2: the target has 5 tokens, more than max_target_length=4, and is truncated, and so are 1 more"
     with pytest.raises(UserError, match=message):
         task(max_target_length=4, strict=True).encode(texts, TOKENIZER, labelled=True)
 
@@ -146,23 +148,23 @@ def test_what_a_task_cannot_do() -> None:
 def test_texts_of_ragged_rows_at_the_limits(kind: str, beams: int) -> None:
     """An empty source, one that is cut, a single row, and no row at all; the longest that positions hold."""
     most = 18 if kind == "prefix" else 33
-    own = task(decoder=kind, num_beams=beams, max_target_length=most)
+    sequence_task = task(decoder=kind, num_beams=beams, max_target_length=most)
     texts = dataset(("", None), ("a , b .", None), (" ".join(WORDS * 4), None))
-    rows = own.encode(texts, TOKENIZER, labelled=False)
-    config = own.head_config(CONFIG)
+    rows = sequence_task.encode(texts, TOKENIZER, labelled=False)
+    config = sequence_task.head_config(CONFIG)
     assert (config.begin_token_id, config.end_token_id) == (CLS, SEP)
-    model: Any = own.head(config)
+    model: Any = sequence_task.head(config)
     model.init_weights(seed=1)
-    outputs = own.outputs(model, rows.batch(np.arange(3)))
+    outputs = sequence_task.outputs(model, rows.batch(np.arange(3)))
     assert all(output.dtype == np.float32 for output in outputs)
-    predictions = own.decode(texts, rows, outputs)
+    predictions = sequence_task.decode(texts, rows, outputs)
     assert [one["id"] for one in predictions] == ["0", "1", "2"]
     for row in range(3):
-        alone = own.outputs(model, rows.batch(np.array([row])))
+        alone = sequence_task.outputs(model, rows.batch(np.array([row])))
         assert np.array_equal(alone[0], outputs[row])
-    assert own.outputs(model, rows.batch(np.array([], dtype=np.int64))) == []
-    said = np.array([-1.5, *TOKENIZER.convert_tokens_to_ids(["a", ",", "b", "."])], dtype=np.float32)
-    assert own.decode(dataset(("x", None)), rows, [said]) == [{"id": "0", "text": "a, b.", "score": -1.5}]
+    assert sequence_task.outputs(model, rows.batch(np.array([], dtype=np.int64))) == []
+    scores = np.array([-1.5, *TOKENIZER.convert_tokens_to_ids(["a", ",", "b", "."])], dtype=np.float32)
+    assert sequence_task.decode(dataset(("x", None)), rows, [scores]) == [{"id": "0", "text": "a, b.", "score": -1.5}]
 
 
 def test_a_run_begins_with_bert_and_its_settings(tmp_path: Path) -> None:
@@ -170,18 +172,18 @@ def test_a_run_begins_with_bert_and_its_settings(tmp_path: Path) -> None:
     from fastbert.checkpoints.source import find_weights
 
     BertModel(CONFIG).save_pretrained(tmp_path)
-    own = task(decoder="decoder", decoder_layers=1)
-    config = own.head_config(BertConfig.from_pretrained(tmp_path))
+    sequence_task = task(decoder="decoder", decoder_layers=1)
+    config = sequence_task.head_config(BertConfig.from_pretrained(tmp_path))
     assert isinstance(config, SequenceConfig)
-    model = loading.outline(own.head, config)
+    model = loading.outline(sequence_task.head, config)
     loading.load(model, find_weights(tmp_path), torch.float32)
     texts = turned_around(5, 2)
-    batch = own.encode(texts, TOKENIZER, labelled=True).batch(np.arange(5))
-    whole = own.loss(model, batch, own.items(batch))
+    batch = sequence_task.encode(texts, TOKENIZER, labelled=True).batch(np.arange(5))
+    whole = sequence_task.loss(model, batch, sequence_task.items(batch))
     assert whole.isfinite()
     model.save_pretrained(tmp_path / "trained")
-    again = own.head.from_pretrained(tmp_path / "trained")
-    assert torch.equal(own.loss(again, batch, own.items(batch)), whole)
+    again = sequence_task.head.from_pretrained(tmp_path / "trained")
+    assert torch.equal(sequence_task.loss(again, batch, sequence_task.items(batch)), whole)
 
 
 @needs_readers
@@ -190,9 +192,9 @@ def test_files_are_read_and_scored(tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu", reason="needs the libraries of metrics")
     file = tmp_path / "pairs.tsv"
     file.write_text("source\ttarget\na b\tb a d c\nc d\td c b a\n")
-    own = task()
-    texts = own.read(str(file))
+    sequence_task = task()
+    texts = sequence_task.read(str(file))
     assert [(example.source, example.target) for example in texts] == [("a b", "b a d c"), ("c d", "d c b a")]
-    scores = own.score(texts, [{"id": "0", "text": "b a d c"}, {"id": "1", "text": "d c b a"}])
-    assert set(scores) == set(own.metrics)
+    scores = sequence_task.score(texts, [{"id": "0", "text": "b a d c"}, {"id": "1", "text": "d c b a"}])
+    assert set(scores) == set(sequence_task.metrics)
     assert all(value == pytest.approx(100.0) for value in scores.values())

@@ -288,11 +288,11 @@ def assert_read_alike(folder):
         index: (token.content, *(getattr(token, flag) for flag in flags))
         for index, token in theirs.added_tokens_decoder.items()
     }
-    found = {
+    actual = {
         index: (token.content, *(getattr(token, flag) for flag in flags))
         for index, token in ours.added_tokens_decoder.items()
     }
-    assert found == expected
+    assert actual == expected
     assert (ours.get_vocab(), len(ours)) == (theirs.get_vocab(), len(theirs))
     assert ours.all_special_tokens == theirs.all_special_tokens
     assert (ours.padding_side, ours.truncation_side) == (theirs.padding_side, theirs.truncation_side)

@@ -69,8 +69,8 @@ class Run:
         self.messages: list[str] = []
         self.recorder = Rerun(failing=flags.pop("failing", None))
         dtype, kind = flags.pop("dtype", torch.float32), flags.pop("kind", BertForPreTraining)
-        given = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
-        config = PretrainConfig(**{**given, "eval_every": 100, "checkpoint_every": 100, **flags})
+        defaults = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
+        config = PretrainConfig(**{**defaults, "eval_every": 100, "checkpoint_every": 100, **flags})
         model = kind(BERT)
         model.init_weights(seed=data.seed % 2**31)
         folder.mkdir(exist_ok=True)
@@ -112,9 +112,9 @@ def timeless(values: dict) -> dict:
 
 def assert_same(first: Run, second: Run, tolerance: float) -> None:
     """Equal weights, lines and reports: to the bit with a tolerance of 0."""
-    found = second.weights()
+    result = second.weights()
     for name, value in first.weights().items():
-        assert float((found[name] - value).abs().max()) <= tolerance, name
+        assert float((result[name] - value).abs().max()) <= tolerance, name
     for a, b in ((first.lines(), second.lines()), (first.reported, second.reported)):
         assert len(a) == len(b) > 0
         for line, other in zip(a, b):
@@ -297,8 +297,8 @@ def test_a_step_that_raised_leaves_nothing_to_the_next(tmp_path: Path, seed: int
             if i == step == 1:
                 with pytest.raises(UserError, match="token_type_ids holds 9"):
                     graphs([graphs.prepare(batch) for batch in (data.batch(1, 0, 3), bad)], lr=1e-3)
-            found = graphs([graphs.prepare(data.batch(step, first, 3)) for first in (0, 3)], lr=1e-3)
-        run.count = found.read()[0].mlm_count
+            result = graphs([graphs.prepare(data.batch(step, first, 3)) for first in (0, 3)], lr=1e-3)
+        run.count = result.read()[0].mlm_count
     assert runs[0].count == runs[1].count
     for name, value in runs[0].weights().items():
         assert torch.equal(runs[1].weights()[name], value), name
@@ -312,8 +312,8 @@ def test_an_optimiser_that_loaded_a_state_is_made_capturable_again(tmp_path: Pat
     graphed.trainer.run()
     optimizer, graphs = graphed.trainer.optimizer, graphed.trainer.graphs
     optimizer.load_state_dict(plain.trainer.optimizer.state_dict())
-    found = graphs([graphs.prepare(data.batch(5, 0, 3))], lr=1e-3)
-    assert torch.isfinite(torch.tensor(found.read()[1]))
+    result = graphs([graphs.prepare(data.batch(5, 0, 3))], lr=1e-3)
+    assert torch.isfinite(torch.tensor(result.read()[1]))
     assert graphed.recorder.captures == 4
     for group in optimizer.param_groups:
         assert group["capturable"]
@@ -347,9 +347,9 @@ def test_gradients_or_weights_that_moved_are_noticed(tmp_path: Path, seed: int, 
         return run.weights()
 
     plain, changed = Run(tmp_path / "a", Data(seed), EXACT), Run(tmp_path / "b", Data(seed), EXACT)
-    expected, found = steps(plain), steps(changed)
+    expected, actual = steps(plain), steps(changed)
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(actual[name], value), name
     assert (plain.recorder.captures, changed.recorder.captures) == (2, 4)
 
 
@@ -421,7 +421,7 @@ class TestOnAGpu:
             graphs([batch], lr=1e-3)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = [graphs([batch], lr=1e-3) for batch in batches[2:]]
+            results = [graphs([batch], lr=1e-3) for batch in batches[2:]]
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        assert all(torch.isfinite(torch.tensor(each.read()[1])) for each in found)
+        assert all(torch.isfinite(torch.tensor(each.read()[1])) for each in results)

@@ -57,12 +57,12 @@ def parameters(draw: Draw, shapes: list = SHAPES) -> list[nn.Parameter]:
     return [nn.Parameter(draw(*shape)) for shape in shapes]
 
 
-def twins(own: list[nn.Parameter]) -> list[nn.Parameter]:
-    return [nn.Parameter(p.detach().clone()) for p in own]
+def twins(params: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [nn.Parameter(p.detach().clone()) for p in params]
 
 
-def groups(own: list[nn.Parameter]) -> list[dict]:
-    return [{"params": own[::2], "weight_decay": 0.1}, {"params": own[1::2], "weight_decay": 0.0, "lr": 3e-3}]
+def groups(params: list[nn.Parameter]) -> list[dict]:
+    return [{"params": params[::2], "weight_decay": 0.1}, {"params": params[1::2], "weight_decay": 0.0, "lr": 3e-3}]
 
 
 def apart(a: Tensor, b: Tensor) -> int:
@@ -90,12 +90,12 @@ def assert_same(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, ulps
 )
 def test_fifty_clipped_steps_have_the_bits_of_torchs_fused_ones(level: str, betas: tuple, seed: int) -> None:
     draw = Draw(seed)
-    own = parameters(draw)
-    other = twins(own)
-    ours = AdamW(groups(own), **{**OPTIONS, "betas": betas})
+    params = parameters(draw)
+    other = twins(params)
+    ours = AdamW(groups(params), **{**OPTIONS, "betas": betas})
     theirs = torch.optim.AdamW(groups(other), **{**OPTIONS, "betas": betas}, fused=True)
     for _ in range(50):
-        for p, q in zip(own, other, strict=True):
+        for p, q in zip(params, other, strict=True):
             p.grad = draw.gradient(p.shape)
             q.grad = p.grad.clone()
         norm = ours.clip_gradients(1.0)
@@ -112,28 +112,28 @@ def test_fifty_clipped_steps_have_the_bits_of_torchs_fused_ones(level: str, beta
 
 
 def test_no_result_depends_on_the_threads(level: str, seed: int) -> None:
-    found = []
+    results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         draw = Draw(seed)
-        own = parameters(draw, [*SHAPES, (300, 1030)])
-        optimizer = AdamW(own, **OPTIONS)
-        for p in own:
+        params = parameters(draw, [*SHAPES, (300, 1030)])
+        optimizer = AdamW(params, **OPTIONS)
+        for p in params:
             p.grad = draw.gradient(p.shape)
-        found.append([optimizer.clip_gradients(0.1)])
+        results.append([optimizer.clip_gradients(0.1)])
         optimizer.step()
-        found[-1] += [p.detach() for p in own]
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+        results[-1] += [p.detach() for p in params]
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_the_norm_is_the_same_number_at_every_level(seed: int) -> None:
     tensors = [Draw(seed).gradient((size,)) for size in (1, 15, 16, 17, 32768, 32769, 100003)]
     spans = [(x.data_ptr(), x.numel()) for x in tensors]
-    found = set()
+    result = set()
     for name in LEVELS:
         with cpu_kernels.running(name):
-            found.add(_C.sum_of_squares(spans))
-    assert len(found) == 1
+            result.add(_C.sum_of_squares(spans))
+    assert len(result) == 1
 
 
 @pytest.mark.parametrize("first", ["ours", "torch"])
@@ -143,17 +143,17 @@ def test_state_dicts_go_both_ways(first: str, seed: int) -> None:
     if first == "torch":
         kinds.reverse()
     draw = Draw(seed)
-    own = parameters(draw)
-    other = twins(own)
-    gradients = [[draw.gradient(p.shape) for p in own] for _ in range(6)]
+    params = parameters(draw)
+    other = twins(params)
+    gradients = [[draw.gradient(p.shape) for p in params] for _ in range(6)]
     reference = torch.optim.AdamW(other, **OPTIONS, fused=True)
-    optimizer = kinds[0](own)
+    optimizer = kinds[0](params)
     for step, grads in enumerate(gradients):
         if step == 3:
             state = copy.deepcopy(optimizer.state_dict())
-            optimizer = kinds[1](own)
+            optimizer = kinds[1](params)
             optimizer.load_state_dict(state)
-        for p, q, grad in zip(own, other, grads, strict=True):
+        for p, q, grad in zip(params, other, grads, strict=True):
             p.grad, q.grad = grad.clone(), grad.clone()
         optimizer.step()
         reference.step()
@@ -169,18 +169,18 @@ OTHERWISE = [
 @pytest.mark.parametrize("options", OTHERWISE, ids=lambda options: next(iter(options)))
 def test_what_is_not_served_takes_torchs_step(options: dict, seed: int) -> None:
     draw = Draw(seed)
-    own = parameters(draw)
-    other = twins(own)
-    ours, theirs = AdamW(own, **{**OPTIONS, **options}), torch.optim.AdamW(other, **{**OPTIONS, **options})
+    params = parameters(draw)
+    other = twins(params)
+    ours, theirs = AdamW(params, **{**OPTIONS, **options}), torch.optim.AdamW(other, **{**OPTIONS, **options})
     for _ in range(3):
-        for p, q in zip(own, other, strict=True):
+        for p, q in zip(params, other, strict=True):
             p.grad = draw.gradient(p.shape)
             q.grad = p.grad.clone()
         ours.clip_gradients(0.5)
         torch._foreach_mul_([q.grad for q in other], ours.clip_factor)
         ours.step()
         theirs.step()
-        assert len(ours.changed_by_torch) == len(own)
+        assert len(ours.changed_by_torch) == len(params)
     assert_same(ours, theirs, 0)
 
 
@@ -188,27 +188,29 @@ def test_dtypes_and_layouts_are_mixed(seed: int) -> None:
     """bf16, fp64, strided, sparse-free and plain parameters in one optimiser: each as torch has it."""
     draw = Draw(seed)
     made = [draw(6, 5), draw(6, 5).bfloat16(), draw(6, 5).double(), draw(5, 6).t(), draw(12, 5)[::2]]
-    own = [nn.Parameter(x) for x in made]
+    params = [nn.Parameter(x) for x in made]
     other = [nn.Parameter(x.detach().clone(memory_format=torch.preserve_format)) for x in made]
-    ours, theirs = AdamW(own, **OPTIONS), torch.optim.AdamW(other, **OPTIONS, foreach=False)
-    for p, q in zip(own, other, strict=True):
+    ours, theirs = AdamW(params, **OPTIONS), torch.optim.AdamW(other, **OPTIONS, foreach=False)
+    for p, q in zip(params, other, strict=True):
         p.grad = draw(6, 5).to(p.dtype)
         q.grad = p.grad.clone()
     ours.step()
     theirs.step()
-    assert [p is own[1] or p is own[2] or p is own[3] or p is own[4] for p in ours.changed_by_torch] == [True] * 4
-    for p, q in zip(own[1:], other[1:], strict=True):
+    assert [p is params[1] or p is params[2] or p is params[3] or p is params[4] for p in ours.changed_by_torch] == [
+        True
+    ] * 4
+    for p, q in zip(params[1:], other[1:], strict=True):
         assert torch.equal(p, q)
-    torch.testing.assert_close(own[0], other[0])
+    torch.testing.assert_close(params[0], other[0])
 
 
 def test_tensors_that_share_memory_are_computed_one_after_the_other(seed: int) -> None:
     base, twin = Draw(seed)(10, 8), Draw(seed)(10, 8)
     results = []
     for memory, kind in ((base, AdamW), (twin, torch.optim.AdamW)):
-        own = [nn.Parameter(memory[:6]), nn.Parameter(memory[4:])]
-        optimizer = kind(own, **OPTIONS)
-        for i, p in enumerate(own):
+        params = [nn.Parameter(memory[:6]), nn.Parameter(memory[4:])]
+        optimizer = kind(params, **OPTIONS)
+        for i, p in enumerate(params):
             p.grad = Draw(seed + 1 + i)(6, 8)
         optimizer.step()
         results.append(memory)
@@ -261,15 +263,15 @@ def test_a_scaler_skips_steps_as_ever(seed: int) -> None:
 
 
 def test_gradients_are_cleared_in_the_pass_or_freed(seed: int) -> None:
-    own = parameters(Draw(seed))
-    optimizer = AdamW(own, **OPTIONS)
-    for p in own:
+    params = parameters(Draw(seed))
+    optimizer = AdamW(params, **OPTIONS)
+    for p in params:
         p.grad = torch.ones_like(p)
-    grads = [p.grad for p in own]
+    grads = [p.grad for p in params]
     optimizer.step(clear=True)
-    assert all(p.grad is grad and not grad.any() for p, grad in zip(own, grads, strict=True))
+    assert all(p.grad is grad and not grad.any() for p, grad in zip(params, grads, strict=True))
     optimizer.zero_grad()
-    assert all(p.grad is None for p in own)
+    assert all(p.grad is None for p in params)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -292,11 +294,11 @@ def test_a_gradient_that_is_no_number_is_named_and_changes_nothing(value: float,
 
 def test_without_names_the_place_and_shape_are_told() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        own = [nn.Parameter(torch.ones(4, 3, dtype=dtype)) for _ in range(3)]
-        optimizer = AdamW([{"params": own[:1]}, {"params": own[1:]}], lr=1e-3)
-        for p in own:
+        params = [nn.Parameter(torch.ones(4, 3, dtype=dtype)) for _ in range(3)]
+        optimizer = AdamW([{"params": params[:1]}, {"params": params[1:]}], lr=1e-3)
+        for p in params:
             p.grad = torch.ones_like(p)
-        own[2].grad[1, 2] = math.nan
+        params[2].grad[1, 2] = math.nan
         with pytest.raises(UserError, match=r"parameter 1 of group 1, of shape \(4, 3\), is nan at \[1, 2\]"):
             optimizer.step()
 
@@ -340,24 +342,24 @@ WIDTHS = [
 def test_packed_copies_equal_fresh_ones_after_each_step(level: str, shapes: list, element: str, seed: int) -> None:
     torch.set_num_threads(2)
     draw = Draw(seed)
-    own = parameters(draw, shapes)
-    optimizer = AdamW(own, **OPTIONS, weight_decay=0.1)
+    params = parameters(draw, shapes)
+    optimizer = AdamW(params, **OPTIONS, weight_decay=0.1)
 
     def copies() -> list:
-        found = [prepacked_weights.prepacked(p, element, transposed) for p in own for transposed in (False, True)]
+        results = [prepacked_weights.prepacked(p, element, transposed) for p in params for transposed in (False, True)]
         for transposed in (False, True):
-            found += prepacked_weights.prepacked_group(own, (2, 1), element, transposed)
-        return found
+            results += prepacked_weights.prepacked_group(params, (2, 1), element, transposed)
+        return results
 
-    places = [id(one) for one in copies()]
+    addresses = [id(one) for one in copies()]
     for step in range(4):
-        for i, p in enumerate(own):
+        for i, p in enumerate(params):
             p.grad = None if step == 2 and i == 1 else draw.gradient(p.shape)  # one is left out
         optimizer.clip_gradients(1.0)
         optimizer.step()
         held = copies()
-        assert [id(one) for one in held] == places, "packed again instead of written anew"
-        plain = [p.detach() for p in own]
+        assert [id(one) for one in held] == addresses, "packed again instead of written anew"
+        plain = [p.detach() for p in params]
         joined = [torch.cat(plain[:2]), plain[2]]
         fresh = [matmul.prepack(p, element, transposed) for p in plain for transposed in (False, True)]
         fresh += [matmul.prepack(p, element, transposed) for transposed in (False, True) for p in joined]
@@ -405,7 +407,7 @@ def test_nothing_beyond_a_tensor_is_touched(level: str, size: int, behind: bool,
 
 def test_the_extension_refuses_copies_that_do_not_fit() -> None:
     x = torch.ones(5, 64)
-    places, step = [x[i].data_ptr() for i in range(4)], x[4].data_ptr()
+    addresses, step = [x[i].data_ptr() for i in range(4)], x[4].data_ptr()
     packed = matmul.prepack(torch.ones(8, 8), "fp32")
     integers = matmul.prepack(torch.ones(8, 8), "int8")
     settings = [(1e-2, 0.9, 0.999, 1e-6, 0.1)]
@@ -413,32 +415,32 @@ def test_the_extension_refuses_copies_that_do_not_fit() -> None:
         [(packed, False, 0, 1), (packed, True, 0, 5), (integers, False, 0, 0), (packed, False, 3, 0)], [8], [8]
     ):
         with pytest.raises(ValueError, match=r"copy|parameter"):
-            _C.adamw([(*places, step, rows, columns, 0)], settings, [copy_of], 1.0, False)
+            _C.adamw([(*addresses, step, rows, columns, 0)], settings, [copy_of], 1.0, False)
     with pytest.raises(ValueError, match="settings"):
-        _C.adamw([(*places, step, 8, 8, 1)], settings, [], 1.0, False)
+        _C.adamw([(*addresses, step, 8, 8, 1)], settings, [], 1.0, False)
     with pytest.raises(ValueError, match="null"):
-        _C.adamw([(0, *places[1:], step, 8, 8, 0)], settings, [], 1.0, False)
+        _C.adamw([(0, *addresses[1:], step, 8, 8, 0)], settings, [], 1.0, False)
     assert (x == 1).all()
 
 
 def test_decay_within_the_gradient_is_torchs(seed: int) -> None:
     """torch's group has a switch that makes Adam of AdamW."""
-    own = [nn.Parameter(Draw(seed)(8, 8))]
-    theirs = twins(own)
-    for kind, given in ((AdamW, own), (torch.optim.AdamW, theirs)):
-        optimizer = kind(given, weight_decay=0.5, fused=True, **OPTIONS)
+    native = [nn.Parameter(Draw(seed)(8, 8))]
+    theirs = twins(native)
+    for kind, params in ((AdamW, native), (torch.optim.AdamW, theirs)):
+        optimizer = kind(params, weight_decay=0.5, fused=True, **OPTIONS)
         optimizer.param_groups[0]["decoupled_weight_decay"] = False
-        given[0].grad = torch.ones(8, 8)
+        params[0].grad = torch.ones(8, 8)
         optimizer.step()
-    assert torch.equal(own[0], theirs[0])
+    assert torch.equal(native[0], theirs[0])
 
 
 def test_the_first_step_where_another_device_is_the_default(seed: int) -> None:
-    own = [nn.Parameter(Draw(seed)(8, 8))]
-    theirs = twins(own)
-    for kind, given in ((AdamW, own), (torch.optim.AdamW, theirs)):
-        optimizer = kind(given, fused=True, **OPTIONS)
-        given[0].grad = torch.ones(8, 8)
+    native = [nn.Parameter(Draw(seed)(8, 8))]
+    theirs = twins(native)
+    for kind, params in ((AdamW, native), (torch.optim.AdamW, theirs)):
+        optimizer = kind(params, fused=True, **OPTIONS)
+        params[0].grad = torch.ones(8, 8)
         with torch.device("meta"):
             optimizer.step()
-    assert torch.equal(own[0], theirs[0])
+    assert torch.equal(native[0], theirs[0])

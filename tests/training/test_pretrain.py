@@ -40,12 +40,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(30)]
     lines = []
     for _ in range(40):
-        place = draw.randrange(30)
+        position = draw.randrange(30)
         for _ in range(8):
             sentence = []
             for _ in range(9):
-                sentence.append(words[place])
-                place = (place + 1) % 30 if draw.random() < 0.9 else draw.randrange(30)
+                sentence.append(words[position])
+                position = (position + 1) % 30 if draw.random() < 0.9 else draw.randrange(30)
             lines.append(" ".join(sentence) + ".")
         lines.append("")
     path = tmp_path_factory.mktemp("corpus") / "toy.txt"
@@ -155,10 +155,10 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one_bit_for_bit(
         with (run.out / "metrics.jsonl").open("a") as file:
             file.write('{"step": 13, "spl')  # as a kill in the middle of a line leaves it
         pretrain(replace(run, resume=True))
-        expected, found = weights(whole.out), weights(run.out)
-        assert expected.keys() == found.keys()
+        expected, actual = weights(whole.out), weights(run.out)
+        assert expected.keys() == actual.keys()
         for name, tensor in expected.items():
-            assert torch.equal(tensor, found[name]), name
+            assert torch.equal(tensor, actual[name]), name
         assert timeless(run.out) == timeless(whole.out)
         pretrain(PretrainConfig(out=run.out, resume=True))
         assert timeless(run.out) == timeless(whole.out)
@@ -449,9 +449,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(config: PretrainConfig, mo
     monkeypatch.setattr(checkpoint, "save_tensors", full)
     with pytest.raises(CheckpointError, match=r"step-00000008: the checkpoint could not be written .*No space left"):
         pretrain(replace(config, resume=True, steps=12))
-    found = checkpoint.find(config.out / "checkpoints")
-    assert [path.name for path in found] == ["step-00000004"]
-    checkpoint.load(found[0])
+    result = checkpoint.find(config.out / "checkpoints")
+    assert [path.name for path in result] == ["step-00000004"]
+    checkpoint.load(result[0])
     assert not list((config.out / "checkpoints").glob(".*"))
     monkeypatch.undo()
     assert pretrain(replace(config, resume=True, steps=12)).validation.step == 12
@@ -464,9 +464,9 @@ def test_a_damaged_checkpoint_is_seen_and_passed_over(config: PretrainConfig, se
     newest = checkpoint.find(root)[-1]
     for name in (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE):
         original = (newest / name).read_bytes()
-        place = draw.randrange(len(original))
+        offset = draw.randrange(len(original))
         damaged = bytearray(original)
-        damaged[place] ^= 1 << draw.randrange(8)
+        damaged[offset] ^= 1 << draw.randrange(8)
         (newest / name).write_bytes(damaged)
         with pytest.raises(CheckpointError, match="damaged"):
             checkpoint.load(newest)
