@@ -19,9 +19,9 @@ def worst_error(values: torch.Tensor, exact: torch.Tensor) -> tuple[float, tuple
     values, exact = values.detach().double().cpu(), exact.detach().double().cpu()
     same = (values == exact) | (values.isnan() & exact.isnan())
     error = torch.where(same, 0.0, (values - exact).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-    place = int(error.argmax())
-    return float(error.flatten()[place]), tuple(
-        int(index) for index in torch.unravel_index(torch.tensor(place), error.shape)
+    position = int(error.argmax())
+    return float(error.flatten()[position]), tuple(
+        int(index) for index in torch.unravel_index(torch.tensor(position), error.shape)
     )
 
 
@@ -46,14 +46,15 @@ def assert_as_accurate(
     )
     reference, _ = worst_error(eager, exact)
     assert math.isfinite(reference), f"{what}: eager torch itself has a NaN or an infinity that float64 does not have"
-    error, place = worst_error(actual, exact)
+    error, position = worst_error(actual, exact)
     finite = exact.detach()[exact.detach().isfinite()]
     floor *= max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     bound = factor * reference + floor
     if not error <= bound:
         wrong = int(((actual.detach().double().cpu() - exact.detach().cpu()).abs() <= bound).logical_not().sum())
         raise AssertionError(
-            f"{what}: worst error {error:.3g} at {place} is over {bound:.3g} = {factor:g} x eager's {reference:.3g}"
+            f"{what}: worst error {error:.3g} at {position} is over {bound:.3g} = {factor:g} x eager's {reference:.3g}"
             f" + {floor:g} ({actual.dtype}, {wrong} of {exact.numel()} elements);"
-            f" got {float(actual[place]):.9g}, eager {float(eager[place]):.9g}, float64 {float(exact[place]):.9g}"
+            f" got {float(actual[position]):.9g}, eager {float(eager[position]):.9g},"
+            f" float64 {float(exact[position]):.9g}"
         )

@@ -27,8 +27,8 @@ class Draw:
         return torch.randint(0, rows, (tokens,), generator=self.generator)
 
 
-def wide(given: list[Any]) -> list[Any]:
-    return [x.double() if x.is_floating_point() else x for x in given]
+def wide(tensors: list[Any]) -> list[Any]:
+    return [x.double() if x.is_floating_point() else x for x in tensors]
 
 
 def check(ours: Tensor, eager: Tensor, exact: Tensor, what: str) -> None:

@@ -17,9 +17,9 @@ HOSTILE = st.text(
 
 
 def question(context: str, *answers: tuple[str, int], asked: str = "a b c", number: int = 0) -> QuestionExample:
-    found = tuple(Answer(text, start) for text, start in answers)
+    spans = tuple(Answer(text, start) for text, start in answers)
     return QuestionExample(
-        id=f"q{number}", location=f"question q{number}", question=asked, context=context, answers=found
+        id=f"q{number}", location=f"question q{number}", question=asked, context=context, answers=spans
     )
 
 
@@ -66,22 +66,22 @@ def their_rows(example: QuestionExample, reference: Any, max_length: int, stride
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
     )
-    found = []
+    results = []
     for row in range(len(encoded["input_ids"])):
         sequences, offsets = encoded.sequence_ids(row), encoded["offset_mapping"][row]
-        places = [place for place, sequence in enumerate(sequences) if sequence == 1]
+        positions = [position for position, sequence in enumerate(sequences) if sequence == 1]
         start = end = 0
-        if example.answers and places:
+        if example.answers and positions:
             begin_char, end_char = example.answers[0].start, example.answers[0].start + len(example.answers[0].text)
-            first, last = places[0], places[-1]
+            first, last = positions[0], positions[-1]
             if offsets[first][0] <= begin_char and offsets[last][1] >= end_char:
-                while first <= places[-1] and offsets[first][0] <= begin_char:
+                while first <= positions[-1] and offsets[first][0] <= begin_char:
                     first += 1
                 start = first - 1
-                while offsets[last][1] >= end_char and last >= places[0]:
+                while offsets[last][1] >= end_char and last >= positions[0]:
                     last -= 1
                 end = last + 1
-        found.append(
+        results.append(
             {
                 "ids": encoded["input_ids"][row],
                 "types": encoded["token_type_ids"][row],
@@ -90,12 +90,12 @@ def their_rows(example: QuestionExample, reference: Any, max_length: int, stride
                 "offsets": [span if sequence == 1 else None for span, sequence in zip(offsets, sequences)],
             }
         )
-    return found
+    return results
 
 
 def their_answer(example: QuestionExample, rows: list[Any], settings: SpanSettings) -> dict[str, Any]:
     """`postprocess_qa_predictions` of transformers' example, for one question."""
-    found, null = [], None
+    actual, null = [], None
     for features, logits in rows:
         starts, ends = logits
         score = starts[0] + ends[0]
@@ -108,10 +108,10 @@ def their_answer(example: QuestionExample, rows: list[Any], settings: SpanSettin
                     continue
                 if end < start or end - start + 1 > settings.max_answer_length:
                     continue
-                found.append({"offsets": (spans[start][0], spans[end][1]), "score": starts[start] + ends[end]})
+                actual.append({"offsets": (spans[start][0], spans[end][1]), "score": starts[start] + ends[end]})
     if settings.unanswerable:
-        found.append(null)
-    best = sorted(found, key=lambda one: one["score"], reverse=True)[: settings.n_best]
+        actual.append(null)
+    best = sorted(actual, key=lambda one: one["score"], reverse=True)[: settings.n_best]
     if settings.unanswerable and not any(one["offsets"] == (0, 0) for one in best):
         best.append(null)
     for one in best:
@@ -129,10 +129,10 @@ def their_answer(example: QuestionExample, rows: list[Any], settings: SpanSettin
 
 def gold(rows: SpanRows) -> list[np.ndarray]:
     """Logits that say what the targets say."""
-    found = []
+    results = []
     for index, length in enumerate(rows.lengths.tolist()):
         logits = np.zeros((2, length), dtype=np.float32)
         for side, name in enumerate(("start", "end")):
             logits[side, rows.unit_targets[name][index]] = 10
-        found.append(logits)
-    return found
+        results.append(logits)
+    return results

@@ -12,8 +12,8 @@ def task_file(data_dir: Path, archive: str, name: str, folder: Path) -> str:
     if not path.is_file():
         pytest.skip(f"needs the optional {path}")
     with tarfile.open(path) as files:
-        found = [member for member in files.getmembers() if Path(member.name).name == name]
-        content = files.extractfile(found[0])
+        results = [member for member in files.getmembers() if Path(member.name).name == name]
+        content = files.extractfile(results[0])
         assert content is not None
         target = folder / name
         target.write_bytes(content.read())

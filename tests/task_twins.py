@@ -86,13 +86,13 @@ def batches(rows: Rows, units: int) -> Iterator[TaskBatch]:
 
 def all_outputs(task: Any, model: Any, rows: Rows, batch_tokens: int = 400) -> list[np.ndarray]:
     """What a model says of every row, the longest rows first, in the rows' order."""
-    found: list[Any] = [None] * len(rows)
+    result: list[Any] = [None] * len(rows)
     with torch.no_grad():
         for chosen in rows.by_length(batch_tokens):
-            said = task.outputs(model.eval(), TaskBatch(inputs=rows.packed(chosen), targets={}))
-            for row, output in zip(chosen.tolist(), said, strict=True):
-                found[row] = output
-    return found
+            outputs = task.outputs(model.eval(), TaskBatch(inputs=rows.packed(chosen), targets={}))
+            for row, output in zip(chosen.tolist(), outputs, strict=True):
+                result[row] = output
+    return result
 
 
 def rows_of(rows: Rows) -> list[tuple[list[int], list[int]]]:

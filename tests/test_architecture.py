@@ -103,9 +103,9 @@ def test_the_walk_finds_what_it_forbids(tmp_path: Path) -> None:
         "if TYPE_CHECKING:\n    from fastbert.tasks.base import Task\n"
         "def f():\n    from fastbert import doctor\n    import fastbert.cli.flags\n"
     )
-    found = imports("fastbert.ops.custom_op", file, modules())
-    assert found == {"fastbert.tasks.base", "fastbert.doctor", "fastbert.cli.flags"}
-    assert all(floor(module) > floor("fastbert.ops.custom_op") for module in found)
+    result = imports("fastbert.ops.custom_op", file, modules())
+    assert result == {"fastbert.tasks.base", "fastbert.doctor", "fastbert.cli.flags"}
+    assert all(floor(module) > floor("fastbert.ops.custom_op") for module in result)
 
 
 def test_the_document_names_every_floor() -> None:

@@ -160,7 +160,7 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
 
 def test_sdist_holds_the_project_and_no_build(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
-    wanted = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    expected = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
     results = tree / "benchmarks/results/machine.json"
     results.parent.mkdir(exist_ok=True)
     results.write_text("{}")
@@ -171,7 +171,7 @@ def test_sdist_holds_the_project_and_no_build(tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     files = {name for name in names if "egg-info" not in name}
-    assert files == wanted | {"benchmarks/results/machine.json", "PKG-INFO", "setup.cfg"}
+    assert files == expected | {"benchmarks/results/machine.json", "PKG-INFO", "setup.cfg"}
 
 
 def no_compiler(folder: Path, *, old: bool) -> str:

@@ -62,7 +62,7 @@ def test_doctor_says_what_is_wrong() -> None:
 
 def test_forcing_in_process_is_checked() -> None:
     before = cpu_capability.current()
-    with pytest.raises(ValueError, match="there is no level fast"):
+    with pytest.raises(ValueError, match="there is no CPU capability fast"):
         _C.force_cpu_capability("fast")
     assert _C.cpu_capability() == before
 

@@ -54,33 +54,33 @@ def test_cpu_features_are_those_that_linux_lists() -> None:
 
 def test_every_operation_has_a_backend_and_a_reason() -> None:
 
-    found = doctor.examine()
-    assert [choice.operation for choice in found.operations] == list(operations())
-    assert all(choice.backend in ("triton", "native", "eager") and choice.reason for choice in found.operations)
-    assert found.fastest_dtype in ("bf16", "fp16", "fp32")
-    assert found.dtype_reason
+    diagnosis = doctor.examine()
+    assert [choice.operation for choice in diagnosis.operations] == list(operations())
+    assert all(choice.backend in ("triton", "native", "eager") and choice.reason for choice in diagnosis.operations)
+    assert diagnosis.fastest_dtype in ("bf16", "fp16", "fp32")
+    assert diagnosis.dtype_reason
 
 
 def test_kernels_are_those_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = doctor.examine()
-    assert found.extension_problem == ""
+    diagnosis = doctor.examine()
+    assert diagnosis.extension_problem == ""
     registered = operations()
-    for backend, kernels in (("native", found.native_kernels), ("triton", found.triton_kernels)):
+    for backend, kernels in (("native", diagnosis.native_kernels), ("triton", diagnosis.triton_kernels)):
         assert list(kernels) == [name for name, record in registered.items() if backend in record.backends]
     monkeypatch.setattr(operation, "_operations", dict(operation._operations))
     Operation("throwaway", EagerBackend(), Native())
-    found = doctor.examine()
-    assert "throwaway" in found.native_kernels
-    assert "throwaway" not in found.triton_kernels
-    assert "throwaway" in [choice.operation for choice in found.operations]
+    diagnosis = doctor.examine()
+    assert "throwaway" in diagnosis.native_kernels
+    assert "throwaway" not in diagnosis.triton_kernels
+    assert "throwaway" in [choice.operation for choice in diagnosis.operations]
 
 
 def test_an_extension_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_extension", lambda: ({}, "no symbol"))
-    found = doctor.examine()
-    assert found.extension_problem == "no symbol"
-    assert found.advice[0] == "the C++ extension does not load (no symbol): install fastbert again"
-    assert found.cpu.level is None
+    diagnosis = doctor.examine()
+    assert diagnosis.extension_problem == "no symbol"
+    assert diagnosis.advice[0] == "the C++ extension does not load (no symbol): install fastbert again"
+    assert diagnosis.cpu.level is None
 
 
 @pytest.mark.usefixtures("command_line")

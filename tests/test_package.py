@@ -310,9 +310,9 @@ def test_the_core_never_includes_python(file: Path) -> None:
 
 
 def readme_command(name: str) -> str:
-    found = re.search(rf"<!-- {name} command -->\n```sh\n(.+?)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
-    assert found, f"README.md has no {name} command of one line between its markers"
-    return found[1]
+    match = re.search(rf"<!-- {name} command -->\n```sh\n(.+?)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
+    assert match, f"README.md has no {name} command of one line between its markers"
+    return match[1]
 
 
 def test_the_readme_sets_everything_up() -> None:
@@ -360,6 +360,8 @@ def test_constraints_satisfy_what_pyproject_asks_for() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     extras = [text for texts in PROJECT["optional-dependencies"].values() for text in texts]
-    for wanted in map(Requirement, [*PROJECT["dependencies"], *extras, *PYPROJECT["build-system"]["requires"]]):
-        version = pinned[canonicalize_name(wanted.name)]
-        assert wanted.specifier.contains(version), f"{wanted.name}=={version} is pinned, {wanted} is asked for"
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *extras, *PYPROJECT["build-system"]["requires"]]):
+        version = pinned[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), (
+            f"{requirement.name}=={version} is pinned, {requirement} is asked for"
+        )

@@ -126,13 +126,13 @@ def test_hidden_states_do_not_see_the_dummies(lengths: list[int], seed: int) -> 
     batch = replace(batch_of(lengths), input_ids=torch.arange(sum(lengths)))
     for mode in (model.eval(), model.train()):
         with torch.no_grad():
-            expected, found = mode(batch), mode(batch.padded_to(64, 16, max_seqlen=32))
+            expected, actual = mode(batch), mode(batch.padded_to(64, 16, max_seqlen=32))
         rows, sequences = sum(lengths), len(lengths)
-        torch.testing.assert_close(found[0][:rows], expected[0], rtol=0, atol=2e-6)
+        torch.testing.assert_close(actual[0][:rows], expected[0], rtol=0, atol=2e-6)
         real = [i for i in range(sequences) if lengths[i]]  # an empty sequence has no first token to pool
-        torch.testing.assert_close(found[1][:sequences][real], expected[1][real], rtol=0, atol=2e-6)
-        assert found[0].isfinite().all()
-        assert found[1].isfinite().all()
+        torch.testing.assert_close(actual[1][:sequences][real], expected[1][real], rtol=0, atol=2e-6)
+        assert actual[0].isfinite().all()
+        assert actual[1].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_hidden_states_do_not_see_the_dummies(lengths: list[int], seed: int) -> 
     ],
 )
 def test_wrong_shapes_are_named(arguments: dict, message: str) -> None:
-    given = {"input_ids": torch.zeros(2).long(), "cu_seqlens": torch.tensor([0, 2]).int(), "max_seqlen": 2}
+    fields = {"input_ids": torch.zeros(2).long(), "cu_seqlens": torch.tensor([0, 2]).int(), "max_seqlen": 2}
     with pytest.raises(UserError, match=message):
-        PackedBatch(**{**given, **arguments})
+        PackedBatch(**{**fields, **arguments})
 
 
 def test_a_mask_of_another_shape_is_named() -> None:

@@ -59,12 +59,12 @@ def inputs(seed: int, mask: Tensor | None, segments: bool = False) -> dict[str, 
     """Random ids, with the padding's id where the mask says so."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, VOCABULARY, (4, COLUMNS), generator=generator)
-    given = {"input_ids": ids if mask is None else ids.masked_fill(mask == 0, 1)}
+    arguments = {"input_ids": ids if mask is None else ids.masked_fill(mask == 0, 1)}
     if mask is not None:
-        given["attention_mask"] = mask
+        arguments["attention_mask"] = mask
     if segments:
-        given["token_type_ids"] = torch.randint(0, 2, (4, COLUMNS), generator=generator)
-    return given
+        arguments["token_type_ids"] = torch.randint(0, 2, (4, COLUMNS), generator=generator)
+    return arguments
 
 
 def real(mask: Tensor | None) -> Tensor:
@@ -75,5 +75,5 @@ def real(mask: Tensor | None) -> Tensor:
 def gradients(model: nn.Module, value: Tensor, upstream: Tensor) -> dict[str, Tensor]:
     """Of every parameter that a value depends on."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(value, list(named.values()), upstream.to(value.dtype), allow_unused=True)
-    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
+    result = torch.autograd.grad(value, list(named.values()), upstream.to(value.dtype), allow_unused=True)
+    return {name: grad for name, grad in zip(named, result, strict=True) if grad is not None}

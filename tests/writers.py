@@ -38,13 +38,13 @@ def writer(name: str, seed: int, **changes: Any) -> BertForSequenceToSequence:
     model = BertForSequenceToSequence(SequenceConfig(**{**SHAPE, **KINDS[name], **changes}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for place, parameter in model.named_parameters():
-            if place.endswith("LayerNorm.weight"):
+        for key, parameter in model.named_parameters():
+            if key.endswith("LayerNorm.weight"):
                 parameter.normal_(1.0, 0.1, generator=generator)
             elif parameter.dim() == 1:
                 parameter.normal_(0.0, 0.1, generator=generator)
             else:
-                parameter.normal_(0.0, 0.5 if "embeddings" in place else 0.3, generator=generator)
+                parameter.normal_(0.0, 0.5 if "embeddings" in key else 0.3, generator=generator)
         # As likely as it takes for a text in some to end at each token.
         model.eval()
         (ids, mask), (target, target_mask) = ragged(seed, 16), targets(seed, 16)

@@ -55,9 +55,9 @@ def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     figure, axis = plt.subplots(figsize=(9, 1.5 + 0.42 * len(workloads)), layout="constrained")
     colors = {FASTBERT: report.FASTBERT_COLOR, **dict(zip(FUSED_RIVALS, ("0.45", "0.7")))}
-    for place, (name, color) in enumerate(colors.items()):
+    for bar, (name, color) in enumerate(colors.items()):
         by_workload = {row["workload"]: row for row in rows if row["contender"] == name}
-        positions = [index + 0.27 * (place - 1) for index in range(len(workloads))]
+        positions = [index + 0.27 * (bar - 1) for index in range(len(workloads))]
         lengths = [
             by_workload[workload]["gigabytes_per_second"] if workload in by_workload else 0.0 for workload in workloads
         ]

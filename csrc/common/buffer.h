@@ -27,7 +27,7 @@ inline void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std:
 #endif
 }
 
-// Zeros, of which those that are not written to cost nothing: fresh from the system where there are many.
+// Zero-initialised values. Large arrays are fresh pages of the system, so values that are never written cost nothing.
 template <class T>
 class Zeros {
 public:

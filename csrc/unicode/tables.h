@@ -42,7 +42,9 @@ inline const Record& record_of(char32_t point) {
     return kRecords[kRecordOfBlock[(block << kBlockBits) | (point & ((1u << kBlockBits) - 1))]];
 }
 
-inline std::span<const char32_t> sequence_at(std::uint16_t place) { return {kSequences + place + 1, kSequences[place]}; }
+inline std::span<const char32_t> sequence_at(std::uint16_t offset) {
+    return {kSequences + offset + 1, kSequences[offset]};
+}
 
 // Return true for a letter, mark, digit or connector, which may not be adjacent to a single-word token.
 inline bool is_word(char32_t point) {

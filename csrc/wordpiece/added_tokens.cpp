@@ -81,7 +81,7 @@ AddedTokens::Match AddedTokens::find(std::string_view text, std::size_t from, st
         std::size_t begin = content.begin;
         if (token.lstrip) begin = last_end + without_trailing_space(before.substr(std::min(last_end, before.size())));
         const std::size_t end = content.end + (token.rstrip ? leading_space(behind) : 0);
-        // White space already consumed by the previous match is not taken again.
+        // White space already consumed by the previous match is not consumed again.
         if (begin < end) return {begin, end, content.end, token.id};
     }
     return {text.size(), text.size(), text.size(), Trie::kNone};

@@ -45,7 +45,7 @@ PieceMatcher::PieceMatcher(const std::vector<std::string>& tokens)
       initial_(trie_.child(Trie::kRoot, static_cast<std::uint8_t>(kInitialMark))),
       continuing_(trie_.child(Trie::kRoot, static_cast<std::uint8_t>(kContinuingMark))),
       failures_(trie_.size()) {
-    // Breadth first, since a node's failure link depends on those of shorter paths. The trie's nodes know their
+    // Breadth first, since a node's failure link depends on those of shorter paths. The trie's nodes store their
     // parents, so one pass groups them by parent, and a second one walks down from the roots.
     const auto size = static_cast<std::uint32_t>(trie_.size());
     std::vector<std::uint32_t> first_child(size, Trie::kNoNode), sibling(size, Trie::kNoNode);

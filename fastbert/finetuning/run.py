@@ -141,13 +141,13 @@ class _Run:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
-        train, held = _split(train, config.validation_fraction)
+        train, held_out = _split(train, config.validation_fraction)
         self.model_config = start.model_config(self.task, self.source, config)
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.source))
-        evaluations = held + [self.task.read_gold(str(path)) for path in config.eval]
+        evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
-        names = [HELD_OUT] * len(held) + _names(config.eval)
+        names = [HELD_OUT] * len(held_out) + _names(config.eval)
         for dataset in evaluations:
             self.task.check_labels(dataset)
         self.evaluations = [
@@ -317,8 +317,8 @@ def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], l
         raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
     chosen = set(permutation(len(train), 0, 0)[:count].tolist())
     rest = tuple(example for index, example in enumerate(train) if index not in chosen)
-    held = tuple(example for index, example in enumerate(train) if index in chosen)
-    return Dataset(train.path, rest), [Dataset(train.path, held)]
+    held_out = tuple(example for index, example in enumerate(train) if index in chosen)
+    return Dataset(train.path, rest), [Dataset(train.path, held_out)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -71,20 +71,20 @@ def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path
             pytest.skip(f"{one} is not installed")
     path = tmp_path / "workload.npz"
     embed_contender.workload("toy", random_texts(seed, 40), model).save(path)
-    found = []
+    results = []
     for one in (REFERENCE, name):
         contender = EmbedContender("embed", one, str(model), 1, str(tmp_path / "scratch"))
         contender.load()
         contender.open(str(path))
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / "values.npy"))
-        found.append(np.load(tmp_path / "values.npy"))
-    assert found[1].dtype == np.float32
-    assert found[1].shape == (40, 32)
+        results.append(np.load(tmp_path / "values.npy"))
+    assert results[1].dtype == np.float32
+    assert results[1].shape == (40, 32)
     if name.startswith("onnxruntime int8"):  # as exact as it is
         return
     dtype = lineup.dtype_of("embed", name)
-    assert lineup.compare(*found, dtype, "reference").outputs in measure.AGREEING
+    assert lineup.compare(*results, dtype, "reference").outputs in measure.AGREEING
 
 
 def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path) -> None:

@@ -36,12 +36,14 @@ def workload(vocab: Path) -> Workload:
 def test_every_adapter_gives_rows_and_padded_arrays(name: str, vocab: Path) -> None:
     if peers.missing("tokenizer", name):
         pytest.skip(f"{name} is not installed")
-    own = peers.load("tokenizer", "fastbert")(vocab, lower_case=True, threads=1)
-    expected = own.tokenizer(SENTENCES[:2], padding="max_length", truncation=True, max_length=9, return_tensors="np")
+    fastbert_tokenizer = peers.load("tokenizer", "fastbert")(vocab, lower_case=True, threads=1)
+    expected = fastbert_tokenizer.tokenizer(
+        SENTENCES[:2], padding="max_length", truncation=True, max_length=9, return_tensors="np"
+    )
     tokenizer = peers.load("tokenizer", name)(vocab, lower_case=True, threads=1)
     tokenizer.forget()
     ids, offsets = tokenizer.rows(tokenizer.encode(SENTENCES[:2]))
-    expected_ids, expected_offsets = own.rows(own.encode(SENTENCES[:2]))
+    expected_ids, expected_offsets = fastbert_tokenizer.rows(fastbert_tokenizer.encode(SENTENCES[:2]))
     assert ids.tolist() == expected_ids.tolist()
     assert offsets.tolist() == expected_offsets.tolist()
     arrays = tokenizer.encode_padded(SENTENCES[:2], 9)
@@ -60,10 +62,10 @@ def test_unknown_names_are_refused() -> None:
 def test_a_peer_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vocab: Path) -> None:
     entry = peers.REGISTRY["tokenizer"]["nanotoken"]
     monkeypatch.setitem(peers.REGISTRY["tokenizer"], "nanotoken", entry._replace(needs=("no_such_module",)))
-    said: list[str] = []
-    rows = bench_tokenizer.run(small(tmp_path, vocab, contenders=("fastbert", "nanotoken")), said.append)
+    messages: list[str] = []
+    rows = bench_tokenizer.run(small(tmp_path, vocab, contenders=("fastbert", "nanotoken")), messages.append)
     assert {row.contender for row in rows} == {"fastbert"}
-    assert [line for line in said if "nanotoken" in line] == [
+    assert [line for line in messages if "nanotoken" in line] == [
         "nanotoken: not installed (no module no_such_module); left out"
     ]
 
@@ -74,10 +76,10 @@ class Wrong:
     dtype = "int32"
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None:
-        self.own = peers.load("tokenizer", "fastbert")(vocab, lower_case=lower_case, threads=threads)
+        self.peer = peers.load("tokenizer", "fastbert")(vocab, lower_case=lower_case, threads=threads)
 
     def encode(self, lines: list[str]) -> Any:
-        ids, offsets = self.own.encode(lines)
+        ids, offsets = self.peer.encode(lines)
         ids = ids.copy()
         if len(lines) > 1:
             ids[offsets[1]] += 1
@@ -105,8 +107,8 @@ def test_a_wrong_contender_is_timed_but_marked(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setitem(peers.REGISTRY["tokenizer"], "wrong", peers.Entry("", "Wrong", ("json",), ()))
     load = peers.load
     monkeypatch.setattr(peers, "load", lambda kind, name: Wrong if name == "wrong" else load(kind, name))
-    said: list[str] = []
-    rows = bench_tokenizer.run(small(tmp_path, vocab, contenders=("fastbert", "wrong")), said.append)
+    messages: list[str] = []
+    rows = bench_tokenizer.run(small(tmp_path, vocab, contenders=("fastbert", "wrong")), messages.append)
     lines = len([line for line in SENTENCES * 20 if line])
     verdicts = {(row.workload, row.contender): row.outputs for row in rows}
     assert verdicts == {
@@ -116,15 +118,15 @@ def test_a_wrong_contender_is_timed_but_marked(monkeypatch: pytest.MonkeyPatch, 
         ("lines.txt, lines, warm", "wrong"): f"ids differ in 1 of {lines} texts",
     }
     assert [row.max_abs_difference for row in rows] == [0.0, 1.0, 0.0, 1.0]
-    [line] = [line for line in said if line.startswith("wrong: ")]
+    [line] = [line for line in messages if line.startswith("wrong: ")]
     assert "the first is number 1: 'Another sentence" in line
 
 
 def test_all_measures_on_the_text_inside_of_python(tmp_path: Path) -> None:
     options = Options(python_text=True, megabytes=0.05, rounds=1, hostile=26, quick=True, isolate=False)
-    said: list[str] = []
+    messages: list[str] = []
     steps: list[tuple[int, int]] = []
-    rows = bench_tokenizer.run(options, said.append, lambda done, total, name: steps.append((done, total)))
+    rows = bench_tokenizer.run(options, messages.append, lambda done, total, name: steps.append((done, total)))
     assert steps[-1][0] == steps[-1][1]
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
     names = {row.workload for row in rows}
@@ -136,10 +138,10 @@ def test_all_measures_on_the_text_inside_of_python(tmp_path: Path) -> None:
     for row in rows:
         if row.contender in ("fastbert", "nanotoken", "huggingface"):
             assert row.agrees, (row.workload, row.contender, row.outputs)
-    own = {row.workload: row for row in rows if row.contender == "fastbert"}
-    assert own["Python docs, sentences, warm, 2 threads"].threads == 2
-    assert own["Python docs, sentences, warm, 2 threads"].details["speed_up"] > 0
-    [worst] = [row for row in own.values() if "hostile texts" in row.workload]
+    fastbert_rows = {row.workload: row for row in rows if row.contender == "fastbert"}
+    assert fastbert_rows["Python docs, sentences, warm, 2 threads"].threads == 2
+    assert fastbert_rows["Python docs, sentences, warm, 2 threads"].details["speed_up"] > 0
+    [worst] = [row for row in fastbert_rows.values() if "hostile texts" in row.workload]
     assert len(worst.details["worst_over_plain_by_kind"]) == len(hostile.KINDS)
     assert worst.details["worst_over_plain"] == max(worst.details["worst_over_plain_by_kind"].values())
     bench_tokenizer.publish(rows, tmp_path / "rows.json", None)
@@ -150,16 +152,16 @@ def test_isolated_contenders_agree_with_local_ones(tmp_path: Path, vocab: Path) 
     options = {"contenders": ("fastbert", "nanotoken"), "measures": ("warm", "memory"), "threads": 2}
     rows = bench_tokenizer.run(small(tmp_path, vocab, isolate=True, **options), lambda line: None)
     assert all(row.outputs == "equal" for row in rows)
-    [own] = [row for row in rows if row.contender == "fastbert"]
-    assert set(own.details["memory_megabytes_per_thread"]) <= {1, 2}
+    [fastbert_row] = [row for row in rows if row.contender == "fastbert"]
+    assert set(fastbert_row.details["memory_megabytes_per_thread"]) <= {1, 2}
 
 
 def test_a_contender_that_breaks_sits_out(tmp_path: Path, vocab: Path) -> None:
-    said: list[str] = []
-    with measures.Lineup(["fastbert"], 1, isolate=False, folder=tmp_path, say=said.append) as lineup:
+    messages: list[str] = []
+    with measures.Lineup(["fastbert"], 1, isolate=False, folder=tmp_path, say=messages.append) as lineup:
         lineup.open(workload(tmp_path / "absent.txt"))
         assert lineup.active == []
-        assert said[0].startswith("fastbert: left out of sentences: ")
+        assert messages[0].startswith("fastbert: left out of sentences: ")
         lineup.open(workload(vocab))
         assert lineup.active == ["fastbert"], "it is started anew"
         lineup.compare()
@@ -183,31 +185,31 @@ def test_hostile_mixture_holds_every_kind(vocab: Path) -> None:
 def test_texts_are_cut_between_texts_and_characters(seed: int) -> None:
     rng = random.Random(seed)
     lines = ["é" * rng.randint(0, 20) for _ in range(50)]
-    kept = list(texts.up_to(300, lines))
-    assert kept == lines[: len(kept)]
-    assert sum(len(line.encode()) for line in kept) <= 300
+    selected = list(texts.up_to(300, lines))
+    assert selected == lines[: len(selected)]
+    assert sum(len(line.encode()) for line in selected) <= 300
     assert list(texts.up_to(1, ["long", "short"])) == ["long"]
     assert texts.as_one_document(["é", "é"], 4) == "é\n"
 
 
 def test_the_data_folder_gives_every_language(data_dir: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    found = texts.data_workloads(data_dir, tmp_path, 20_000, False, said.append)
-    names = [workload.name for workload in found]
-    assert not said
+    messages: list[str] = []
+    result = texts.data_workloads(data_dir, tmp_path, 20_000, False, messages.append)
+    names = [workload.name for workload in result]
+    assert not messages
     assert names[0] == texts.ENGLISH
     assert {"books-en paragraphs", "wiki-zh paragraphs", *(f"news {language}" for language in texts.LANGUAGES)} <= set(
         names
     )
-    assert all(workload.text_bytes <= 26_000 for workload in found if len(workload.texts) > 1)
-    quick = [workload.name for workload in texts.data_workloads(data_dir, tmp_path, 20_000, True, said.append)]
+    assert all(workload.text_bytes <= 26_000 for workload in result if len(workload.texts) > 1)
+    quick = [workload.name for workload in texts.data_workloads(data_dir, tmp_path, 20_000, True, messages.append)]
     assert set(quick) < set(names)
 
 
 def test_what_a_data_folder_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said: list[str] = []
-    assert texts.data_workloads(tmp_path, tmp_path, 1000, True, said.append) == []
-    assert len(said) == len(texts.LOWER_CASE)
+    messages: list[str] = []
+    assert texts.data_workloads(tmp_path, tmp_path, 1000, True, messages.append) == []
+    assert len(messages) == len(texts.LOWER_CASE)
     with pytest.raises(UserError, match=r"--data .*nowhere: no such folder"):
         texts.find_data(tmp_path / "nowhere")
     monkeypatch.setenv("FASTBERT_DATA", str(tmp_path))
@@ -257,9 +259,9 @@ def test_the_command_prints_a_table_and_writes_files(
 
     text = tmp_path / "lines.txt"
     text.write_text("the cat sat.\n" * 50)
-    given = ["bench", "tokenizer", "--quick", "--contenders", "fastbert", "--text", str(text), "--vocab", str(vocab)]
+    argv = ["bench", "tokenizer", "--quick", "--contenders", "fastbert", "--text", str(text), "--vocab", str(vocab)]
     written = ["--json", str(tmp_path / "rows.json"), "--chart", str(tmp_path / "chart.png")]
-    assert main([*given, *written]) == 0
+    assert main([*argv, *written]) == 0
     printed = capsys.readouterr()
     assert "lines.txt, lines, cold" in printed.out
     assert "50 texts" in printed.err

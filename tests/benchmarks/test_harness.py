@@ -26,10 +26,10 @@ def timings(*seconds: float) -> list[Timing]:
 
 
 def example() -> list[Row]:
-    found = {"fastbert": timings(0.1, 0.2, 0.3), "other": timings(0.4, 0.4, 0.5), "wrong": timings(1.0)}
+    results = {"fastbert": timings(0.1, 0.2, 0.3), "other": timings(0.4, 0.4, 0.5), "wrong": timings(1.0)}
     return measure.make_rows(
         "texts, cold",
-        found,
+        results,
         dtype={"fastbert": "int32", "other": "uint32", "wrong": "list"},
         threads=1,
         tokens=1000,
@@ -40,7 +40,7 @@ def example() -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("found", "text", "first", "worst"),
+    ("result", "text", "first", "worst"),
     [
         pytest.param(ragged([1, 2], [], [3]), "equal", None, 0, id="equal"),
         pytest.param(ragged([1, 2], [], [9]), "ids differ in 1 of 3 texts", 2, 6, id="other-id"),
@@ -50,9 +50,9 @@ def example() -> list[Row]:
     ],
 )
 def test_comparison_finds_what_differs(
-    found: tuple[np.ndarray, np.ndarray], text: str, first: int | None, worst: float
+    result: tuple[np.ndarray, np.ndarray], text: str, first: int | None, worst: float
 ) -> None:
-    compared = measure.compare_rows(ragged([1, 2], [], [3]), found)
+    compared = measure.compare_rows(ragged([1, 2], [], [3]), result)
     assert str(compared) == text
     assert (compared.first, compared.max_abs_difference) == (first, worst)
 
@@ -69,9 +69,9 @@ def test_contenders_take_turns() -> None:
         calls.append(name)
         return Timing(seconds, seconds)
 
-    found = measure.interleave({"a": lambda: contender("a", 0.1), "b": lambda: contender("b", 0.2)}, 4)
+    result = measure.interleave({"a": lambda: contender("a", 0.1), "b": lambda: contender("b", 0.2)}, 4)
     assert "".join(calls) == "ab" * 2 + "ab" * 4, "two rounds agree at once, then four are timed"
-    assert found == {"a": timings(0.1) * 4, "b": timings(0.2) * 4}
+    assert result == {"a": timings(0.1) * 4, "b": timings(0.2) * 4}
 
 
 def test_warming_ends_when_two_rounds_agree_and_at_last_anyway() -> None:
@@ -95,11 +95,11 @@ def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
             raise ContenderFailed("it broke")
         return Timing(0.1, 0.1)
 
-    found = measure.interleave(
+    result = measure.interleave(
         {"a": lambda: Timing(0.1, 0.1), "b": unlucky}, 5, failed=lambda name, error: left.append(f"{name}: {error}")
     )
-    assert list(found) == ["a"]
-    assert len(found["a"]) == 5
+    assert list(result) == ["a"]
+    assert len(result["a"]) == 5
     assert left == ["b: it broke"]
     turns = iter([3])
     with pytest.raises(ContenderFailed, match="it broke"):
@@ -116,17 +116,17 @@ def test_the_clock_counts_wall_and_processor_time() -> None:
 
 
 def test_rows_are_medians_and_ratios() -> None:
-    own, other, wrong = example()
-    assert (own.median_ms, own.p20, own.ratio_to_fastbert) == (200.0, 140.0, 1.0)
-    assert (own.tokens_per_second, own.megabytes_per_second, own.dtype) == (5000.0, 10.0, "int32")
+    fastbert, other, wrong = example()
+    assert (fastbert.median_ms, fastbert.p20, fastbert.ratio_to_fastbert) == (200.0, 140.0, 1.0)
+    assert (fastbert.tokens_per_second, fastbert.megabytes_per_second, fastbert.dtype) == (5000.0, 10.0, "int32")
     assert (other.median_ms, other.ratio_to_fastbert, other.agrees) == (400.0, 2.0, True)
     assert (wrong.median_ms, wrong.p20, wrong.p80, wrong.max_abs_difference) == (1000.0, 1000.0, 1000.0, 7.0)
     assert not wrong.agrees
 
 
 def test_rows_say_when_they_used_other_threads() -> None:
-    found = {"fastbert": [Timing(0.1, 0.1)], "many": [Timing(0.1, 0.19)], "waited": [Timing(0.1, 0.05)]}
-    rows = measure.make_rows("texts", found, dtype="int32", threads=1)
+    results = {"fastbert": [Timing(0.1, 0.1)], "many": [Timing(0.1, 0.19)], "waited": [Timing(0.1, 0.05)]}
+    rows = measure.make_rows("texts", results, dtype="int32", threads=1)
     assert [row.threads_used for row in rows] == [1.0, 1.9, 0.5]
     notes = [row.details.get("note") for row in rows]
     assert notes == [None, "asked for 1 thread, used 1.9", "had only 0.5 of a processor"]

@@ -61,9 +61,9 @@ def test_documents_name_records_that_exist(document: Path) -> None:
     ],
 )
 def test_problems(changes: dict[str, Any], message: str | None) -> None:
-    found = records.problems(example(**changes), "encoder", "avx512")
-    assert [line for line in found if not line.startswith(message or "\0")] == []
-    assert bool(found) == (message is not None)
+    result = records.problems(example(**changes), "encoder", "avx512")
+    assert [line for line in result if not line.startswith(message or "\0")] == []
+    assert bool(result) == (message is not None)
 
 
 def test_a_list_is_no_record() -> None:
@@ -96,5 +96,5 @@ def test_a_record_of_here_and_now_passes_the_schema(tmp_path: Path) -> None:
     assert {"cpu", "features", "cpu_capability", "gpu", "system"} <= set(read["machine"])
     assert read["rows"] == [{"workload": "toy", "median_ms": None, "details": {"peak": None}}]
     # An installed copy has no commit; everything else must be right.
-    found = records.problems({**read, "note": "a test"}, "toy", records.machine_class(read["machine"]))
-    assert found == []
+    result = records.problems({**read, "note": "a test"}, "toy", records.machine_class(read["machine"]))
+    assert result == []

@@ -24,38 +24,38 @@ def test_parts_are_those_of_the_moment_when_most_is_alive(rows: int, activations
     model = nn.Linear(128, 128, bias=False)
     x = torch.randn(rows, 128, requires_grad=True)
     update = PlainUpdate(model)
-    kept: dict[str, torch.Tensor] = {}
+    captured: dict[str, torch.Tensor] = {}
 
     def forward() -> None:
         y = model(x)
-        kept["loss"] = (y * y).sum() + (x * x).sum()
+        captured["loss"] = (y * y).sum() + (x * x).sum()
 
-    phases = {"forward": forward, "backward": lambda: kept.pop("loss").backward(), "clip": update.clip}
-    found = memory.parts_of_a_step(model, update.optimizer, {**phases, "optimizer": update.step})
+    phases = {"forward": forward, "backward": lambda: captured.pop("loss").backward(), "clip": update.clip}
+    result = memory.parts_of_a_step(model, update.optimizer, {**phases, "optimizer": update.step})
     weight = 128 * 128 * 4
-    assert found["weights"] == weight
-    assert found["optimizer"] == 2 * weight + 4  # two moments, and the number of steps
+    assert result["weights"] == weight
+    assert result["optimizer"] == 2 * weight + 4  # two moments, and the number of steps
     if activations_count:
-        assert (found["activations"], found["gradients"]) == (2 * rows * 128 * 4, 0)
+        assert (result["activations"], result["gradients"]) == (2 * rows * 128 * 4, 0)
     else:
-        assert found["activations"] <= 2 * rows * 128 * 4
-        assert found["gradients"] == weight
+        assert result["activations"] <= 2 * rows * 128 * 4
+        assert result["gradients"] == weight
 
 
 def test_copies_that_autocast_makes_of_weights_are_no_activations() -> None:
     model = nn.Linear(64, 32, bias=False)
     update = PlainUpdate(model)
     x = torch.randn(4096, 64, requires_grad=True)
-    kept: dict[str, torch.Tensor] = {}
+    captured: dict[str, torch.Tensor] = {}
 
     def forward() -> None:
         with torch.autocast("cpu", torch.bfloat16):
-            kept["loss"] = model(x).sum()
+            captured["loss"] = model(x).sum()
 
-    phases = {"forward": forward, "backward": lambda: kept.pop("loss").backward()}
-    found = memory.parts_of_a_step(model, update.optimizer, phases)
-    assert found["weight_copies"] == 32 * 64 * 2
-    assert found["activations"] == 4096 * 64 * 2
+    phases = {"forward": forward, "backward": lambda: captured.pop("loss").backward()}
+    result = memory.parts_of_a_step(model, update.optimizer, phases)
+    assert result["weight_copies"] == 32 * 64 * 2
+    assert result["activations"] == 4096 * 64 * 2
 
 
 def test_packed_weights_are_found_wherever_they_are_held() -> None:
@@ -127,12 +127,12 @@ def test_a_profile_sees_torch_and_the_extension() -> None:
             "backward": lambda: (calls.append("backward"), torch.softmax(x @ x, -1)),
         }
 
-    found = profile.profile(phases, 2)
+    result = profile.profile(phases, 2)
     assert calls == ["forward", "backward"] * 3
-    assert set(found["phases_ms"]) == {"forward", "backward"}
-    assert found["operations_ms"]["matmuls"] > 0
-    assert found["operations_ms"]["attention"] > 0
-    assert sum(found["operations_ms"].values()) == pytest.approx(found["profiled_ms"], rel=0.02)
+    assert set(result["phases_ms"]) == {"forward", "backward"}
+    assert result["operations_ms"]["matmuls"] > 0
+    assert result["operations_ms"]["attention"] > 0
+    assert sum(result["operations_ms"].values()) == pytest.approx(result["profiled_ms"], rel=0.02)
     assert (dict(vars(_C)), dict(vars(matmul))) == untouched
 
 

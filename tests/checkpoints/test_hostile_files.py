@@ -92,12 +92,12 @@ def test_random_damage_is_refused_or_harmless(
     for _ in range(MUTATIONS):
         path.write_bytes(damaged(whole, draw))
         try:
-            found = {name: stored.read() for name, stored in read(path).items()}
+            actual = {name: stored.read() for name, stored in read(path).items()}
         except UserError:
             refused += 1
             continue
         if sums:
-            for name, tensor in found.items():
+            for name, tensor in actual.items():
                 same = [other for other in expected.values() if torch.equal(tensor, other)]
                 assert same, name
     assert refused > MUTATIONS // 5

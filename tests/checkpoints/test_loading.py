@@ -153,19 +153,19 @@ def test_an_outline_has_every_name_and_no_memory(name: str) -> None:
 
 
 def test_what_else_a_configuration_says_is_kept(tmp_path: Path) -> None:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id2label": {"0": "no", "1": "yes", "2": "perhaps"},
         "label2id": {"no": 0, "yes": 1, "perhaps": 2},
         "problem_type": "single_label_classification",
         "custom": {"a": [1, None]},
     }
     save(tmp_path / "a")
-    configured(**said, torch_dtype="float16", auto_map={"AutoModel": "code.Model"})(tmp_path / "a")
+    configured(**fields, torch_dtype="float16", auto_map={"AutoModel": "code.Model"})(tmp_path / "a")
     model = BertForSequenceClassification.from_pretrained(tmp_path / "a")
     assert model.config.num_labels == 3
     model.save_pretrained(tmp_path / "b")
     written = json.loads((tmp_path / "b/config.json").read_text())
-    assert {name: written[name] for name in said} == said
+    assert {name: written[name] for name in fields} == fields
     assert written["architectures"] == ["BertForSequenceClassification"]
     assert not {"torch_dtype", "auto_map"} & written.keys()
     assert BertConfig.from_pretrained(tmp_path / "b").extra == model.config.extra

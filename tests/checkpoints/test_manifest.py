@@ -79,10 +79,10 @@ def test_every_flipped_bit_is_seen(flips: int, folder: Path, seed: int) -> None:
         path.write_bytes(changed)
         name = path.relative_to(folder).as_posix()
         try:
-            found, message = load(folder), ""
+            result, message = load(folder), ""
         except CheckpointError as error:
-            found, message = whole, str(error)
-        assert name in message or (name, found) == (NAME, whole), f"bit {bit} of {name}: {message or 'unnoticed'}"
+            result, message = whole, str(error)
+        assert name in message or (name, result) == (NAME, whole), f"bit {bit} of {name}: {message or 'unnoticed'}"
         path.write_bytes(data)
     assert load(folder) == whole
 

@@ -54,13 +54,13 @@ def test_training_a_mapped_model(folder: Path) -> None:
     for mapped in (True, False):
         model = BertModel.from_pretrained(folder, mapped=mapped, hidden_dropout_prob=0.0).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        found = []
+        results = []
         for _ in range(4):
             model.eval()
             loss = model(batch()).last_hidden_state.square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item())
-        losses.append(found)
+            results.append(loss.item())
+        losses.append(results)
     assert losses[0] == losses[1]

@@ -52,12 +52,12 @@ def test_transformers_computes_the_same(name: str, max_shard_size: str | None, t
     batch = transformers.AutoTokenizer.from_pretrained(tmp_path)(TEXTS, padding=True, return_tensors="pt")
     seen = batch["attention_mask"].bool()
     with torch.no_grad():
-        expected, found = theirs.eval()(**batch), ours(**batch)
+        expected, actual = theirs.eval()(**batch), ours(**batch)
     for key, value in expected.items():
         if key == "pooler_output" or (value.dim() == 2 and name != "BertForQuestionAnswering"):
-            torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
+            torch.testing.assert_close(actual[key], value, rtol=0, atol=2e-5)
         else:
-            torch.testing.assert_close(found[key][seen], value[seen], rtol=0, atol=2e-5)
+            torch.testing.assert_close(actual[key][seen], value[seen], rtol=0, atol=2e-5)
 
 
 def test_sentence_transformers_reads_the_folder(tmp_path: Path, seed: int) -> None:

@@ -64,7 +64,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, bool]]:
 
 
 def test_flags_reach_the_configuration(calls: list[tuple[Config, bool]]) -> None:
-    given = [
+    words = [
         "try",
         "a",
         "b",
@@ -78,7 +78,7 @@ def test_flags_reach_the_configuration(calls: list[tuple[Config, bool]]) -> None
         "hard",
         "--overwrite",
     ]
-    assert cli.main(given) == 0
+    assert cli.main(words) == 0
     expected = Config(
         words=("a", "b"), corpus=(Path("x.txt"), Path("y")), steps=3, max_length=9, kind="hard", overwrite=True
     )
@@ -86,9 +86,9 @@ def test_flags_reach_the_configuration(calls: list[tuple[Config, bool]]) -> None
     assert type(calls[0][0]) is Config
 
 
-@pytest.mark.parametrize("given", [["--quiet", "try"], ["try", "--quiet"]])
-def test_quiet_is_understood_anywhere(given: list[str], calls: list[tuple[Config, bool]]) -> None:
-    assert cli.main(given) == 0
+@pytest.mark.parametrize("words", [["--quiet", "try"], ["try", "--quiet"]])
+def test_quiet_is_understood_anywhere(words: list[str], calls: list[tuple[Config, bool]]) -> None:
+    assert cli.main(words) == 0
     assert calls == [(Config(), True)]
 
 
@@ -97,7 +97,7 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("words", "message"),
     [
         pytest.param("tri", "unknown command 'tri'; did you mean `fastbert try`?", id="command-with-a-slip"),
         pytest.param("xyzzy", "unknown command 'xyzzy'; `fastbert --help` lists the commands", id="command"),
@@ -115,9 +115,9 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
-    given: str, message: str, calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
+    words: str, message: str, calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(given.split()) == 2
+    assert cli.main(words.split()) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith(f"fastbert: error: {message}")
@@ -126,10 +126,10 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert "--------" not in printed.err
 
 
-@pytest.mark.parametrize("given", ["try wrong --debug", "--debug try missing-file", "--debug try --max-length 2"])
-def test_debug_shows_the_traceback(given: str, calls: list[tuple[Config, bool]]) -> None:
+@pytest.mark.parametrize("words", ["try wrong --debug", "--debug try missing-file", "--debug try --max-length 2"])
+def test_debug_shows_the_traceback(words: str, calls: list[tuple[Config, bool]]) -> None:
     with pytest.raises((UserError, OSError)):
-        cli.main(given.split())
+        cli.main(words.split())
 
 
 def test_a_bug_keeps_its_traceback(calls: list[tuple[Config, bool]]) -> None:
@@ -142,11 +142,11 @@ def test_an_interrupt_is_exit_code_130(calls: list[tuple[Config, bool]], capsys:
     assert capsys.readouterr().err == "fastbert: interrupted\n"
 
 
-@pytest.mark.parametrize("given", [["try", "--help"], ["help", "try"], ["try", "-h"]])
+@pytest.mark.parametrize("words", [["try", "--help"], ["help", "try"], ["try", "-h"]])
 def test_help_shows_defaults_and_nothing_of_none(
-    given: list[str], calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
+    words: list[str], calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(given) == 0
+    assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert "Do something." in printed
     assert "(default: 128)" in printed
@@ -160,9 +160,9 @@ def test_help_shows_defaults_and_nothing_of_none(
     assert not calls
 
 
-@pytest.mark.parametrize("given", [[], ["--help"], ["-h"], ["help"], ["--quiet"]])
-def test_without_a_command_the_commands_are_listed(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(given) == 0
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"], ["--quiet"]])
+def test_without_a_command_the_commands_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert [name for name in cli.COMMANDS if f"\n  {name} " not in printed] == []
 

@@ -48,7 +48,7 @@ def test_there_and_back_is_bit_exact(name: str, tmp_path: Path) -> None:
     assert named == ["bert_config.json", *data, "fastbert_manifest.json", "vocab.txt"]
     assert convert(tmp_path / "b", "--out", tmp_path / "c") == 0
     assert same(source, tmp_path / "c")
-    first, last = (json.loads((tmp_path / place / "config.json").read_text()) for place in "ac")
+    first, last = (json.loads((tmp_path / position / "config.json").read_text()) for position in "ac")
     assert first == last
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["whole"]
@@ -86,8 +86,8 @@ def test_a_release_with_optimizer_is_converted(
     ids = torch.arange(15)[None]
     with torch.no_grad():
         expected = theirs.eval()(ids).prediction_logits
-        found = BertForPreTraining.from_pretrained(source)(ids).prediction_logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+        actual = BertForPreTraining.from_pretrained(source)(ids).prediction_logits
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
     # Written again, its weights lie in the files as TensorFlow laid them.
     assert convert(tmp_path / "a", "--out", tmp_path / "b", "--to", "tensorflow") == 0
     from fastbert.checkpoints.formats.tensorflow import read_bundle
@@ -101,8 +101,8 @@ def test_real_pickles_are_converted(data_dir: Path, tmp_path: Path) -> None:
     source = data_dir / "checkpoints/hf-ner-bert-camphr"
     assert convert(source, "--out", tmp_path / "out", "--pickles", "--report", tmp_path / "r.json") == 0
     expected = torch.load(source / "pytorch_model.bin", weights_only=True)
-    found = weights(tmp_path / "out")
-    assert all(found[name].equal(expected[name]) for name in found)
+    actual = weights(tmp_path / "out")
+    assert all(actual[name].equal(expected[name]) for name in actual)
     assert json.loads((tmp_path / "r.json").read_text())["left_out"] == {
         "bert.embeddings.position_ids": "a buffer, which is recomputed"
     }
@@ -113,12 +113,12 @@ def test_real_pickles_are_converted(data_dir: Path, tmp_path: Path) -> None:
     ("change", "line"),
     [
         pytest.param(
-            lambda found: [found.pop("bert.encoder.layer.1.output.dense.bias")],
+            lambda result: [result.pop("bert.encoder.layer.1.output.dense.bias")],
             "missing from the source: 1\n    bert.encoder.layer.1.output.dense.bias",
             id="missing",
         ),
         pytest.param(
-            lambda found: found.update({"bert.embeddings.position_embeddings.weight": torch.zeros(9, 8)}),
+            lambda result: result.update({"bert.embeddings.position_embeddings.weight": torch.zeros(9, 8)}),
             "of the wrong shape: 1\n    bert.embeddings.position_embeddings.weight (9, 8), but the configuration says"
             " (16, 8)",
             id="shape",
@@ -129,9 +129,9 @@ def test_an_encoder_that_is_not_whole_is_not_written(
     change, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = save(tmp_path / "a")
-    found = weights(source)
-    change(found)
-    save_file(found, source / "model.safetensors")
+    result = weights(source)
+    change(result)
+    save_file(result, source / "model.safetensors")
     assert convert(source, "--out", tmp_path / "b", "--report", tmp_path / "report.json") == 1
     printed = capsys.readouterr().out
     assert line in printed
@@ -148,9 +148,9 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
     assert "missing from the source: 2\n    classifier.bias\n    classifier.weight" in printed
     assert "left out, not part of BertForSequenceClassification: 7" in printed
     shards = [load_file(file) for file in (tmp_path / "b").glob("model-*.safetensors")]
-    found = {name: tensor for shard in shards for name, tensor in shard.items()}
-    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
-    assert not any("classifier" in name or "cls" in name for name in found)
+    results = {name: tensor for shard in shards for name, tensor in shard.items()}
+    assert {tensor.dtype for tensor in results.values()} == {torch.bfloat16}
+    assert not any("classifier" in name or "cls" in name for name in results)
 
 
 @pytest.mark.parametrize(
@@ -176,18 +176,18 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    places = {name: tmp_path / name.lower() for name in ("SOURCE", "OUT", "FULL", "FILE", "NONE", "PICKLE", "LONG")}
-    save(places["SOURCE"])
-    save(places["FULL"])
-    save(places["PICKLE"], "zip")
-    WordPieceTokenizer([*VOCABULARY, "more"]).save_pretrained(places["LONG"])
-    places["FILE"].write_text("")
+    paths = {name: tmp_path / name.lower() for name in ("SOURCE", "OUT", "FULL", "FILE", "NONE", "PICKLE", "LONG")}
+    save(paths["SOURCE"])
+    save(paths["FULL"])
+    save(paths["PICKLE"], "zip")
+    WordPieceTokenizer([*VOCABULARY, "more"]).save_pretrained(paths["LONG"])
+    paths["FILE"].write_text("")
     before = sorted(tmp_path.rglob("*"))
-    assert convert(*(places.get(word, word) for word in words.split())) == 2
+    assert convert(*(paths.get(word, word) for word in words.split())) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
-    assert message.replace("NONE", str(places["NONE"])) in printed.err
+    assert message.replace("NONE", str(paths["NONE"])) in printed.err
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -219,10 +219,10 @@ def test_a_folder_of_sentence_transformers_stays_one(tmp_path: Path) -> None:
     (source / "3_Normalize").rmdir()  # as packages and repositories leave it, which keep no empty folders
     assert convert(source, "--out", out, "--max-shard-size", "20KB") == 0
     texts = random_texts(1, 9)
-    wanted, found = (
+    expected, actual = (
         model.embed(texts, tokenizer, prompt="query") for model, tokenizer, _ in map(load_embedder, (source, out))
     )
-    assert found.equal(wanted)
+    assert actual.equal(expected)
     # Once more over it, and then by one that is none, of which nothing may stay.
     assert convert(source, "--out", out) == 2
     assert convert(source, "--out", out, "--overwrite") == 0
@@ -233,11 +233,11 @@ def test_a_folder_of_sentence_transformers_stays_one(tmp_path: Path) -> None:
 
 def test_what_else_the_small_files_say_stays(tmp_path: Path) -> None:
     source = embedder(tmp_path / "a")
-    said = {"prompts": {"query": "b "}, "default_prompt_name": None, "similarity_fn_name": "dot"}
-    (source / "config_sentence_transformers.json").write_text(json.dumps(said))
+    settings = {"prompts": {"query": "b "}, "default_prompt_name": None, "similarity_fn_name": "dot"}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": true}')
     assert convert(source, "--out", tmp_path / "b") == 0
-    assert json.loads((tmp_path / "b/config_sentence_transformers.json").read_text()) == said
+    assert json.loads((tmp_path / "b/config_sentence_transformers.json").read_text()) == settings
     assert json.loads((tmp_path / "b/sentence_bert_config.json").read_text())["do_lower_case"] is True
 
 

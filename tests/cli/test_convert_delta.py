@@ -21,7 +21,7 @@ def convert(*words: object) -> int:
 
 
 @pytest.fixture
-def places(tmp_path: Path, seed: int) -> dict[str, Path]:
+def folders(tmp_path: Path, seed: int) -> dict[str, Path]:
     """A base, a classifier whose matrices differ a little from it, and names for what is written."""
     base, model = saved(tmp_path / "base", seed), tmp_path / "model"
     tuned = BertForSequenceClassification.from_pretrained(base, num_labels=2, mapped=False)
@@ -33,8 +33,8 @@ def places(tmp_path: Path, seed: int) -> dict[str, Path]:
     return {"BASE": base, "MODEL": model, **names}
 
 
-def test_there_and_back(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    base, model, delta, out = (places[name] for name in ("BASE", "MODEL", "DELTA", "OUT"))
+def test_there_and_back(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    base, model, delta, out = (folders[name] for name in ("BASE", "MODEL", "DELTA", "OUT"))
     assert convert(model, "--base", base, "--out", delta) == 0
     assert "restores the model exactly" in capsys.readouterr().out
     assert convert(delta, "--base", base, "--out", out) == 0
@@ -47,29 +47,31 @@ def test_there_and_back(places: dict[str, Path], capsys: pytest.CaptureFixture[s
 
 
 def test_an_embedder_comes_back_as_one(tmp_path: Path, seed: int) -> None:
-    base, own, delta, out = saved(tmp_path / "base", seed), tmp_path / "own", tmp_path / "d", tmp_path / "out"
+    base, tuned, delta, out = saved(tmp_path / "base", seed), tmp_path / "own", tmp_path / "d", tmp_path / "out"
     model = BertModel.from_pretrained(base, mapped=False)
     layer = Dense(torch.randn(6, 32), None, "Tanh")
     model.embed_settings = EmbedSettings(pooling="cls", normalize=True, prompts={"query": "b "}, dense=(layer,))
-    model.save_pretrained(own)
-    small_tokenizer().save_pretrained(own)
-    assert convert(own, "--base", base, "--out", delta) == 0
+    model.save_pretrained(tuned)
+    small_tokenizer().save_pretrained(tuned)
+    assert convert(tuned, "--base", base, "--out", delta) == 0
     assert convert(delta, "--base", base, "--out", out) == 0
-    wanted, found = (one.embed(["a b"], tokens, prompt="query") for one, tokens, _ in map(load_embedder, (own, out)))
-    assert found.equal(wanted)
+    expected, actual = (
+        one.embed(["a b"], tokens, prompt="query") for one, tokens, _ in map(load_embedder, (tuned, out))
+    )
+    assert actual.equal(expected)
 
 
-def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    report = places["OUT"].with_suffix(".json")
-    words = ("--base", places["BASE"], "--out", places["DELTA"], "--bits", 4, "--report", report)
-    assert convert(places["MODEL"], *words) == 0
+def test_a_rounded_one_says_its_error(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    report = folders["OUT"].with_suffix(".json")
+    words = ("--base", folders["BASE"], "--out", folders["DELTA"], "--bits", 4, "--report", report)
+    assert convert(folders["MODEL"], *words) == 0
     printed = capsys.readouterr().out
     assert "rounded to 4 bits" in printed
     assert "rounding error " in printed
-    found = json.loads(report.read_text())
-    assert found["kind"] == "delta"
-    assert 0 < found["error"]["rms"] < 0.2 * found["error"]["difference_rms"]
-    assert found["bytes"] == places["DELTA"].stat().st_size
+    result = json.loads(report.read_text())
+    assert result["kind"] == "delta"
+    assert 0 < result["error"]["rms"] < 0.2 * result["error"]["difference_rms"]
+    assert result["bytes"] == folders["DELTA"].stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -87,14 +89,14 @@ def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.Ca
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_nothing(
-    words: str, message: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
-    given = [
-        str(places[word]) if word in places else word.replace("BASE", str(places["BASE"])) for word in words.split()
+    argv = [
+        str(folders[word]) if word in folders else word.replace("BASE", str(folders["BASE"])) for word in words.split()
     ]
     capsys.readouterr()
-    assert convert(*given) == 2
+    assert convert(*argv) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1

@@ -45,8 +45,8 @@ def test_the_file_holds_what_the_model_gives(
     encoder, tokenizer, _ = load_embedder(model, dtype=None if dtype == "fp32" else torch.bfloat16)
     encoder.quantize("int8" if dtype == "int8" else None)
     options = {"pooling": "max", "normalize": True, "max_length": 20, "long": "windows"}
-    wanted = encoder.embed(text.read_text().splitlines(), tokenizer, **options)
-    np.testing.assert_array_equal(np.load(out), wanted.numpy())
+    expected = encoder.embed(text.read_text().splitlines(), tokenizer, **options)
+    np.testing.assert_array_equal(np.load(out), expected.numpy())
     printed = capsys.readouterr()
     assert printed.out.startswith("25 texts, ")
     assert "none of 25 texts was truncated" in printed.out
@@ -98,8 +98,8 @@ def test_wrong_flags_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"--model": str(model), "--text": str(text), "--out": "v.npy", **flags}
-    assert embed(*(part for flag, value in given.items() if value is not None for part in (flag, value))) == 2
+    argv = {"--model": str(model), "--text": str(text), "--out": "v.npy", **flags}
+    assert embed(*(part for flag, value in argv.items() if value is not None for part in (flag, value))) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("fastbert: error: ")
     assert words in error

@@ -113,8 +113,8 @@ def test_both_averages_of_glue(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "WNLI.json").write_text('{"accuracy": 65.0}')
     assert evaluate("--glue", tmp_path) == 0
     lines = [line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    wanted = (50 + 80 + 85 + 65 + 85 + 80 + 80 + 80 + 65) / 9
-    assert float(dict(lines)["official average"]) == pytest.approx(wanted, abs=1e-4)
+    expected = (50 + 80 + 85 + 65 + 85 + 80 + 80 + 80 + 65) / 9
+    assert float(dict(lines)["official average"]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_run_that_is_not_finished_counts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,10 +39,10 @@ def test_the_file_holds_what_the_function_gives(
     assert features(*words, "--device", "cpu", "--max-length", 20) == 0
     encoder, tokenizer = BertModel.from_pretrained(model), WordPieceTokenizer.from_pretrained(model)
     expected = extract(encoder, tokenizer, text.read_text().splitlines(), meant, per=per, max_length=20)  # type: ignore[arg-type]
-    found = np.load(out)
-    torch.testing.assert_close(torch.from_numpy(found["features"]), expected.values)
-    assert found["offsets"].tolist() == expected.offsets.tolist()
-    assert found["items"].tolist() == list(expected.items)
+    actual = np.load(out)
+    torch.testing.assert_close(torch.from_numpy(actual["features"]), expected.values)
+    assert actual["offsets"].tolist() == expected.offsets.tolist()
+    assert actual["items"].tolist() == list(expected.items)
     assert f"25 texts, {len(expected.values):,} {per}s, 64 numbers each" in capsys.readouterr().out
 
 
@@ -72,8 +72,8 @@ def test_wrong_flags_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {"--model": str(model), "--text": str(text), "--out": "f.npy", **flags}
-    assert features(*(part for flag, value in given.items() if value is not None for part in (flag, value))) == 2
+    options = {"--model": str(model), "--text": str(text), "--out": "f.npy", **flags}
+    assert features(*(part for flag, value in options.items() if value is not None for part in (flag, value))) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("fastbert: error: ")
     assert words in error

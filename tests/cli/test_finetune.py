@@ -30,7 +30,7 @@ KINDS = {"tagging": ".conll", "span": ".json"}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
     toy_folder(folder / "model")
     for task, (make, kind, *_) in MAKERS.items():
@@ -39,13 +39,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def finetune(place: Path, task: str, out: Path, **flags: str) -> int:
+def finetune(toy: Path, task: str, out: Path, **flags: str) -> int:
     kind = MAKERS[task][1]
-    given = {
+    options = {
         "--task": task,
-        "--model": str(place / "model"),
-        "--train": str(place / f"{task}-train.{kind}"),
-        "--eval": str(place / f"{task}-dev.{kind}"),
+        "--model": str(toy / "model"),
+        "--train": str(toy / f"{task}-train.{kind}"),
+        "--eval": str(toy / f"{task}-dev.{kind}"),
         "--out": str(out),
         "--lr": "1e-2",
         "--batch-size": "16",
@@ -55,20 +55,20 @@ def finetune(place: Path, task: str, out: Path, **flags: str) -> int:
         **MAKERS[task][3],
         **flags,
     }
-    return main(["finetune", *(word for pair in given.items() for word in pair if word)])
+    return main(["finetune", *(word for pair in options.items() for word in pair if word)])
 
 
 @pytest.mark.parametrize("task", list(MAKERS))
 def test_every_task_trains_predicts_and_is_scored(
-    task: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    task: str, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    assert finetune(place, task, run) == 0
+    assert finetune(toy, task, run) == 0
     results = json.loads((run / "results.json").read_text())
     (file, metrics), metric = next(iter(results["results"].items())), results["metric"]
     score = metrics[metric]["mean"]
     assert score > MAKERS[task][2]
-    gold = place / file
+    gold = toy / file
     capsys.readouterr()
 
     # The model, scored; its predictions, written by predict and by the run, scored.
@@ -84,27 +84,27 @@ def test_every_task_trains_predicts_and_is_scored(
 
 
 def test_evaluate_and_predict_reproduce_the_scores_of_a_run(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To four digits, at every level of the processor, for every dtype of the run, and where the fastest dtype is bf16:
     a regression's correlation shows each rounding."""
-    gold = place / "regression-dev.tsv"
+    gold = toy / "regression-dev.tsv"
 
     def check(name: str, **flags: str) -> str:
         run, scores, predictions = tmp_path / name, tmp_path / "scores.json", tmp_path / f"{name}.jsonl"
-        assert finetune(place, "regression", run, **{"--epochs": "1", **flags}) == 0, name
+        assert finetune(toy, "regression", run, **{"--epochs": "1", **flags}) == 0, name
         results = json.loads((run / "results.json").read_text())["results"][gold.name]
         capsys.readouterr()
         assert main(["predict", "--model", str(run / "model"), "--text", str(gold), "--out", str(predictions)]) == 0
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         assert predictions.read_text() == (run / "predictions" / f"{gold.name}.jsonl").read_text(), name
         for source in (["--model", str(run / "model")], ["--task", "regression", "--predictions", str(predictions)]):
             assert main(["evaluate", *source, "--gold", str(gold), "--json", str(scores)]) == 0
-            found = json.loads(scores.read_text())
-            assert {metric: round(value, 4) for metric, value in found.items()} == {
+            result = json.loads(scores.read_text())
+            assert {metric: round(value, 4) for metric, value in result.items()} == {
                 metric: value["mean"] for metric, value in results.items()
             }, name
-        return said
+        return stderr
 
     for kernel in cpu_kernels.HERE:
         with cpu_kernels.running(kernel):
@@ -124,9 +124,9 @@ def test_evaluate_and_predict_reproduce_the_scores_of_a_run(
 
 
 @pytest.fixture(scope="module")
-def trained(place: Path) -> Path:
-    assert finetune(place, "classification", place / "run") == 0
-    return place / "run" / "model"
+def trained(toy: Path) -> Path:
+    assert finetune(toy, "classification", toy / "run") == 0
+    return toy / "run" / "model"
 
 
 def test_lines_from_standard_input(
@@ -141,13 +141,13 @@ def test_lines_from_standard_input(
     assert lines[0]["probabilities"]["good"] > 0.5
 
 
-def test_a_glue_submission_grows(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_glue_submission_grows(toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test = tmp_path / "test.tsv"
     test.write_text("index\tsentence\n0\tthe day was bright\n1\ta road looked cruel\n")
     sentiment(tmp_path / "train.tsv", 224, seed=1, names=("0", "1"))
     sentiment(tmp_path / "dev.tsv", 32, seed=2, names=("0", "1"))
     files = {"--train": str(tmp_path / "train.tsv"), "--eval": str(tmp_path / "dev.tsv")}
-    assert finetune(place, "classification", tmp_path / "run", **files) == 0
+    assert finetune(toy, "classification", tmp_path / "run", **files) == 0
     out = tmp_path / "glue"
     flags = ["predict", "--model", str(tmp_path / "run" / "model"), "--text", str(test), "--out", str(out)]
     assert main([*flags, "--glue", "SST-2"]) == 0
@@ -183,19 +183,19 @@ def test_wrong_flags_are_one_line(
 
 
 def test_a_task_that_the_folder_was_not_trained_for(
-    trained: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, toy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = str(place / "span-dev.json")
+    text = str(toy / "span-dev.json")
     assert main(["predict", "--model", str(trained), "--text", text, "--task", "span"]) == 2
     assert "was trained for classification" in capsys.readouterr().err
-    assert main(["predict", "--model", str(place / "model"), "--text", text]) == 2
+    assert main(["predict", "--model", str(toy / "model"), "--text", text]) == 2
     assert "name the task with --task" in capsys.readouterr().err
 
 
-def test_a_file_that_exists(trained: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_exists(trained: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
-    flags = ["predict", "--model", str(trained), "--text", str(place / "classification-dev.tsv"), "--out", str(out)]
+    flags = ["predict", "--model", str(trained), "--text", str(toy / "classification-dev.tsv"), "--out", str(out)]
     assert main(flags) == 2
     assert "replace it with --overwrite" in capsys.readouterr().err
     assert out.read_text() == "mine"
@@ -203,7 +203,7 @@ def test_a_file_that_exists(trained: Path, place: Path, tmp_path: Path, capsys: 
     assert len(out.read_text().splitlines()) == 48
 
 
-def test_a_kind_of_file_that_the_task_has_not(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = str(place / "classification-dev.tsv")
+def test_a_kind_of_file_that_the_task_has_not(trained: Path, toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = str(toy / "classification-dev.tsv")
     assert main(["predict", "--model", str(trained), "--text", text, "--out", "x.conll"]) == 2
     assert ".jsonl" in capsys.readouterr().err

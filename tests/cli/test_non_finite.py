@@ -71,8 +71,8 @@ def test_every_command_names_the_weight(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_text_is_named_where_the_weights_are_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, tokenizer = small_model(0), small_tokenizer()
     with torch.no_grad():  # infinite only where the letter is
-        place = tokenizer.convert_tokens_to_ids("q")
-        model.embeddings.word_embeddings.weight[place] = 3e38 * torch.tensor([1.0, -1.0]).repeat(16)
+        position = tokenizer.convert_tokens_to_ids("q")
+        model.embeddings.word_embeddings.weight[position] = 3e38 * torch.tensor([1.0, -1.0]).repeat(16)
     texts = [*LETTERS[:10], "q", "z"]
     with pytest.raises(UserError, match=r"^texts\[10\]: the model's output is NaN or infinite"):
         embed(model, texts, tokenizer)

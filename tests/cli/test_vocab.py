@@ -96,8 +96,8 @@ def test_nothing_held_out(general: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_only_measured(tokenizer: Path, domain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {file: file.read_bytes() for file in tokenizer.iterdir()}
-    for given in (tokenizer, tokenizer / "vocab.txt"):
-        assert vocab("--corpus", domain, "--tokenizer", given, "--report", tmp_path / "new" / "r.json") == 0
+    for source in (tokenizer, tokenizer / "vocab.txt"):
+        assert vocab("--corpus", domain, "--tokenizer", source, "--report", tmp_path / "new" / "r.json") == 0
         assert "on 60 documents: 4,800 words" in capsys.readouterr().out
         report = json.loads((tmp_path / "new" / "r.json").read_text())["coverage"]
         lines = domain.read_text().split("\n")
@@ -242,15 +242,15 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     empty, marks = tmp_path / "empty.txt", tmp_path / "marks.txt"
-    places = {"TEXT": general, "BASE": tokenizer, "FILE": empty, "EMPTY": empty, "MARKS": marks}
-    places |= {"OUT": tmp_path / "out", "NONE": tmp_path / "no", "MODEL": tmp_path / "model"}
+    paths = {"TEXT": general, "BASE": tokenizer, "FILE": empty, "EMPTY": empty, "MARKS": marks}
+    paths |= {"OUT": tmp_path / "out", "NONE": tmp_path / "no", "MODEL": tmp_path / "model"}
     before = names(tmp_path)
-    assert vocab(*(places.get(word, word) for word in words.split())) == 2
+    assert vocab(*(paths.get(word, word) for word in words.split())) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
-    for name, place in places.items():
-        message = message.replace(name, str(place))
+    for name, path in paths.items():
+        message = message.replace(name, str(path))
     assert message in printed.err
     assert names(tmp_path) == before
 

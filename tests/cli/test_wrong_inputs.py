@@ -233,8 +233,8 @@ def test_a_wrong_input_is_one_line(
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    given = {f"{{{model}}}": str(folder) for model, folder in models.items()}
-    line = [given.get(word, word.strip("{}")) for word in command.split()]
+    folders = {f"{{{model}}}": str(folder) for model, folder in models.items()}
+    line = [folders.get(word, word.strip("{}")) for word in command.split()]
     assert main([*line, "--quiet"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

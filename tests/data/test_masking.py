@@ -77,13 +77,15 @@ def test_rates(shards, seed, mask_prob, exact, whole_word):
     elif mask_prob == 1:
         assert (chosen == maskable).all()
     elif exact:
-        wanted = np.maximum(1, np.floor(mask_prob * maskable + 0.5))
+        expected = np.maximum(1, np.floor(mask_prob * maskable + 0.5))
         if whole_word:
-            assert (chosen <= np.maximum(wanted, 2)).all()  # at least one word, and the words here have up to 2 pieces
+            assert (
+                chosen <= np.maximum(expected, 2)
+            ).all()  # at least one word, and the words here have up to 2 pieces
             assert (chosen >= 1).all()
-            assert chosen.sum() > 0.8 * wanted.sum()
+            assert chosen.sum() > 0.8 * expected.sum()
         else:
-            assert (chosen == wanted).all()
+            assert (chosen == expected).all()
     else:
         words = maskable.sum() if not whole_word else maskable.sum() // 2
         spread = 5 * math.sqrt(words * mask_prob * (1 - mask_prob)) * (2 if whole_word else 1) + 2
@@ -94,25 +96,25 @@ def test_eighty_ten_ten(shards, seed):
     batch = batch_of(PretrainingData(shards, max_length=64, seed=seed, mask_prob=0.5))
     now = batch.input_ids.numpy()[batch.masked_positions.numpy()]
     before = batch.labels.numpy()
-    masked, kept = int((now == MASK).sum()), int((now == before).sum())
-    print(f"{masked / len(now):.4f} masked, {kept / len(now):.4f} kept of {len(now)}")
+    masked, unchanged = int((now == MASK).sum()), int((now == before).sum())
+    print(f"{masked / len(now):.4f} masked, {unchanged / len(now):.4f} kept of {len(now)}")
     assert near(masked, len(now), 0.8)
-    assert near(kept, len(now), 0.1)
-    assert near(len(now) - masked - kept, len(now), 0.1)
+    assert near(unchanged, len(now), 0.1)
+    assert near(len(now) - masked - unchanged, len(now), 0.1)
     # Everything that is not chosen is untouched: the original text is whole.
     assert (np.diff(now[now != MASK]) != 0).any()
 
 
 def test_every_position_is_chosen_equally_often(make_shards, seed):
     data = PretrainingData(make_shards([[61]] * 400), objective="mlm", max_length=63, seed=seed, short_sequence_prob=0)
-    places = np.zeros(63, int)
+    histogram = np.zeros(63, int)
     for epoch in range(20):
         batch = batch_of(data, epoch)
-        places += np.bincount(batch.position_ids.numpy()[batch.masked_positions.numpy()], minlength=63)
-    assert places[0] == 0
-    assert places[62] == 0
-    expected = places.sum() / 61
-    chi_square = ((places[1:62] - expected) ** 2 / expected).sum()
+        histogram += np.bincount(batch.position_ids.numpy()[batch.masked_positions.numpy()], minlength=63)
+    assert histogram[0] == 0
+    assert histogram[62] == 0
+    expected = histogram.sum() / 61
+    chi_square = ((histogram[1:62] - expected) ** 2 / expected).sum()
     print("chi-square of 60 degrees of freedom:", chi_square)
     assert chi_square < 60 + 6 * math.sqrt(120)
 

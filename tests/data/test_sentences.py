@@ -51,14 +51,14 @@ def test_time_is_linear(unit):
 def test_agrees_with_a_published_segmentation(data_dir):
     with lzma.open(data_dir / "wiki-en" / "wiki_en.sent.txt.xz", "rt", encoding="utf8") as file:
         lines = [line.strip() for line in islice(file, 30_000)]
-    expected = found = common = 0
+    expected = actual = common = 0
     documents = [document.split("\n") for document in "\n".join(lines).split("\n\n")]
     for document in documents:
         ends = [boundaries(document), boundaries(split_sentences(" ".join(document)))]
-        expected, found, common = expected + len(ends[0]), found + len(ends[1]), common + len(ends[0] & ends[1])
-    print(f"recall {common / expected:.4f}, precision {common / found:.4f}")
+        expected, actual, common = expected + len(ends[0]), actual + len(ends[1]), common + len(ends[0] & ends[1])
+    print(f"recall {common / expected:.4f}, precision {common / actual:.4f}")
     assert common / expected > 0.99
-    assert common / found > 0.99
+    assert common / actual > 0.99
 
 
 def boundaries(sentences: list[str]) -> set[int]:

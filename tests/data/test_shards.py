@@ -307,13 +307,13 @@ def test_a_random_index_never_crashes(make_shards, seed):
     random = np.random.default_rng(seed)
     values = [None, True, -1, 0, 1, 7, 1 << 70, 1.5, "", "..", "x" * 10_000, [], {}, [[]], {"name": 1}]
 
-    def places(node, path=()):
+    def paths(node, path=()):
         for key in node if isinstance(node, dict) else range(len(node)):
             yield (*path, key)
             if isinstance(node[key], dict | list):
-                yield from places(node[key], (*path, key))
+                yield from paths(node[key], (*path, key))
 
-    for path in places(whole):
+    for path in paths(whole):
         index = json.loads(json.dumps(whole))
         put(index, values[random.integers(len(values))], *path)
         (folder / "index.json").write_text(json.dumps(index))

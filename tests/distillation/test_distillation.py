@@ -75,20 +75,20 @@ def test_attention_scores_are_those_of_the_layer(seed: int) -> None:
     model = small_model(seed)
     batch = small_tokenizer().pack(random_texts(seed, 4, most=6), max_length=20)
     layer, x = model.encoder.layer[0], torch.randn(batch.num_tokens, 32, requires_grad=True)
-    found = attention_scores(layer, x, batch)
-    own, blocks = layer.attention.self, []
+    actual = attention_scores(layer, x, batch)
+    attention, blocks = layer.attention.self, []
     for first, end in zip(batch.cu_seqlens.tolist(), batch.cu_seqlens.tolist()[1:], strict=False):
-        q, k = (part(x[first:end]).view(-1, 4, 8).transpose(0, 1) for part in (own.query, own.key))
+        q, k = (part(x[first:end]).view(-1, 4, 8).transpose(0, 1) for part in (attention.query, attention.key))
         blocks.append((q @ k.transpose(1, 2) / 8**0.5).flatten(1))
     expected = torch.cat(blocks, 1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    other = torch.randn_like(found)
-    loss = attention_loss([found, found], [other, found])
-    torch.testing.assert_close(loss, ((found - other) ** 2).mean())
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    other = torch.randn_like(actual)
+    loss = attention_loss([actual, actual], [other, actual])
+    torch.testing.assert_close(loss, ((actual - other) ** 2).mean())
     loss.backward()
-    assert own.query.weight.grad is not None
+    assert attention.query.weight.grad is not None
     with pytest.raises(UserError, match=r"attention scores \(heads, pairs\) of student and teacher"):
-        attention_loss([found], [other[:2]])
+        attention_loss([actual], [other[:2]])
 
 
 def test_which_layers_become_the_students() -> None:
@@ -119,13 +119,13 @@ def test_a_student_is_every_second_layer_and_a_whole_model(kind: type, tmp_path:
     teacher = kind(config(6))
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     student = student_from(teacher, 3)
-    own, given = student.state_dict(), teacher.state_dict()
-    for name, tensor in own.items():
+    student_state, teacher_state = student.state_dict(), teacher.state_dict()
+    for name, tensor in student_state.items():
         source = name
         for index in (2, 1):
             source = source.replace(f"layer.{index}.", f"layer.{2 * index}.") if f"layer.{index}." in name else source
-        assert tensor.equal(given[source]), name
-        assert tensor.data_ptr() != given[source].data_ptr()
+        assert tensor.equal(teacher_state[source]), name
+        assert tensor.data_ptr() != teacher_state[source].data_ptr()
     student.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 3
     again = kind.from_pretrained(tmp_path)

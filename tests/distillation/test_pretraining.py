@@ -25,7 +25,7 @@ WORDS = [f"{a}{b}" for a in "abcdef" for b in "uvwxyz"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus in which words follow each other by a rule, and a teacher that has learnt it."""
     folder = tmp_path_factory.mktemp("teaching")
     draw, lines = random.Random(5), []
@@ -46,10 +46,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(place: Path, out: Path, **flags: Any) -> PretrainConfig:
+def config(toy: Path, out: Path, **flags: Any) -> PretrainConfig:
     chosen = {
-        "corpus": (place / "corpus.txt",),
-        "model": str(place / "model.json"),
+        "corpus": (toy / "corpus.txt",),
+        "model": str(toy / "model.json"),
         "out": out,
         "text_format": "lines",
         "steps": 8,
@@ -64,11 +64,11 @@ def config(place: Path, out: Path, **flags: Any) -> PretrainConfig:
     return PretrainConfig(**{**chosen, **flags})
 
 
-def test_a_student_begins_where_its_teacher_is(place: Path, tmp_path: Path) -> None:
-    teacher = str(place / "teacher" / "model")
+def test_a_student_begins_where_its_teacher_is(toy: Path, tmp_path: Path) -> None:
+    teacher = str(toy / "teacher" / "model")
     flags = {"teacher": teacher, "student_layers": 2, "lr": 1e-3}
-    student = pretrain(config(place, tmp_path / "student", **flags)).validation
-    alone = pretrain(config(place, tmp_path / "alone", tokenizer=place / "vocab.txt")).validation
+    student = pretrain(config(toy, tmp_path / "student", **flags)).validation
+    alone = pretrain(config(toy, tmp_path / "alone", tokenizer=toy / "vocab.txt")).validation
     assert student.mlm_loss < alone.mlm_loss
     model = BertForPreTraining.from_pretrained(tmp_path / "student" / "model")
     assert model.config.num_hidden_layers == 2
@@ -77,11 +77,11 @@ def test_a_student_begins_where_its_teacher_is(place: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("distill", ["distilbert", "tinybert"])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_models_of_other_sizes_learn_too(place: Path, tmp_path: Path, distill: str, narrow: bool) -> None:
-    flags: dict[str, Any] = {"teacher": str(place / "teacher" / "model"), "distill": distill, "steps": 30}
+def test_models_of_other_sizes_learn_too(toy: Path, tmp_path: Path, distill: str, narrow: bool) -> None:
+    flags: dict[str, Any] = {"teacher": str(toy / "teacher" / "model"), "distill": distill, "steps": 30}
     if narrow:
-        flags["model"] = str(place / "narrow.json")
-    run = config(place, tmp_path / "run", **flags)
+        flags["model"] = str(toy / "narrow.json")
+    run = config(toy, tmp_path / "run", **flags)
     first = pretrain(replace(run, steps=1)).validation
     last = pretrain(replace(run, overwrite=True)).validation
     assert last.mlm_loss < first.mlm_loss - 0.1
@@ -90,13 +90,13 @@ def test_models_of_other_sizes_learn_too(place: Path, tmp_path: Path, distill: s
     assert not any("distillation" in name for name in model.state_dict())
 
 
-def test_the_texts_part_is_the_plain_loss(place: Path) -> None:
-    student = BertForPreTraining.from_pretrained(place / "teacher" / "model")
-    teacher = BertForPreTraining.from_pretrained(place / "teacher" / "model").eval()
+def test_the_texts_part_is_the_plain_loss(toy: Path) -> None:
+    student = BertForPreTraining.from_pretrained(toy / "teacher" / "model")
+    teacher = BertForPreTraining.from_pretrained(toy / "teacher" / "model").eval()
     from fastbert.data.pretraining import PretrainingData
     from fastbert.data.shards import TokenShards
 
-    shards = TokenShards.open(place / "teacher" / "data")
+    shards = TokenShards.open(toy / "teacher" / "data")
     batch = PretrainingData(shards, objective="mlm+nsp", max_length=32, seed=0).batch(0, [0, 1, 2])
     plain = micro_batch_loss(student(batch), 0.1, 0.3)
     silent, _ = PretrainingDistillationLoss(student, teacher, PretrainConfig(soft_weight=0.0))(student, batch, 0.1, 0.3)
@@ -107,27 +107,27 @@ def test_the_texts_part_is_the_plain_loss(place: Path) -> None:
     assert abs(only.item()) < 1e-4
 
 
-def test_an_interrupted_student_continues_bit_for_bit(place: Path, tmp_path: Path) -> None:
-    flags = {"teacher": str(place / "teacher" / "model"), "student_layers": 2, "distill": "tinybert"}
-    pretrain(config(place, tmp_path / "whole", **flags))
+def test_an_interrupted_student_continues_bit_for_bit(toy: Path, tmp_path: Path) -> None:
+    flags = {"teacher": str(toy / "teacher" / "model"), "student_layers": 2, "distill": "tinybert"}
+    pretrain(config(toy, tmp_path / "whole", **flags))
 
     def stop(metrics: Any, progress: float) -> None:
         if metrics["step"] == 5:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Stopped):
-        pretrain(config(place, tmp_path / "parts", **flags), Reporter(on_step=stop))
+        pretrain(config(toy, tmp_path / "parts", **flags), Reporter(on_step=stop))
     pretrain(PretrainConfig(out=tmp_path / "parts", resume=True))
     files = [tmp_path / name / "model" / "model.safetensors" for name in ("whole", "parts")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_teachers_that_do_not_fit(place: Path, tmp_path: Path) -> None:
-    teacher = str(place / "teacher" / "model")
+def test_teachers_that_do_not_fit(toy: Path, tmp_path: Path) -> None:
+    teacher = str(toy / "teacher" / "model")
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS[::-1]]))
     with pytest.raises(UserError, match="has a different vocabulary than the run"):
-        pretrain(config(place, tmp_path / "run", teacher=teacher, tokenizer=tmp_path / "vocab.txt"))
+        pretrain(config(toy, tmp_path / "run", teacher=teacher, tokenizer=tmp_path / "vocab.txt"))
     with pytest.raises(UserError, match=r"layers=9 must be from 1 to the teacher's 4"):
-        pretrain(config(place, tmp_path / "other", teacher=teacher, student_layers=9))
+        pretrain(config(toy, tmp_path / "other", teacher=teacher, student_layers=9))
     with pytest.raises(UserError, match="--student-layers takes layers of a --teacher"):
-        config(place, tmp_path, student_layers=2)
+        config(toy, tmp_path, student_layers=2)

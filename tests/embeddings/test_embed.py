@@ -41,13 +41,13 @@ POOL = {"mean": lambda x: x.mean(0), "max": lambda x: x.amax(0), "cls": lambda x
 @pytest.mark.parametrize("normalize", [False, True])
 def test_each_text_is_pooled_over_its_own_tokens(model: BertModel, seed: int, pooling: str, normalize: bool) -> None:
     texts = ["", " \t\n", "q", *random_texts(seed, 30, most=70)]
-    found = model.embed(texts, TOKENIZER, pooling=pooling, normalize=normalize, batch_tokens=200)
-    kept = [ids if len(ids) <= POSITIONS else [*ids[: POSITIONS - 1], ids[-1]] for ids in map(ids_of, texts)]
-    wanted = torch.stack([POOL[pooling](states(model, ids)) for ids in kept])
-    wanted = torch.nn.functional.normalize(wanted) if normalize else wanted
-    assert found.dtype == torch.float32
-    assert found.requires_grad is False
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-6)
+    actual = model.embed(texts, TOKENIZER, pooling=pooling, normalize=normalize, batch_tokens=200)
+    truncated = [ids if len(ids) <= POSITIONS else [*ids[: POSITIONS - 1], ids[-1]] for ids in map(ids_of, texts)]
+    expected = torch.stack([POOL[pooling](states(model, ids)) for ids in truncated])
+    expected = torch.nn.functional.normalize(expected) if normalize else expected
+    assert actual.dtype == torch.float32
+    assert actual.requires_grad is False
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("size", [47, 60, 200, 1000])
@@ -63,20 +63,20 @@ def test_windows_count_each_token_once(model: BertModel, seed: int, size: int) -
     assert all(before + room - after >= room // 4 for before, after in pairwise(starts))
     windows = [states(model, [ids[0], *body[start : start + room], ids[-1]]) for start in starts]
     borders = [0, *[(before + after + room) // 2 for before, after in pairwise(starts)], size]
-    own = [x[1 + begin - s : 1 + end - s] for x, s, begin, end in zip(windows, starts, borders, borders[1:])]
-    tokens = torch.cat([windows[0][:1], *own, windows[-1][-1:]])
+    pieces = [x[1 + begin - s : 1 + end - s] for x, s, begin, end in zip(windows, starts, borders, borders[1:])]
+    tokens = torch.cat([windows[0][:1], *pieces, windows[-1][-1:]])
     assert len(tokens) == size + 2
-    for pooling, wanted in (("mean", tokens.mean(0)), ("max", tokens.amax(0)), ("cls", sum(x[0] for x in windows))):
-        found = model.embed(["a", text, "b c"], TOKENIZER, pooling=pooling, long="windows")[1]
-        wanted = wanted / len(windows) if pooling == "cls" else wanted
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-6)
+    for pooling, expected in (("mean", tokens.mean(0)), ("max", tokens.amax(0)), ("cls", sum(x[0] for x in windows))):
+        actual = model.embed(["a", text, "b c"], TOKENIZER, pooling=pooling, long="windows")[1]
+        expected = expected / len(windows) if pooling == "cls" else expected
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
 
 
 def test_windows_leave_short_texts_as_they_are(model: BertModel, seed: int) -> None:
     texts = random_texts(seed, 20, most=POSITIONS - 2)
     whole = model.embed(texts, TOKENIZER)
-    found = model.embed([*texts, "a " * 500], TOKENIZER, long="windows")[:-1]
-    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+    result = model.embed([*texts, "a " * 500], TOKENIZER, long="windows")[:-1]
+    torch.testing.assert_close(result, whole, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 4, 5, 8, 62, 510])
@@ -131,18 +131,18 @@ def test_truncated_texts_are_counted_and_named_once(model: BertModel, caplog: py
 def test_long_texts_are_cut_on_the_tokenizers_side(model: BertModel) -> None:
     left = small_tokenizer()
     left.truncation_side = "left"
-    found = model.embed(["a b c d e f g"], left, max_length=5)
-    torch.testing.assert_close(found, model.embed(["e f g"], TOKENIZER), rtol=0, atol=0)
-    found = model.embed(["a b c d e f g"], TOKENIZER, max_length=5)
-    torch.testing.assert_close(found, model.embed(["a b c"], TOKENIZER), rtol=0, atol=0)
+    result = model.embed(["a b c d e f g"], left, max_length=5)
+    torch.testing.assert_close(result, model.embed(["e f g"], TOKENIZER), rtol=0, atol=0)
+    result = model.embed(["a b c d e f g"], TOKENIZER, max_length=5)
+    torch.testing.assert_close(result, model.embed(["a b c"], TOKENIZER), rtol=0, atol=0)
 
 
 def test_modes_of_modules_and_of_gradients_come_back(model: BertModel) -> None:
     still = model.embed(["a b"], TOKENIZER)
     model.train()
     model.pooler.eval()
-    found = model.embed(["a b"], TOKENIZER)
-    assert torch.equal(found, still), "dropout took part"
+    result = model.embed(["a b"], TOKENIZER)
+    assert torch.equal(result, still), "dropout took part"
     assert model.training
     assert model.encoder.layer[0].training
     assert not model.pooler.training
@@ -209,8 +209,8 @@ def test_options_are_checked_before_anything_is_read(model: BertModel) -> None:
 
 def test_a_huge_text_is_no_trouble(model: BertModel) -> None:
     text = "a b c " * 2_000_000
-    found = model.embed(["a", text, "b"], TOKENIZER)
-    torch.testing.assert_close(found[1], model.embed([text[:200]], TOKENIZER)[0], rtol=0, atol=0)
+    result = model.embed(["a", text, "b"], TOKENIZER)
+    torch.testing.assert_close(result[1], model.embed([text[:200]], TOKENIZER)[0], rtol=0, atol=0)
 
 
 def test_norms_are_those_of_torch(seed: int) -> None:
@@ -225,15 +225,15 @@ def test_a_nan_stays_in_its_row(seed: int) -> None:
     x = torch.randn(10, 4, generator=torch.Generator().manual_seed(seed))
     x[5, 1] = float("nan")
     for pooling in ("mean", "max"):
-        found = pool(x, torch.tensor([0, 5, 6, 10]), pooling)
-        assert found.isnan().nonzero().tolist() == [[1, 1]]
+        result = pool(x, torch.tensor([0, 5, 6, 10]), pooling)
+        assert result.isnan().nonzero().tolist() == [[1, 1]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
 def test_a_model_on_a_gpu_gives_the_same_within_rounding(model: BertModel, seed: int, pooling: str) -> None:
     texts = random_texts(seed, 40)
-    wanted = model.embed(texts, TOKENIZER, pooling=pooling, long="windows")
-    found = model.cuda().embed(texts, TOKENIZER, pooling=pooling, long="windows")
-    assert found.device.type == "cpu"
-    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    expected = model.embed(texts, TOKENIZER, pooling=pooling, long="windows")
+    actual = model.cuda().embed(texts, TOKENIZER, pooling=pooling, long="windows")
+    assert actual.device.type == "cpu"
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)

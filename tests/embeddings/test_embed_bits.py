@@ -48,8 +48,8 @@ def test_bits_do_not_depend_on_the_batch(kernel: str, kind: str, seed: int, thre
             for batch_tokens, count in ((1, 1), (100, 2), (333, 1), (10_000, 2)):
                 torch.set_num_threads(count)
                 chosen = rng.sample(range(TEXTS), rng.randint(2, TEXTS))
-                found = model.embed([texts[i] for i in chosen], tokenizer, batch_tokens=batch_tokens, **options)
-                torch.testing.assert_close(found, whole[chosen], rtol=0, atol=0)
+                result = model.embed([texts[i] for i in chosen], tokenizer, batch_tokens=batch_tokens, **options)
+                torch.testing.assert_close(result, whole[chosen], rtol=0, atol=0)
             for i in rng.sample(range(TEXTS), 4):
                 alone = model.embed([texts[i]], tokenizer, **options)[0]
                 torch.testing.assert_close(alone, whole[i], rtol=0, atol=0)
@@ -86,5 +86,5 @@ def test_hidden_layers_with_hooks_keep_their_bits_too(seed: int) -> None:
     model.encoder.layer[1].attention.register_forward_hook(lambda *_: None)
     with cpu_kernels.running("avx2"):
         whole = model.embed(texts, tokenizer)
-        found = torch.cat([model.embed([text], tokenizer) for text in texts])
-    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+        result = torch.cat([model.embed([text], tokenizer) for text in texts])
+    torch.testing.assert_close(result, whole, rtol=0, atol=0)

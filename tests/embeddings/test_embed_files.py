@@ -110,9 +110,9 @@ def read(path: Path) -> np.ndarray:
         assert [record["index"] for record in records] == list(range(len(records)))
         return np.array([record["embedding"] for record in records], dtype=np.float32)
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = parquet.read_table(path)
-    assert found["index"].to_pylist() == list(range(found.num_rows))
-    return np.array(found["embedding"].to_pylist(), dtype=np.float32)
+    result = parquet.read_table(path)
+    assert result["index"].to_pylist() == list(range(result.num_rows))
+    return np.array(result["embedding"].to_pylist(), dtype=np.float32)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".jsonl", ".parquet"])

@@ -57,9 +57,9 @@ def test_pooling_of_old_and_new_releases(tmp_path: Path, seed: int, pooling: str
     model, tokenizer, settings = load_embedder(folder)
     assert (settings.pooling, settings.normalize) == (pooling, False)
     texts = random_texts(seed, 10)
-    found = model.embed(texts, tokenizer)
-    assert torch.equal(found, model.embed(texts, tokenizer, pooling=pooling))
-    assert not torch.equal(found, model.embed(texts, tokenizer, pooling="mean" if pooling == "cls" else "cls"))
+    result = model.embed(texts, tokenizer)
+    assert torch.equal(result, model.embed(texts, tokenizer, pooling=pooling))
+    assert not torch.equal(result, model.embed(texts, tokenizer, pooling="mean" if pooling == "cls" else "cls"))
 
 
 def test_a_plain_folder_has_the_mean(tmp_path: Path, seed: int) -> None:
@@ -79,13 +79,13 @@ def test_everything_that_a_folder_says(tmp_path: Path, seed: int) -> None:
     tensors = dense(folder / "3_Dense", seed)
     model, tokenizer, settings = load_embedder(folder)
     assert (settings.pooling, settings.normalize, settings.max_length) == ("max", True, 9)
-    found = model.embed(["a b", "a b c d e f g h i j"], tokenizer)
-    assert found.shape == (2, 7)
+    actual = model.embed(["a b", "a b c d e f g h i j"], tokenizer)
+    assert actual.shape == (2, 7)
     plain, _, _ = load_embedder(folder / "0_Transformer")
     pooled = plain.embed(["q u a b", "q u a b c d e"], tokenizer, pooling="max")
-    wanted = torch.tanh(pooled @ tensors["linear.weight"].T + tensors["linear.bias"])
-    torch.testing.assert_close(found, torch.nn.functional.normalize(wanted), rtol=1e-4, atol=1e-5)
-    assert torch.equal(model.embed(["q u a b"], tokenizer, prompt="d")[0], found[0])
+    expected = torch.tanh(pooled @ tensors["linear.weight"].T + tensors["linear.bias"])
+    torch.testing.assert_close(actual, torch.nn.functional.normalize(expected), rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.embed(["q u a b"], tokenizer, prompt="d")[0], actual[0])
     assert model.embed([], tokenizer).shape == (0, 7)
     with pytest.raises(UserError, match="prompt='x' is unknown: the model has 'q', 'd'"):
         model.embed(["a"], tokenizer, prompt="x")
@@ -100,8 +100,8 @@ def test_a_dense_layer_gives_the_same_bits_in_every_batch(tmp_path: Path, seed: 
     whole = model.embed(texts, tokenizer)
     assert all(torch.equal(model.embed([text], tokenizer)[0], row) for text, row in zip(texts[:9], whole))
     plain = load_embedder(saved(tmp_path / "plain", seed))[0].embed(texts, tokenizer)
-    wanted = getattr(torch.nn, activation)()(plain @ tensors["linear.weight"].T + tensors["linear.bias"])
-    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-5)
+    expected = getattr(torch.nn, activation)()(plain @ tensors["linear.weight"].T + tensors["linear.bias"])
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_lower_case_that_the_tokenizer_leaves_to_the_folder(tmp_path: Path, seed: int) -> None:
@@ -194,8 +194,8 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, seed: int, p
     reference.save(str(tmp_path / "theirs"))
     model, tokenizer, _ = load_embedder(tmp_path / "theirs")
     texts = ["", *random_texts(seed, 20)]
-    wanted = torch.from_numpy(reference.encode(texts, show_progress_bar=False))
-    torch.testing.assert_close(model.embed(texts, tokenizer), wanted, rtol=1e-4, atol=2e-6)
+    expected = torch.from_numpy(reference.encode(texts, show_progress_bar=False))
+    torch.testing.assert_close(model.embed(texts, tokenizer), expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
@@ -210,13 +210,13 @@ def test_what_is_saved_gives_the_same_vectors_in_both_libraries(tmp_path: Path, 
     model.save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     texts = ["", *random_texts(seed, 20)]
-    wanted = model.embed(texts, tokenizer)
+    expected = model.embed(texts, tokenizer)
     again, own_tokenizer, settings = load_embedder(tmp_path / "saved")
-    assert again.embed(texts, own_tokenizer).equal(wanted)
+    assert again.embed(texts, own_tokenizer).equal(expected)
     assert (settings.default_prompt, dict(settings.prompts), settings.max_length) == ("a", {"a": "b c "}, 20)
     theirs = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    found = torch.from_numpy(theirs.encode(texts, show_progress_bar=False))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-6)
+    actual = torch.from_numpy(theirs.encode(texts, show_progress_bar=False))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
     assert not list(tmp_path.rglob("*.partial"))
 
 

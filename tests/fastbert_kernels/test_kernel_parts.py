@@ -21,12 +21,12 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 @triton.jit
 def write_gelu(x_ptr, value_ptr, derivative_ptr, again_ptr, TANH: tl.constexpr, COUNT: tl.constexpr):
-    place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
-    x = tl.load(x_ptr + place)
+    offsets = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    x = tl.load(x_ptr + offsets)
     value, derivative = gelu_and_derivative(x, TANH)
-    tl.store(value_ptr + place, value)
-    tl.store(derivative_ptr + place, derivative)
-    tl.store(again_ptr + place, gelu(x, TANH))
+    tl.store(value_ptr + offsets, value)
+    tl.store(derivative_ptr + offsets, derivative)
+    tl.store(again_ptr + offsets, gelu(x, TANH))
 
 
 @triton.jit
@@ -44,18 +44,18 @@ def write_mask(
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_and_its_derivative(approximate: str) -> None:
     x = torch.cat((torch.linspace(-16, 16, 8190), torch.tensor([-1e20, 1e20]))).to(DEVICE)
-    found = [torch.empty_like(x) for _ in range(3)]
-    write_gelu[(8,)](x, *found, TANH=approximate == "tanh", COUNT=1024)
-    value, derivative, again = (y[:-2].double() for y in found)
+    actual = [torch.empty_like(x) for _ in range(3)]
+    write_gelu[(8,)](x, *actual, TANH=approximate == "tanh", COUNT=1024)
+    value, derivative, again = (y[:-2].double() for y in actual)
     exact = x[:-2].double().requires_grad_()
-    wanted = reference.gelu(exact, approximate)
-    (slope,) = torch.autograd.grad(wanted.sum(), exact)
+    expected = reference.gelu(exact, approximate)
+    (slope,) = torch.autograd.grad(expected.sum(), exact)
     assert torch.equal(value, again)
-    assert float((value - wanted).detach().abs().max()) < 2.5e-6
+    assert float((value - expected).detach().abs().max()) < 2.5e-6
     assert float((derivative - slope).abs().max()) < 2.5e-6
     below = (x[:-2] > -4) & (x[:-2] < -1)  # nothing cancels there
-    assert float(((value - wanted) / wanted).detach()[below].abs().max()) < 1e-3
-    assert [float(y) for y in found[0][-2:]] == [0.0, float(x[-1])]
+    assert float(((value - expected) / expected).detach()[below].abs().max()) < 1e-3
+    assert [float(y) for y in actual[0][-2:]] == [0.0, float(x[-1])]
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -86,13 +86,13 @@ def test_dropout_of_tokens_and_its_gradient(shape: tuple[int, int], dtype: torch
     key = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator).to(DEVICE)
     sequence = (torch.arange(shape[0]) % 2).to(DEVICE)
     dropout = ops.TokenDropout(0.3, key, sequence, torch.arange(shape[0]).to(DEVICE), 4)
-    found = []
+    results = []
     for backend in ("triton", "eager"):
         leaf = x.clone().requires_grad_()
         with use_backend(backend):
             y = ops.dropout(leaf, dropout)
-            found.append((y.detach(), *torch.autograd.grad(y, leaf, gradient)))
-    for ours, theirs in zip(*found):
+            results.append((y.detach(), *torch.autograd.grad(y, leaf, gradient)))
+    for ours, theirs in zip(*results):
         # Eager torch rounds the factor to the rows' dtype before it multiplies.
         torch.testing.assert_close(ours, theirs, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=0.0)
     arguments = (leaf, key, sequence, dropout.offsets, 0.3, 4, "triton")

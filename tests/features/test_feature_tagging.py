@@ -65,11 +65,11 @@ def test_rows_are_the_best_of_their_epochs(seed: int) -> None:
 
 def test_the_same_seed_gives_the_same_rows(seed: int) -> None:
     model, tokenizer, sets = small_model(seed), small_tokenizer(), (tagged(seed, 20), tagged(seed + 1, 10))
-    training, found = replace(TRAINING, epochs=1), []
+    training, result = replace(TRAINING, epochs=1), []
     for other in (1, 2):
         torch.manual_seed(other)
-        found.append(table7(model, tokenizer, *sets, training, score=accuracy))
-    assert found[0] == found[1]
+        result.append(table7(model, tokenizer, *sets, training, score=accuracy))
+    assert result[0] == result[1]
 
 
 def test_sets_that_will_not_do_are_named(seed: int) -> None:

@@ -25,8 +25,8 @@ def tokenizer() -> WordPieceTokenizer:
     return small_tokenizer()
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -57,27 +57,27 @@ def test_tokens_of_texts_in_any_batch(
     layers, expected, model: BertModel, tokenizer: WordPieceTokenizer, seed: int
 ) -> None:
     texts = ["", *random_texts(seed, 12, most=40), "ab c"]
-    found = extract(model, tokenizer, texts, layers, batch_tokens=70)
-    assert len(found) == len(texts)
-    assert found.offsets[1] == 0
+    actual = extract(model, tokenizer, texts, layers, batch_tokens=70)
+    assert len(actual) == len(texts)
+    assert actual.offsets[1] == 0
     for index, text in enumerate(texts):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        own = slice(found.offsets[index], found.offsets[index + 1])
-        assert list(found.items[own]) == tokenizer.convert_ids_to_tokens(ids)
+        rows = slice(actual.offsets[index], actual.offsets[index + 1])
+        assert list(actual.items[rows]) == tokenizer.convert_ids_to_tokens(ids)
         if ids:
-            close(found.values[own], expected(states_of(model, ids, tokenizer)))
-    assert found.values.dtype == torch.float32
-    assert not found.values.requires_grad
+            close(actual.values[rows], expected(states_of(model, ids, tokenizer)))
+    assert actual.values.dtype == torch.float32
+    assert not actual.values.requires_grad
 
 
 def test_words_have_the_vector_of_their_first_token(model: BertModel, tokenizer: WordPieceTokenizer) -> None:
     sentences = [["abc", "d", "\u0007", "ef"], [], ["é", "a"]]
-    found = extract(model, tokenizer, sentences, per="word")
-    assert found.items == ("abc", "d", "\u0007", "ef", "é", "a")
-    assert found.offsets.tolist() == [0, 4, 4, 6]
+    result = extract(model, tokenizer, sentences, per="word")
+    assert result.items == ("abc", "d", "\u0007", "ef", "é", "a")
+    assert result.offsets.tolist() == [0, 4, 4, 6]
     # A word without tokens is an unknown one.
     ids = tokenizer.convert_tokens_to_ids(["a", "##b", "##c", "d", "[UNK]", "e", "##f"])
-    close(found.values[:4], states_of(model, ids, tokenizer)[2][[0, 3, 4, 5]])
+    close(result.values[:4], states_of(model, ids, tokenizer)[2][[0, 3, 4, 5]])
     close(
         extract(model, tokenizer, ["abc  d\tef"], per="word").values,
         extract(model, tokenizer, [["abc", "d", "ef"]], per="word").values,
@@ -88,22 +88,22 @@ def test_words_have_the_vector_of_their_first_token(model: BertModel, tokenizer:
 
 def test_long_texts_are_seen_in_parts(model: BertModel, tokenizer: WordPieceTokenizer) -> None:
     text = " ".join("abcdefghij"[index % 10] for index in range(25))
-    found = extract(model, tokenizer, [text, "a"], max_length=12)
+    result = extract(model, tokenizer, [text, "a"], max_length=12)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert found.offsets.tolist() == [0, 25, 26]
+    assert result.offsets.tolist() == [0, 25, 26]
     for first in range(0, 25, 10):
         part = states_of(model, ids[first : first + 10], tokenizer)[2]
-        close(found.values[first : first + len(part)], part)
+        close(result.values[first : first + len(part)], part)
     # Parts of words begin where a word does, unless it is longer than a part.
     words = ["abcdef", "ghijkl", "mnopqrstuvwxyz", "a"]
-    found = extract(model, tokenizer, [words], per="word", max_length=12)
+    result = extract(model, tokenizer, [words], per="word", max_length=12)
     pieces = [tokenizer.tokenize(word) for word in words]
     whole = tokenizer.convert_tokens_to_ids([piece for one in pieces for piece in one])
     parts = [whole[:6], whole[6:12], whole[12:22], whole[22:]]
-    close(found.values[0], states_of(model, parts[0], tokenizer)[2][0])
-    close(found.values[1], states_of(model, parts[1], tokenizer)[2][0])
-    close(found.values[2], states_of(model, parts[2], tokenizer)[2][0])
-    close(found.values[3], states_of(model, parts[3], tokenizer)[2][4])
+    close(result.values[0], states_of(model, parts[0], tokenizer)[2][0])
+    close(result.values[1], states_of(model, parts[1], tokenizer)[2][0])
+    close(result.values[2], states_of(model, parts[2], tokenizer)[2][0])
+    close(result.values[3], states_of(model, parts[3], tokenizer)[2][4])
 
 
 def test_all_states_at_once_and_in_chunks(model: BertModel, tokenizer: WordPieceTokenizer, seed: int) -> None:
@@ -166,11 +166,11 @@ def read(path: Path) -> tuple[np.ndarray, list[int] | None, list[str] | None]:
     if path.suffix == ".npy":
         return np.load(path), None, None
     if path.suffix == ".npz":
-        found = np.load(path)
-        return found["features"], found["offsets"].tolist(), found["items"].tolist()
+        result = np.load(path)
+        return result["features"], result["offsets"].tolist(), result["items"].tolist()
     if path.suffix == ".safetensors":
-        found = load_file(path)
-        return found["features"], found["offsets"].tolist(), None
+        result = load_file(path)
+        return result["features"], result["offsets"].tolist(), None
     if path.suffix == ".jsonl":
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         assert [line["index"] for line in lines] == list(range(len(lines)))

@@ -57,10 +57,10 @@ def pair(tmp_path: Path, seed: int) -> tuple[Any, BertForSequenceClassification]
     return theirs, BertForSequenceClassification.from_pretrained(tmp_path / "base", mapped=False)
 
 
-def step(model: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float, dict[str, torch.Tensor]]:
+def step(model: Any, kwargs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float, dict[str, torch.Tensor]]:
     """Logits, loss and trained parameters after a step."""
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
-    output = model(**given, labels=LABELS)
+    output = model(**kwargs, labels=LABELS)
     output.loss.backward()
     optimizer.step()
     trained = {name: one.detach() for name, one in model.named_parameters() if one.requires_grad}
@@ -71,16 +71,16 @@ def step(model: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, floa
 @pytest.mark.parametrize("name", CONFIGS)
 def test_forward_and_a_step_are_those_of_transformers(name: str, pair: tuple[Any, Any], seed: int) -> None:
     theirs, ours = (with_adapters(model, seed=seed, **CONFIGS[name]) for model in pair)
-    given = inputs(seed, masks()["right"], segments=True)
+    arguments = inputs(seed, masks()["right"], segments=True)
     plain = pair[1].eval().get_submodule("classifier")
     assert type(plain).__name__ == "ModulesToSaveWrapper"
-    expected, found = step(theirs, given), step(ours, given)
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
-    assert found[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
-    assert found[2].keys() == expected[2].keys()
+    expected, actual = step(theirs, arguments), step(ours, arguments)
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-5)
+    assert actual[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
+    assert actual[2].keys() == expected[2].keys()
     for key, value in expected[2].items():
         torch.testing.assert_close(
-            found[2][key], value, rtol=1e-4, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}"
+            actual[2][key], value, rtol=1e-4, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}"
         )
 
 
@@ -104,18 +104,18 @@ def test_hooks_on_tables_and_norms_are_called_and_change_nothing(
 ) -> None:
     toy("BertForMaskedLM", seed, dropout=0.1).save_pretrained(tmp_path / "base")
     model = BertForMaskedLM.from_pretrained(tmp_path / "base").train(training)
-    given = inputs(seed, masks()["right"])
+    kwargs = inputs(seed, masks()["right"])
 
     def logits() -> torch.Tensor:
         torch.manual_seed(seed)
-        return model(**given).logits.detach()
+        return model(**kwargs).logits.detach()
 
     expected, seen = logits(), []
-    handle = part(model).register_forward_hook(lambda module, given, output: seen.append(output.shape))
+    handle = part(model).register_forward_hook(lambda module, kwargs, output: seen.append(output.shape))
     torch.testing.assert_close(logits(), expected, rtol=1e-4, atol=1e-4)
     assert len(seen) == 1
     handle.remove()
-    part(model).register_forward_hook(lambda module, given, output: output * 2)
+    part(model).register_forward_hook(lambda module, kwargs, output: output * 2)
     assert (logits() - expected).abs().max() > 1e-3
 
 
@@ -131,17 +131,17 @@ def test_our_functions_train_a_hundredth_and_the_head(pair: tuple[Any, Any], see
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(".lora_" in name or ".modules_to_save." in name for name in names)
     # The model itself has the adapters: it is trained as before.
-    given = inputs(seed, masks()["right"])
+    kwargs = inputs(seed, masks()["right"])
     losses = []
     optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     for _ in range(80):
-        loss = model(**given, labels=LABELS).loss
+        loss = model(**kwargs, labels=LABELS).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
     assert min(losses) < 0.9 * losses[0]
-    assert adapted(**given).logits.equal(model(**given).logits)
+    assert adapted(**kwargs).logits.equal(model(**kwargs).logits)
 
 
 @pytest.mark.parametrize("add", [add_lora, add_ia3], ids=["lora", "ia3"])
@@ -154,44 +154,44 @@ def test_files_load_everywhere_and_merging_changes_nothing(
     for parameter in ours.parameters():
         if parameter.requires_grad:
             parameter.data += 0.2 * torch.randn(parameter.shape)
-    given = inputs(seed, masks()["holes"])
-    expected = ours.eval()(**given).logits.detach()
+    kwargs = inputs(seed, masks()["holes"])
+    expected = ours.eval()(**kwargs).logits.detach()
     assert save_adapter(adapted, tmp_path / "adapter", base="org/base") == [
         "adapter_config.json",
         "adapter_model.safetensors",
         "config.json",
         "fastbert_manifest.json",
     ]
-    said = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    assert said["base_model_name_or_path"] == "org/base"
+    adapter_config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert adapter_config["base_model_name_or_path"] == "org/base"
     again = load_adapter(fresh, tmp_path / "adapter")
-    torch.testing.assert_close(fresh(**given).logits, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(fresh(**kwargs).logits, expected, rtol=0, atol=1e-6)
     assert not any(parameter.requires_grad for parameter in fresh.parameters())
     there = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter")
-    torch.testing.assert_close(there(**given).logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(there(**kwargs).logits, expected, rtol=1e-4, atol=1e-5)
     merged = merge(again, tmp_path / "merged")
     assert merged is fresh
     assert all(parameter.requires_grad for parameter in merged.parameters())
     plain = BertForSequenceClassification.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(plain(**given).logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(plain(**kwargs).logits, expected, rtol=1e-4, atol=1e-5)
     assert plain.new_weights == ()
     hf = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged").eval()
-    torch.testing.assert_close(hf(**given).logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hf(**kwargs).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_products_of_merged_weights_are_made_anew(pair: tuple[Any, Any], seed: int) -> None:
     """Layouts that kernels keep of weights follow when adapters come and go."""
-    model, given = pair[1], inputs(seed, masks()["right"])
+    model, kwargs = pair[1], inputs(seed, masks()["right"])
     with torch.no_grad():
-        before = model(**given).logits
+        before = model(**kwargs).logits
         adapted = add_lora(model)
-        torch.testing.assert_close(model(**given).logits, before, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(**kwargs).logits, before, rtol=1e-4, atol=1e-5)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter += 0.3
-        changed = model(**given).logits
+        changed = model(**kwargs).logits
         assert (changed - before).abs().max() > 1e-3
-        torch.testing.assert_close(merge(adapted)(**given).logits, changed, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(merge(adapted)(**kwargs).logits, changed, rtol=1e-4, atol=1e-5)
 
 
 def test_heads_and_poolers_that_are_new_are_trained(tmp_path: Path, seed: int) -> None:

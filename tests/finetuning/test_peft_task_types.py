@@ -53,9 +53,9 @@ def first(output: Any) -> Tensor:
     return next(output[name] for name in ("last_hidden_state", "logits", "start_logits") if name in output)
 
 
-def step(model: Any, given: dict[str, Tensor]) -> Tensor:
+def step(model: Any, kwargs: dict[str, Tensor]) -> Tensor:
     """One step of training; returns its loss."""
-    output = model(**given)
+    output = model(**kwargs)
     loss = output["loss"] if "loss" in output else first(output).square().mean()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert trained
@@ -71,17 +71,17 @@ def test_lora_of_each_task_type(task: str, tmp_path: Path, seed: int) -> None:
     name, labels = TASKS[task]
     theirs, ours = pair(name, tmp_path / "base", seed)
     fresh = copy.deepcopy(ours)
-    given = inputs(seed, masks()["full"], segments=True) | labels
+    arguments = inputs(seed, masks()["full"], segments=True) | labels
     torch.manual_seed(seed)
     expected = peft.get_peft_model(theirs, peft.LoraConfig(task_type=task, **LORA)).eval()
     torch.manual_seed(seed)
     adapted = peft.get_peft_model(ours, peft.LoraConfig(task_type=task, **LORA)).eval()
     for _ in range(2):  # before and after a step
-        torch.testing.assert_close(step(adapted, given), step(expected, given), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(step(adapted, arguments), step(expected, arguments), rtol=1e-4, atol=1e-4)
     adapted.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
     with torch.no_grad():
-        outputs = [first(model(**given)) for model in (adapted, again, expected)]
+        outputs = [first(model(**arguments)) for model in (adapted, again, expected)]
     torch.testing.assert_close(outputs[1], outputs[0])
     torch.testing.assert_close(outputs[1], outputs[2], rtol=1e-3, atol=1e-3)
 
@@ -93,25 +93,25 @@ def test_prompt_tuning_and_p_tuning(task: str, kind: str, tmp_path: Path, seed: 
     theirs, ours = pair(name, tmp_path / "base", seed)
     fresh = copy.deepcopy(ours)
     # peft leaves out segments where it embeds the tokens itself, except for some tasks.
-    given = inputs(seed, masks()["right"]) | labels
+    arguments = inputs(seed, masks()["right"]) | labels
     config = getattr(peft, kind)
     torch.manual_seed(seed)
     adapted = peft.get_peft_model(ours, config(task_type=task, **PROMPTS[kind])).eval()
     expected = peft.get_peft_model(theirs, config(task_type=task, **PROMPTS[kind])).eval()
     expected.load_state_dict(adapted.prompt_encoder.state_dict(prefix="prompt_encoder."), strict=False)
     with torch.no_grad():
-        there = first(expected(**given))
-        found = first(adapted(**given))
+        there = first(expected(**arguments))
+        actual = first(adapted(**arguments))
         if task == "SEQ_CLS":
-            torch.testing.assert_close(found, there, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(actual, there, rtol=1e-3, atol=1e-3)
         else:  # padding has zeros
-            real = torch.cat((torch.ones(ROWS, 3), given["attention_mask"]), 1).bool()
-            torch.testing.assert_close(found[real], there[real], rtol=1e-3, atol=1e-3)
-    step(adapted, given)
+            real = torch.cat((torch.ones(ROWS, 3), arguments["attention_mask"]), 1).bool()
+            torch.testing.assert_close(actual[real], there[real], rtol=1e-3, atol=1e-3)
+    step(adapted, arguments)
     adapted.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
     with torch.no_grad():
-        torch.testing.assert_close(first(again(**given)), first(adapted(**given)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first(again(**arguments)), first(adapted(**arguments)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("task", TASKS)

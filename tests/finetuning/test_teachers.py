@@ -33,7 +33,7 @@ MAKERS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
     toy_folder(folder / "model", num_hidden_layers=4)
     for task, (make, kind) in MAKERS.items():
@@ -42,13 +42,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(place: Path, out: Path, task: str = "classification", **flags: Any) -> FinetuneConfig:
+def config(files: Path, out: Path, task: str = "classification", **flags: Any) -> FinetuneConfig:
     kind = MAKERS[task][1]
     chosen = {
         "task": task,
-        "model": str(place / "model"),
-        "train": place / f"{task}.{kind}",
-        "eval": (place / f"{task}-dev.{kind}",),
+        "model": str(files / "model"),
+        "train": files / f"{task}.{kind}",
+        "eval": (files / f"{task}-dev.{kind}",),
         "out": out,
         "epochs": (3.0,),
         "lr": (1e-2,),
@@ -63,16 +63,16 @@ def config(place: Path, out: Path, task: str = "classification", **flags: Any) -
 
 
 @pytest.fixture(scope="module")
-def teacher(place: Path) -> Path:
-    result = finetune(config(place, place / "teacher"))
+def teacher(files: Path) -> Path:
+    result = finetune(config(files, files / "teacher"))
     assert result.scores["classification-dev.tsv"]["accuracy"]["mean"] > 90
     return result.model
 
 
 @pytest.mark.parametrize("distill", ["distilbert", "tinybert"])
-def test_a_student_learns_from_its_teacher(place: Path, teacher: Path, tmp_path: Path, distill: str) -> None:
+def test_a_student_learns_from_its_teacher(files: Path, teacher: Path, tmp_path: Path, distill: str) -> None:
     flags = {"model": str(teacher), "teacher": str(teacher), "student_layers": 2, "distill": distill}
-    result = finetune(config(place, tmp_path / "run", **flags, soft_weight=1.0))
+    result = finetune(config(files, tmp_path / "run", **flags, soft_weight=1.0))
     assert result.scores["classification-dev.tsv"]["accuracy"]["mean"] > 90
     student = BertForSequenceClassification.from_pretrained(result.model)
     assert student.config.num_hidden_layers == 2
@@ -82,15 +82,15 @@ def test_a_student_learns_from_its_teacher(place: Path, teacher: Path, tmp_path:
 
 
 @pytest.mark.parametrize("task", list(MAKERS))
-def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, place: Path) -> None:
+def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, files: Path) -> None:
     """The soft part of the loss is zero where both say the same, and its gradient too, for every kind of task."""
-    run = config(place, place / "unused", task, dropout=0.0, soft_weight=1.0)
+    run = config(files, files / "unused", task, dropout=0.0, soft_weight=1.0)
     one = make_task(task, task_settings(run))
     dataset = one.read(str(run.train))
     one.learn_labels(dataset)
-    rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=True)
-    student = start.begin(one, place / "model", run, seed=0)
-    teacher = start.begin(one, place / "model", run, seed=0).eval()
+    rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(files / "model"), labelled=True)
+    student = start.begin(one, files / "model", run, seed=0)
+    teacher = start.begin(one, files / "model", run, seed=0).eval()
     batch = rows.batch(torch.arange(8).numpy())
     for distill in ("distilbert", "tinybert"):
         distillation = DistillationLoss(one, student, teacher, replace(run, distill=distill))
@@ -106,13 +106,13 @@ def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, place: Path) 
 
 
 @pytest.mark.parametrize("task", list(MAKERS))
-def test_parts_of_a_batch_are_its_whole(task: str, place: Path) -> None:
-    run = config(place, place / "unused", task, dropout=0.0)
+def test_parts_of_a_batch_are_its_whole(task: str, files: Path) -> None:
+    run = config(files, files / "unused", task, dropout=0.0)
     one = make_task(task, task_settings(run))
     dataset = one.read(str(run.train))
     one.learn_labels(dataset)
-    rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=True)
-    student, teacher = (start.begin(one, place / "model", run, seed=seed).eval() for seed in (0, 1))
+    rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(files / "model"), labelled=True)
+    student, teacher = (start.begin(one, files / "model", run, seed=seed).eval() for seed in (0, 1))
     losses = [
         DistillationLoss(one, student, teacher, replace(run, distill=kind)) for kind in ("distilbert", "tinybert")
     ]
@@ -124,28 +124,28 @@ def test_parts_of_a_batch_are_its_whole(task: str, place: Path) -> None:
         torch.testing.assert_close(total, loss(student, whole, items), atol=1e-5, rtol=1e-5)
 
 
-def test_teachers_that_do_not_fit(place: Path, teacher: Path, tmp_path: Path) -> None:
-    words = WordPieceTokenizer.from_pretrained(place / "model")
-    task = make_task("classification", task_settings(config(place, tmp_path)), labels=("no", "yes"))
+def test_teachers_that_do_not_fit(files: Path, teacher: Path, tmp_path: Path) -> None:
+    words = WordPieceTokenizer.from_pretrained(files / "model")
+    task = make_task("classification", task_settings(config(files, tmp_path)), labels=("no", "yes"))
     with pytest.raises(UserError, match="has the labels bad, good; the training set has no, yes"):
         load_teacher(task, teacher, words)
-    task = make_task("classification", task_settings(config(place, tmp_path)), labels=("bad", "good"))
+    task = make_task("classification", task_settings(config(files, tmp_path)), labels=("bad", "good"))
     other_words = WordPieceTokenizer(list(VOCABULARY[:5]) + list(VOCABULARY[:4:-1]), do_lower_case=True)
     with pytest.raises(UserError, match="has a different vocabulary than --model"):
         load_teacher(task, teacher, other_words)
     with pytest.raises(UserError, match="is not trained for classification"):
-        load_teacher(task, place / "model", words)
-    other = make_task("seq2seq", task_settings(config(place, tmp_path)))
+        load_teacher(task, files / "model", words)
+    other = make_task("seq2seq", task_settings(config(files, tmp_path)))
     with pytest.raises(UserError, match="not --task seq2seq"):
         load_teacher(other, teacher, words)
 
 
-def test_a_students_run_continues_bit_for_bit(place: Path, teacher: Path, tmp_path: Path) -> None:
+def test_a_students_run_continues_bit_for_bit(files: Path, teacher: Path, tmp_path: Path) -> None:
     from fastbert.training.reporter import Reporter
     from fastbert.training.stopping import Stopped
 
     flags = {"model": str(teacher), "teacher": str(teacher), "student_layers": 2, "distill": "tinybert"}
-    whole = finetune(config(place, tmp_path / "whole", **flags))
+    whole = finetune(config(files, tmp_path / "whole", **flags))
 
     def stop(record: dict[str, Any], progress: float) -> None:
         if record["step"] == 20:
@@ -154,18 +154,18 @@ def test_a_students_run_continues_bit_for_bit(place: Path, teacher: Path, tmp_pa
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Stopped):
-        finetune(config(place, tmp_path / "parts", **flags), Reporter(on_step=stop))
+        finetune(config(files, tmp_path / "parts", **flags), Reporter(on_step=stop))
     parts = finetune(FinetuneConfig(out=tmp_path / "parts", resume=True))
     assert (parts.model / "model.safetensors").read_bytes() == (whole.model / "model.safetensors").read_bytes()
 
 
-def test_lora_trains_a_fraction_and_leaves_adapter_and_model(place: Path, tmp_path: Path) -> None:
+def test_lora_trains_a_fraction_and_leaves_adapter_and_model(files: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    result = finetune(config(place, tmp_path / "run", lora=4, epochs=(6.0,)))
+    result = finetune(config(files, tmp_path / "run", lora=4, epochs=(6.0,)))
     assert result.scores["classification-dev.tsv"]["accuracy"]["mean"] > 60
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
     merged = BertForSequenceClassification.from_pretrained(result.model)
-    base = BertForSequenceClassification.from_pretrained(place / "model")
+    base = BertForSequenceClassification.from_pretrained(files / "model")
     changed = {
         name
         for name, tensor in merged.state_dict().items()
@@ -173,21 +173,21 @@ def test_lora_trains_a_fraction_and_leaves_adapter_and_model(place: Path, tmp_pa
     }
     assert changed
     assert all(name.endswith(("query.weight", "value.weight")) for name in changed)
-    gold = [line.split("\t")[0] for line in (place / "classification-dev.tsv").read_text().splitlines()[1:]]
-    said = (tmp_path / "run" / "predictions" / "classification-dev.tsv.jsonl").read_text().splitlines()
-    right = sum(json.loads(line)["label"] == label for line, label in zip(said, gold, strict=True))
+    gold = [line.split("\t")[0] for line in (files / "classification-dev.tsv").read_text().splitlines()[1:]]
+    lines = (tmp_path / "run" / "predictions" / "classification-dev.tsv.jsonl").read_text().splitlines()
+    right = sum(json.loads(line)["label"] == label for line, label in zip(lines, gold, strict=True))
     assert 100 * right / 48 == pytest.approx(result.scores["classification-dev.tsv"]["accuracy"]["mean"], abs=0.01)
 
 
 def test_a_package_that_is_missing_is_named_before_anything_is_trained(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
     with pytest.raises(UserError, match="needs the package seqeval: `pip install seqeval`"):
-        finetune(config(place, tmp_path / "run", "tagging"))
+        finetune(config(files, tmp_path / "run", "tagging"))
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match="adapters need the package peft: `pip install peft`"):
-        finetune(config(place, tmp_path / "run", lora=4))
+        finetune(config(files, tmp_path / "run", lora=4))
     assert not (tmp_path / "run").exists()
 
 
@@ -197,10 +197,10 @@ def test_the_extra_holds_what_its_errors_name() -> None:
     assert names >= {"scikit-learn", "scipy", "seqeval", "sacrebleu", "rouge-score", "peft"}
 
 
-def test_a_run_stores_what_changed(place: Path, tmp_path: Path) -> None:
-    result = finetune(config(place, tmp_path / "run", frozen=True, store_delta=True))
+def test_a_run_stores_what_changed(files: Path, tmp_path: Path) -> None:
+    result = finetune(config(files, tmp_path / "run", frozen=True, store_delta=True))
     delta = tmp_path / "run" / "model.delta"
     assert delta.stat().st_size < 0.5 * (result.model / "model.safetensors").stat().st_size
-    restore_delta(delta, place / "model", tmp_path / "back")
+    restore_delta(delta, files / "model", tmp_path / "back")
     for name in ("model.safetensors", "config.json", "fastbert_task.json"):
         assert (tmp_path / "back" / name).read_bytes() == (result.model / name).read_bytes(), name

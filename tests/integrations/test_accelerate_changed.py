@@ -104,14 +104,14 @@ CHANGES: list[Any] = [
 @torch.no_grad()
 def test_changed_modules_count(change: Callable[[Any], None], before: bool, seed: int) -> None:
     # Nothing is padded: what columns of padding add to others' is not the same, since theirs are zeros.
-    given = inputs(seed, None)
+    kwargs = inputs(seed, None)
     theirs = toy("BertModel", seed)
     ours = toy("BertModel", seed)
     change(theirs)
     for step in (change, fastbert.accelerate) if before else (fastbert.accelerate, change):
         step(ours)
-    expected, found = (model(**given).last_hidden_state for model in (theirs, ours))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    expected, actual = (model(**kwargs).last_hidden_state for model in (theirs, ours))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 PATCHES: list[Any] = [
@@ -142,10 +142,10 @@ def test_patches_of_whole_classes_count(name: str, kind: Any, seed: int, monkeyp
         result.last_hidden_state = result.last_hidden_state * 0.5
         return result
 
-    model, given = fastbert.accelerate(toy(name, seed)), inputs(seed, RIGHT)
+    model, arguments = fastbert.accelerate(toy(name, seed)), inputs(seed, RIGHT)
     monkeypatch.setattr(kind, "forward", half)
-    expected = fastbert.restore(copy.deepcopy(model))(**given)[0]
-    torch.testing.assert_close(model(**given)[0][THERE], expected[THERE], rtol=1e-4, atol=1e-4)
+    expected = fastbert.restore(copy.deepcopy(model))(**arguments)[0]
+    torch.testing.assert_close(model(**arguments)[0][THERE], expected[THERE], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -154,38 +154,38 @@ def test_an_attention_of_ones_own_counts(seed: int) -> None:
         return value.mean(2, keepdim=True).expand_as(query).transpose(1, 2), None
 
     transformers.AttentionInterface.register("test_uniform", uniform)
-    model, given = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
+    model, kwargs = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
     model.set_attn_implementation("test_uniform")
-    ours = model(**given).last_hidden_state
+    ours = model(**kwargs).last_hidden_state
     assert any("attn_implementation='test_uniform'" in line for line in explain(model))
-    torch.testing.assert_close(ours, fastbert.restore(model)(**given).last_hidden_state)
+    torch.testing.assert_close(ours, fastbert.restore(model)(**kwargs).last_hidden_state)
 
 
 @pytest.mark.parametrize("name", ["BertModel", "DistilBertModel"])
 @torch.no_grad()
 def test_attention_drops_by_its_own_mode(name: str, seed: int) -> None:
     """transformers asks the attention whether it trains, not its dropout module, as the usual Monte Carlo loop sets."""
-    model, given = toy(name, seed, dropout=0.4), inputs(seed, RIGHT)
+    model, kwargs = toy(name, seed, dropout=0.4), inputs(seed, RIGHT)
     attention = model.encoder.layer[1].attention.self if name == "BertModel" else model.transformer.layer[1].attention
     attention.dropout.train()
-    before = model(**given).last_hidden_state[THERE]
+    before = model(**kwargs).last_hidden_state[THERE]
     fastbert.accelerate(model)
-    torch.testing.assert_close(model(**given).last_hidden_state[THERE], before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(**kwargs).last_hidden_state[THERE], before, rtol=1e-4, atol=1e-4)
     attention.train()
     attention.dropout.eval()
-    assert not torch.equal(model(**given).last_hidden_state, model(**given).last_hidden_state)
+    assert not torch.equal(model(**kwargs).last_hidden_state, model(**kwargs).last_hidden_state)
 
 
 def test_hidden_states_are_on_the_way_to_the_loss(seed: int) -> None:
-    given, found = inputs(seed, RIGHT), []
+    kwargs, result = inputs(seed, RIGHT), []
     for accelerated in (False, True):
         model = toy("BertModel", seed).train()
         if accelerated:
             fastbert.accelerate(model)
-        output = model(**given, output_hidden_states=True)
+        output = model(**kwargs, output_hidden_states=True)
         loss = (output.last_hidden_state[THERE] * torch.arange(64)).sum()
-        found.append([grad[THERE] for grad in torch.autograd.grad(loss, output.hidden_states)])
-    for ours, theirs in zip(found[1], found[0], strict=True):
+        result.append([grad[THERE] for grad in torch.autograd.grad(loss, output.hidden_states)])
+    for ours, theirs in zip(result[1], result[0], strict=True):
         assert theirs.any()
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
@@ -193,18 +193,18 @@ def test_hidden_states_are_on_the_way_to_the_loss(seed: int) -> None:
 def test_frozen_weights_with_trained_biases(seed: int) -> None:
     torch.manual_seed(seed)
     layer = nn.TransformerEncoderLayer(64, 2, 96, dropout=0.0, batch_first=True, activation="gelu")
-    model, x, found = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 7, 64), []
+    model, x, result = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 7, 64), []
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("bias"))
     upstream = torch.randn(3, 7, 64)
     for accelerated in (False, True):
         if accelerated:
             fastbert.accelerate(model)
-        found.append(gradients(model, model(x), upstream))
-    assert found[0].keys() == found[1].keys()
-    assert "layers.0.self_attn.in_proj_bias" in found[1]
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, rtol=1e-3, atol=1e-4 * max(1.0, float(grad.abs().max())))
+        result.append(gradients(model, model(x), upstream))
+    assert result[0].keys() == result[1].keys()
+    assert "layers.0.self_attn.in_proj_bias" in result[1]
+    for name, grad in result[0].items():
+        torch.testing.assert_close(result[1][name], grad, rtol=1e-3, atol=1e-4 * max(1.0, float(grad.abs().max())))
     with torch.no_grad():
         model(x)
         model.layers[0].self_attn.in_proj_bias.data = torch.randn(192)
@@ -223,23 +223,23 @@ def test_arguments_that_torchs_encoder_does_not_have(seed: int) -> None:
 
 @torch.no_grad()
 def test_a_row_of_the_table_written_past_torchs_count(seed: int) -> None:
-    model, given = fastbert.accelerate(toy("BertForMaskedLM", seed)), inputs(seed, RIGHT)
-    model(**given)
+    model, kwargs = fastbert.accelerate(toy("BertForMaskedLM", seed)), inputs(seed, RIGHT)
+    model(**kwargs)
     for _ in range(2):
         model.bert.embeddings.word_embeddings.weight.data[77] = torch.randn(64)
-        ours = model(**given).logits
-        expected = fastbert.restore(copy.deepcopy(model))(**given).logits
+        ours = model(**kwargs).logits
+        expected = fastbert.restore(copy.deepcopy(model))(**kwargs).logits
         torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
 def test_accelerating_again_looks_at_weights_anew(seed: int) -> None:
-    model, given = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
-    model(**given)
+    model, kwargs = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
+    model(**kwargs)
     weight = model.encoder.layer[0].output.dense.weight
     weight.data[3, 5] += 9.0  # a single number, past torch's count of writes
-    ours = fastbert.accelerate(model)(**given).last_hidden_state
-    expected = fastbert.restore(copy.deepcopy(model))(**given).last_hidden_state
+    ours = fastbert.accelerate(model)(**kwargs).last_hidden_state
+    expected = fastbert.restore(copy.deepcopy(model))(**kwargs).last_hidden_state
     torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
     fastbert.restore(model)
     assert not any(weight is first for first in prepacked_weights._copies)
@@ -247,24 +247,24 @@ def test_accelerating_again_looks_at_weights_anew(seed: int) -> None:
 
 @torch.no_grad()
 def test_restoring_below_what_another_library_wrapped(seed: int) -> None:
-    model, given = toy("BertModel", seed), inputs(seed, RIGHT)
-    before = model(**given).last_hidden_state
+    model, arguments = toy("BertModel", seed), inputs(seed, RIGHT)
+    before = model(**arguments).last_hidden_state
     fastbert.accelerate(model)
     inner = model.forward
     model.forward = lambda *args, **kwargs: inner(*args, **kwargs)
-    assert not model(**given).last_hidden_state[~THERE].any()
+    assert not model(**arguments).last_hidden_state[~THERE].any()
     fastbert.accelerate(model)
-    assert not model(**given).last_hidden_state[~THERE].any()
+    assert not model(**arguments).last_hidden_state[~THERE].any()
     assert explain(model)
     fastbert.restore(model)
-    assert torch.equal(model(**given).last_hidden_state, before)
+    assert torch.equal(model(**arguments).last_hidden_state, before)
     assert not explain(model)
 
 
 @torch.no_grad()
 def test_replicas_compute_with_their_own_weights(seed: int) -> None:
     """As `DataParallel` makes them for several GPUs of one process."""
-    model, given = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
+    model, kwargs = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
     replicas = [module._replicate_for_data_parallel() for module in model.modules()]
     index = {module: i for i, module in enumerate(model.modules())}
     for module, replica in zip(list(index), replicas, strict=True):
@@ -272,11 +272,11 @@ def test_replicas_compute_with_their_own_weights(seed: int) -> None:
             replica._modules[name] = None if child is None else replicas[index[child]]
         for name, parameter in module._parameters.items():
             setattr(replica, name, None if parameter is None else parameter.detach() * 0.5)
-    ours = replicas[0](**given).last_hidden_state
+    ours = replicas[0](**kwargs).last_hidden_state
     half = copy.deepcopy(model)
     for parameter in half.parameters():
         parameter.mul_(0.5)
-    expected = fastbert.restore(half)(**given).last_hidden_state
+    expected = fastbert.restore(half)(**kwargs).last_hidden_state
     torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
 
 
@@ -290,7 +290,7 @@ def test_a_head_by_keyword_and_of_no_tokens(seed: int) -> None:
 
 @torch.no_grad()
 def test_hooks_get_the_arguments_they_got(seed: int) -> None:
-    given, seen = inputs(seed, RIGHT), []
+    arguments, seen = inputs(seed, RIGHT), []
     for accelerated in (False, True):
         model = toy("BertModel", seed)
         if accelerated:
@@ -300,29 +300,29 @@ def test_hooks_get_the_arguments_they_got(seed: int) -> None:
             seen.append((len(args), sorted(kwargs)))
 
         model.encoder.layer[0].register_forward_pre_hook(look, with_kwargs=True)
-        model(**given)
+        model(**arguments)
     assert seen[0] == seen[1]
 
 
 def test_autocast_behind_electras_projection(seed: int) -> None:
-    given = inputs(seed, RIGHT)
+    kwargs = inputs(seed, RIGHT)
     model = toy("ElectraModel", seed)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        before = model(**given).last_hidden_state
-        ours = fastbert.accelerate(model)(**given).last_hidden_state
+        before = model(**kwargs).last_hidden_state
+        ours = fastbert.accelerate(model)(**kwargs).last_hidden_state
     assert ours.dtype == before.dtype == torch.bfloat16
 
 
 def test_transforms_take_the_original(seed: int) -> None:
-    model, given = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
+    model, arguments = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
     parameters = dict(model.named_parameters())
 
-    def loss(own: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(model, own, kwargs=given).last_hidden_state[THERE].square().sum()
+    def loss(leaves: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, leaves, kwargs=arguments).last_hidden_state[THERE].square().sum()
 
-    found = torch.func.grad(loss)(parameters)
+    result = torch.func.grad(loss)(parameters)
     theirs = torch.autograd.grad(loss(parameters), list(parameters.values()), allow_unused=True)
-    for (name, grad), other in zip(found.items(), theirs, strict=True):
+    for (name, grad), other in zip(result.items(), theirs, strict=True):
         if other is not None:
             scale = max(1.0, float(other.abs().max()))
             torch.testing.assert_close(grad, other, rtol=1e-3, atol=1e-3 * scale, msg=name)

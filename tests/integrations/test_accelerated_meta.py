@@ -29,8 +29,8 @@ def weightless(model: Any) -> Any:
 def computed(model: Any, seed: int) -> Tensor:
     """Outputs at real tokens."""
     with torch.no_grad():
-        found: Tensor = model(**inputs(seed, MASK))[0][THERE]
-    return found
+        result: Tensor = model(**inputs(seed, MASK))[0][THERE]
+    return result
 
 
 def same(model: Any, original: Any, seed: int) -> None:

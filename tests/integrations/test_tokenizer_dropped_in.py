@@ -224,9 +224,9 @@ def test_sentence_transformers_encode_train_and_save(three: Any, folders: Any, t
         model.save_pretrained(str(tmp_path / "saved"))
         again = sentence.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
         assert np.array_equal(again.encode(TEXTS), trained[-1])
-    for found in (vectors, trained):
-        assert np.array_equal(found[0], found[2])
-        assert np.array_equal(found[1], found[2])
+    for result in (vectors, trained):
+        assert np.array_equal(result[0], result[2])
+        assert np.array_equal(result[1], result[2])
     assert not np.array_equal(trained[0], vectors[0][3:])
 
 
@@ -246,8 +246,10 @@ def test_static_embeddings_take_its_backend(three: Any) -> None:
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     weights = np.arange(len(WORDS) * 4, dtype=np.float32).reshape(-1, 4)
-    found = [StaticEmbedding(tokenizer, embedding_weights=weights).tokenize(TEXTS)["input_ids"] for tokenizer in three]
-    assert torch.equal(found[0], found[2])
+    results = [
+        StaticEmbedding(tokenizer, embedding_weights=weights).tokenize(TEXTS)["input_ids"] for tokenizer in three
+    ]
+    assert torch.equal(results[0], results[2])
 
 
 ATTRIBUTES = [
@@ -349,10 +351,10 @@ def test_conversion_keeps_everything(options: dict[str, Any], tmp_path: Path) ->
         "truncation": True,
     }
     for text, pair in ((texts, None), (texts, texts[::-1])):
-        found, wanted = ours(text, pair, max_length=14, **call), converted(text, pair, max_length=14, **call)
-        assert dict(found) == dict(wanted)
+        actual, expected = ours(text, pair, max_length=14, **call), converted(text, pair, max_length=14, **call)
+        assert dict(actual) == dict(expected)
         for row in range(len(texts)):
-            assert found.word_ids(row) == wanted.word_ids(row)
+            assert actual.word_ids(row) == expected.word_ids(row)
     # An independent tokenizer: what happens to it does not reach ours.
     before = len(ours)
     converted.add_tokens(["another"])
@@ -363,11 +365,11 @@ def test_conversion_keeps_everything(options: dict[str, Any], tmp_path: Path) ->
 
 
 def test_encodings_are_copied_and_merged(three: Any) -> None:
-    found = three[0](TEXTS[0])
-    other = found.copy()
+    result = three[0](TEXTS[0])
+    other = result.copy()
     other["labels"] = 1
-    assert "labels" not in found
-    assert other.word_ids() == found.word_ids()
-    assert (found | {"labels": 2})["labels"] == 2
-    assert "input_ids" in found
-    assert "words" not in found
+    assert "labels" not in result
+    assert other.word_ids() == result.word_ids()
+    assert (result | {"labels": 2})["labels"] == 2
+    assert "input_ids" in result
+    assert "words" not in result

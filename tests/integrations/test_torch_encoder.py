@@ -55,12 +55,12 @@ def test_outputs_and_gradients(options: dict[str, Any], padding: Tensor | None, 
     model, x = encoder(seed, **options).train(), source(seed)
     there = torch.ones(4, LENGTH, dtype=torch.bool) if padding is None else ~padding
     upstream = torch.randn(int(there.sum()), WIDTH, generator=torch.Generator().manual_seed(seed + 1))
-    found = []
+    results = []
     for one, kind in ((model, torch.float64), (model, dtype), (fastbert.accelerate(copy.deepcopy(model)), dtype)):
         one = copy.deepcopy(one).to(kind)
         value = one(x.to(kind), src_key_padding_mask=padding)
-        found.append((value, gradients(one, value[there], upstream)))
-    (exact, truths), (eager, theirs), (ours, grads) = found
+        results.append((value, gradients(one, value[there], upstream)))
+    (exact, truths), (eager, theirs), (ours, grads) = results
     assert_as_accurate(ours[there], eager[there], exact[there], factor=4.0)
     assert not ours[~there].any()
     assert grads.keys() == theirs.keys()

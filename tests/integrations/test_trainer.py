@@ -44,7 +44,7 @@ def rows(head: str, count: int, seed: int) -> list[dict[str, Any]]:
             case "SequenceClassification":
                 row["labels"] = ids[1] % 3
             case "MaskedLM":
-                row["labels"] = [token if place % 3 == 1 else -100 for place, token in enumerate(ids)]
+                row["labels"] = [token if position % 3 == 1 else -100 for position, token in enumerate(ids)]
             case "TokenClassification":
                 row["labels"] = [-100, *(token % 3 for token in ids[1:])]
             case "QuestionAnswering":
@@ -92,14 +92,14 @@ def make(tmp_path: Path, seed: int) -> Callable[..., Any]:
         model = getattr(library, f"BertFor{head}").from_pretrained(folder)
         metrics = options.pop("compute_metrics", None)
         name = options.pop("name", library.__name__)
-        given = {
+        arguments = {
             "output_dir": str(tmp_path / name), "per_device_train_batch_size": 4, "num_train_epochs": 1,
             "learning_rate": 1e-3, "logging_steps": 1, "seed": seed % 2**31, "report_to": [], "use_cpu": True,
             "disable_tqdm": True, "save_strategy": "no", **options,
         }  # fmt: skip
         data = rows(head, 16, seed)
         return kind(
-            model=model, args=transformers.TrainingArguments(**given), train_dataset=data, eval_dataset=data,
+            model=model, args=transformers.TrainingArguments(**arguments), train_dataset=data, eval_dataset=data,
             data_collator=collate, compute_metrics=metrics,
         )  # fmt: skip
 
@@ -123,11 +123,13 @@ def test_losses_and_predictions_are_those_of_transformers(head: str, kind: Any, 
     # AdamW's first steps are whole ones also for gradients that are rounding alone.
     data = ours.eval_dataset
     bare = [{name: value for name, value in row.items() if "label" not in name and "pos" not in name} for row in data]
-    for given in (data, bare)[: 2 if head == "QuestionAnswering" else 1]:
-        mine, other = ours.predict(given), theirs.predict(given)
-        found, wanted = (x.predictions if isinstance(x.predictions, tuple) else (x.predictions,) for x in (mine, other))
-        assert len(found) == len(wanted)
-        for a, b in zip(found, wanted):
+    for dataset in (data, bare)[: 2 if head == "QuestionAnswering" else 1]:
+        mine, other = ours.predict(dataset), theirs.predict(dataset)
+        actual, expected = (
+            x.predictions if isinstance(x.predictions, tuple) else (x.predictions,) for x in (mine, other)
+        )
+        assert len(actual) == len(expected)
+        for a, b in zip(actual, expected):
             assert a.shape == b.shape
             if a.ndim > 1 and head not in ("SequenceClassification", "MultipleChoice"):
                 for row, length in enumerate(len(one["input_ids"]) for one in data):  # at padding ours are zeros
@@ -206,13 +208,13 @@ def test_what_it_saves_loads_in_both_libraries(head: str, make: Any, tmp_path: P
     assert ours.new_weights == ()
     inputs = collate([{k: v for k, v in row.items() if k != "text"} for row in rows(head, 3, 1)])
     inputs = {name: value for name, value in inputs.items() if name in ("input_ids", "attention_mask")}
-    kept = inputs["attention_mask"].bool()
+    is_token = inputs["attention_mask"].bool()
     with torch.inference_mode():
-        found = [model.eval()(**inputs)[0] for model in (trainer.model, ours, theirs)]
-    if found[0].shape[:2] == kept.shape and head != "MultipleChoice":
-        found = [logits[kept] for logits in found]
-    assert torch.equal(found[0], found[1])
-    assert torch.allclose(found[0], found[2], atol=2e-5)
+        results = [model.eval()(**inputs)[0] for model in (trainer.model, ours, theirs)]
+    if results[0].shape[:2] == is_token.shape and head != "MultipleChoice":
+        results = [logits[is_token] for logits in results]
+    assert torch.equal(results[0], results[1])
+    assert torch.allclose(results[0], results[2], atol=2e-5)
     if head == "SequenceClassification":
         assert theirs.config.id2label == ours.config.id2label == LABELS
 

@@ -67,8 +67,8 @@ def mixin() -> Any:
 def model_classes(family: str) -> tuple[type, ...]:
     """The encoder of a family and its heads."""
     home = inspect.getmodule(getattr(transformers, f"{family}Model"))
-    found = [getattr(transformers, name) for name in dir(transformers) if name.startswith(family)]
-    models = [kind for kind in found if inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel)]
+    results = [getattr(transformers, name) for name in dir(transformers) if name.startswith(family)]
+    models = [kind for kind in results if inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel)]
     return tuple(kind for kind in models if inspect.getmodule(kind) is home and "PreTrained" not in kind.__name__)
 
 
@@ -146,12 +146,12 @@ def labelled(mixin: Any) -> Any:
         all_generative_model_classes = ()  # generation is another mixin's
 
         def _prepare_for_class(self, inputs: Any, kind: Any, return_labels: bool = False) -> Any:
-            given = super()._prepare_for_class(inputs, kind, return_labels=return_labels)
+            arguments = super()._prepare_for_class(inputs, kind, return_labels=return_labels)
             if return_labels and kind.__name__.endswith("ForPreTraining"):
-                given["labels"] = torch.zeros(BATCH, COLUMNS, dtype=torch.int64)
+                arguments["labels"] = torch.zeros(BATCH, COLUMNS, dtype=torch.int64)
                 if kind.__name__.startswith("Bert"):
-                    given["next_sentence_label"] = torch.zeros(BATCH, dtype=torch.int64)
-            return given
+                    arguments["next_sentence_label"] = torch.zeros(BATCH, dtype=torch.int64)
+            return arguments
 
     return Labelled
 

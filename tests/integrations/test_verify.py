@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
 @pytest.fixture(scope="module")
 def report(folder: Path) -> VerifyReport:
     told: list[tuple[str, int, int]] = []
-    made = verify(folder, TEXTS, batch_size=2, threads=1, rounds=2, progress=lambda *given: told.append(given))
+    made = verify(folder, TEXTS, batch_size=2, threads=1, rounds=2, progress=lambda *step: told.append(step))
     assert [stage for stage, done, total in told if done == total] == ["loading", "comparing", "timing"]
     return made
 
@@ -84,15 +84,15 @@ def test_when_they_agree(changes: dict[str, float], agrees: bool, report: Verify
 
 
 def test_a_difference_anywhere_is_found() -> None:
-    found = module._Differences()
+    actual = module._Differences()
     one = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-    found.add(one, one, [2, 3])
-    assert found.summary()["max_abs_difference"] == 0.0
-    assert found.summary()["min_text_cosine"] == 1.0
+    actual.add(one, one, [2, 3])
+    assert actual.summary()["max_abs_difference"] == 0.0
+    assert actual.summary()["min_text_cosine"] == 1.0
     other = one.copy()
     other[3] = -one[3]
-    found.add(one, other, [3, 2])
-    summary = found.summary()
+    actual.add(one, other, [3, 2])
+    summary = actual.summary()
     assert summary["max_abs_difference"] == pytest.approx(2 * abs(one[3]).max())
     assert summary["mean_abs_difference"] == pytest.approx(2 * abs(one[3]).sum() / 40)
     assert summary["min_token_cosine"] == pytest.approx(-1)
@@ -102,22 +102,22 @@ def test_a_difference_anywhere_is_found() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_on_one_side_is_a_difference(value: float) -> None:
-    found = module._Differences()
+    result = module._Differences()
     one = np.ones((2, 3), dtype=np.float32)
     other = one.copy()
     other[1, 1] = value
-    found.add(one, other, None)
-    found.add(one, one, None)  # later agreement does not hide it
-    assert not found.summary()["max_abs_difference"] <= 1e30
-    assert not found.summary()["min_token_cosine"] >= 0.999
+    result.add(one, other, None)
+    result.add(one, one, None)  # later agreement does not hide it
+    assert not result.summary()["max_abs_difference"] <= 1e30
+    assert not result.summary()["min_token_cosine"] >= 0.999
 
 
 def test_zeros_and_infinities_on_both_sides_are_the_same() -> None:
-    found = module._Differences()
+    result = module._Differences()
     one = np.array([[0.0, 0.0], [np.inf, 1.0]], dtype=np.float32)
-    found.add(one, one, None)
-    assert found.summary()["max_abs_difference"] == 0.0
-    assert found.summary()["min_token_cosine"] == 1.0
+    result.add(one, one, None)
+    assert result.summary()["max_abs_difference"] == 0.0
+    assert result.summary()["min_token_cosine"] == 1.0
 
 
 def side(model: Path, **changes: Any) -> verify_worker.Side:

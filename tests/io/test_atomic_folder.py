@@ -116,12 +116,12 @@ def test_a_folder_that_is_merged_into_is_whole_after_every_kill(tmp_path: Path, 
 
     steps = 0
     for steps in killed_at_each_step(act, again):
-        found = read(out)
-        assert {name: found[name] for name in THEIRS} == THEIRS, f"killed at step {steps}"
+        result = read(out)
+        assert {name: result[name] for name in THEIRS} == THEIRS, f"killed at step {steps}"
         if filesystem == "exchange":
-            assert found in ({**OLD, **THEIRS}, {**NEW, **THEIRS}), f"killed at step {steps}"
+            assert result in ({**OLD, **THEIRS}, {**NEW, **THEIRS}), f"killed at step {steps}"
         else:  # a half-replaced folder has no config.json, so it does not load
-            assert "config.json" not in found or found in ({**OLD, **THEIRS}, {**NEW, **THEIRS})
+            assert "config.json" not in result or result in ({**OLD, **THEIRS}, {**NEW, **THEIRS})
         act()
         assert read(out) == {**NEW, **THEIRS}, f"repeated after a kill at step {steps}"
         assert os.listdir(tmp_path) == ["out"]

@@ -80,12 +80,12 @@ def test_backward_runs_on_the_backend_of_its_forward(backward_runs: list[str], s
     with use_backend("native"):
         y = ops.softmax(x)
     grad = torch.ones_like(y).cumsum(-1)
-    found = []
+    results = []
     for backend in ("native", "eager", "triton", None):
         with use_backend(backend):
-            found.append(torch.autograd.grad(y, x, grad, retain_graph=True)[0])
+            results.append(torch.autograd.grad(y, x, grad, retain_graph=True)[0])
     assert backward_runs == ["native"] * 4
-    assert all(torch.equal(dx, found[0]) for dx in found)
+    assert all(torch.equal(dx, results[0]) for dx in results)
 
 
 def test_a_fallback_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -115,8 +115,8 @@ def test_the_operators_of_fastbert_are_all_such() -> None:
 
 def loss_and_gradients(model: Any, batch: PackedBatch, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     loss = model(batch).loss
-    found = torch.autograd.grad(loss, list(parameters.values()))
-    return {"loss": loss.detach(), **dict(zip(parameters, found, strict=True))}
+    result = torch.autograd.grad(loss, list(parameters.values()))
+    return {"loss": loss.detach(), **dict(zip(parameters, result, strict=True))}
 
 
 @pytest.mark.parametrize("backend", [None, "eager"])

@@ -14,7 +14,7 @@ from fastbert.serving.multi_task_model import ServedTasks
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory, seed: int) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory, seed: int) -> dict[str, Path]:
     """A base; a classifier on it frozen, a tagger with a changed layer; deltas of both."""
     root = tmp_path_factory.mktemp("tasks")
     base = saved(root / "base", seed)
@@ -36,13 +36,13 @@ def batch(seed: int) -> PackedBatch:
 
 
 @torch.no_grad()
-def test_deltas_and_folders_compute_what_they_compute_alone(places: dict[str, Path], batch: PackedBatch) -> None:
-    tasks = ServedTasks(places["base"])
+def test_deltas_and_folders_compute_what_they_compute_alone(folders: dict[str, Path], batch: PackedBatch) -> None:
+    tasks = ServedTasks(folders["base"])
     for name in ("frozen", "tagger", "frozen.delta", "tagger.delta"):
-        tasks.add(name, places[name])
+        tasks.add(name, folders[name])
     alone = {
-        "frozen": BertForSequenceClassification.from_pretrained(places["frozen"]),
-        "tagger": BertForTokenClassification.from_pretrained(places["tagger"]),
+        "frozen": BertForSequenceClassification.from_pretrained(folders["frozen"]),
+        "tagger": BertForTokenClassification.from_pretrained(folders["tagger"]),
     }
     for name in ("frozen", "tagger", "frozen.delta", "tagger.delta", "frozen"):
         task = tasks.use(name)
@@ -62,26 +62,26 @@ def test_deltas_and_folders_compute_what_they_compute_alone(places: dict[str, Pa
 
 
 @torch.no_grad()
-def test_in_another_dtype(places: dict[str, Path], batch: PackedBatch) -> None:
-    tasks = ServedTasks(places["base"], dtype=torch.bfloat16)
-    model = tasks.add("a", places["tagger.delta"]).model
+def test_in_another_dtype(folders: dict[str, Path], batch: PackedBatch) -> None:
+    tasks = ServedTasks(folders["base"], dtype=torch.bfloat16)
+    model = tasks.add("a", folders["tagger.delta"]).model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    alone = BertForTokenClassification.from_pretrained(places["tagger"], dtype=torch.bfloat16)
+    alone = BertForTokenClassification.from_pretrained(folders["tagger"], dtype=torch.bfloat16)
     assert model(batch).logits.equal(alone(batch).logits)
 
 
-def test_adapters_leave_the_base_alone(places: dict[str, Path], batch: PackedBatch, tmp_path: Path) -> None:
+def test_adapters_leave_the_base_alone(folders: dict[str, Path], batch: PackedBatch, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs peft")
     from fastbert.finetuning.adapters import add_lora, save_adapter
 
-    model = BertForSequenceClassification.from_pretrained(places["base"], num_labels=3, mapped=False)
+    model = BertForSequenceClassification.from_pretrained(folders["base"], num_labels=3, mapped=False)
     adapted = add_lora(model, rank=2)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data += 0.3 * torch.randn(parameter.shape)
     save_adapter(adapted, tmp_path / "adapter")
-    tasks = ServedTasks(places["base"])
-    first = tasks.add("frozen", places["frozen.delta"])
+    tasks = ServedTasks(folders["base"])
+    first = tasks.add("frozen", folders["frozen.delta"])
     with torch.no_grad():
         before = first.model(batch).logits
         served = tasks.add("lora", tmp_path / "adapter")
@@ -97,20 +97,20 @@ def test_adapters_leave_the_base_alone(places: dict[str, Path], batch: PackedBat
 
 
 @pytest.mark.usefixtures("unchecked_folders")
-def test_names_and_strangers_are_refused(places: dict[str, Path], tmp_path: Path, seed: int) -> None:
-    tasks = ServedTasks(places["base"])
+def test_names_and_strangers_are_refused(folders: dict[str, Path], tmp_path: Path, seed: int) -> None:
+    tasks = ServedTasks(folders["base"])
     with pytest.raises(UserError, match="no task is in use"):
         tasks.current  # noqa: B018
     with pytest.raises(UserError, match="no task 'a'; there are none"):
         tasks.use("a")
-    tasks.add("a", places["frozen.delta"])
+    tasks.add("a", folders["frozen.delta"])
     with pytest.raises(UserError, match="task 'a' exists already"):
-        tasks.add("a", places["frozen.delta"])
+        tasks.add("a", folders["frozen.delta"])
     with pytest.raises(UserError, match="no such folder"):
         tasks.add("b", tmp_path / "absent")
     other = ServedTasks(saved(tmp_path / "other", seed + 1))
     with pytest.raises(UserError, match="belongs to a different base"):
-        other.add("a", places["frozen.delta"])
+        other.add("a", folders["frozen.delta"])
     assert "a" not in other
     assert len(other) == 0
     tasks.use("a")
@@ -119,7 +119,7 @@ def test_names_and_strangers_are_refused(places: dict[str, Path], tmp_path: Path
         tasks.current  # noqa: B018
     with pytest.raises(UserError, match="no task 'a'"):
         tasks.remove("a")
-    config = json.loads((places["frozen"] / "config.json").read_text()) | {"intermediate_size": 16}
-    (places["frozen"] / "config.json").write_text(json.dumps(config))
+    config = json.loads((folders["frozen"] / "config.json").read_text()) | {"intermediate_size": 16}
+    (folders["frozen"] / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"lacks bert\.encoder\.layer\.0\.intermediate\.dense\.weight in the shape"):
-        tasks.add("c", places["frozen"])
+        tasks.add("c", folders["frozen"])

@@ -81,13 +81,13 @@ def test_squad_with_probabilities(tmp_path: Path) -> None:
 def test_the_order_of_ids_is_free(tmp_path: Path) -> None:
     path = tmp_path / "p.tsv"
     path.write_text("index\tprediction\nc\tz\na\tx\nb\ty\n")
-    wanted = [{"id": name, "label": label} for name, label in zip("abc", "xyz")]
-    assert read_predictions(path, "classification", TEXTS) == wanted
+    expected = [{"id": name, "label": label} for name, label in zip("abc", "xyz")]
+    assert read_predictions(path, "classification", TEXTS) == expected
     path.write_text("c\tz\na\tx\nb\ty\n")
-    assert read_predictions(path, "classification", TEXTS) == wanted
+    assert read_predictions(path, "classification", TEXTS) == expected
     path = tmp_path / "p.jsonl"
     path.write_text('{"prediction": "x"}\n{"prediction": "y"}\n\n{"prediction": "z"}')
-    assert read_predictions(path, "classification", TEXTS) == wanted
+    assert read_predictions(path, "classification", TEXTS) == expected
 
 
 def test_the_last_column_of_conll_is_the_prediction(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_rows_and_targets_are_those_of_transformers(seed: int, max_length: int, 
     assert rows_of(rows) == [(row["ids"], row["types"]) for _, row in expected]
     mine = list(zip(rows.unit_targets["start"].tolist(), rows.unit_targets["end"].tolist()))
     assert mine == [(row["start"], row["end"]) for _, row in expected]
-    places = list(zip(rows.begins.tolist(), rows.ends.tolist()))
-    assert places == [span or (-1, -1) for _, row in expected for span in row["offsets"]]
+    ranges = list(zip(rows.begins.tolist(), rows.ends.tolist()))
+    assert ranges == [span or (-1, -1) for _, row in expected for span in row["offsets"]]
 
 
 def test_questions_are_cut_and_their_contexts_are_not() -> None:

@@ -27,7 +27,7 @@ def test_answers_are_those_of_transformers(seed: int, unanswerable: bool, n_best
     logits = [rng.normal(size=(2, length)).astype(np.float32) for length in rows.lengths]
     predictions = span.decode(data, rows, logits)
     assert [prediction["id"] for prediction in predictions] == [example.id for example in data]
-    found = 0
+    actual = 0
     for index, (example, prediction) in enumerate(zip(data, predictions, strict=True)):
         features = their_rows(example, reference, 90, 20)
         mine = [logits[row] for row in np.flatnonzero(rows.examples == index)]
@@ -36,14 +36,14 @@ def test_answers_are_those_of_transformers(seed: int, unanswerable: bool, n_best
         assert prediction["text"] == text, "the text is that of the user"
         if expected["text"] is None:  # none was found: all are searched
             continue
-        found += 1
+        actual += 1
         assert bare(prediction["text"]) == bare(expected["text"])
         assert [bare(one["text"]) for one in prediction["n_best"]] == [bare(one["text"]) for one in expected["n_best"]]
         probabilities = [one["probability"] for one in prediction["n_best"]]
         assert probabilities == pytest.approx(expected["probabilities"].tolist(), abs=1e-6)
         assert prediction.get("null_score_difference") == pytest.approx(expected.get("difference"), abs=1e-6)
         json.dumps(prediction)
-    assert found > len(data) / 4
+    assert actual > len(data) / 4
 
 
 def test_the_best_of_all_spans_is_found_where_likely_starts_and_ends_make_none(seed: int) -> None:

@@ -54,7 +54,7 @@ def random_dataset(seed: int, count: int = 80, words: int = 30) -> Dataset[Tagge
 
 def their_rows(data: Dataset[TaggedExample], reference: Any, max_length: int) -> list[tuple[list[int], list[int]]]:
     """Ids and labels of transformers' run_ner: the first token of a word has its label, other tokens none."""
-    found = []
+    results = []
     for example in data:
         encoded = reference([list(example.words)], is_split_into_words=True, truncation=True, max_length=max_length)
         labels, before = [], None
@@ -62,8 +62,8 @@ def their_rows(data: Dataset[TaggedExample], reference: Any, max_length: int) ->
             new = word is not None and word != before
             labels.append(TAGS.index(example.tags[word]) if new else IGNORE_INDEX)
             before = word
-        found.append((encoded["input_ids"][0], labels))
-    return found
+        results.append((encoded["input_ids"][0], labels))
+    return results
 
 
 def labels_of(rows: TagRows) -> list[list[int]]:
@@ -78,10 +78,10 @@ def test_rows_and_labels_are_those_of_transformers(seed: int) -> None:
     rows = task(100_000).encode(data, our_tokenizer(), labelled=True)
     expected = their_rows(data, their_tokenizer(), 100_000)
     # A sentence of words that are no tokens is no row.
-    kept = [index for index, (_, labels) in enumerate(expected) if max(labels) >= 0]
-    assert rows.examples.tolist() == kept
-    assert [ids for ids, _ in rows_of(rows)] == [expected[index][0] for index in kept]
-    assert labels_of(rows) == [expected[index][1] for index in kept]
+    indices = [index for index, (_, labels) in enumerate(expected) if max(labels) >= 0]
+    assert rows.examples.tolist() == indices
+    assert [ids for ids, _ in rows_of(rows)] == [expected[index][0] for index in indices]
+    assert labels_of(rows) == [expected[index][1] for index in indices]
     assert not rows.token_type_ids.any()
 
 
@@ -121,10 +121,10 @@ def test_tags_and_probabilities_are_those_of_transformers(tmp_path: Path, seed: 
         with torch.no_grad():
             probabilities = theirs.eval()(**encoded).logits[0].softmax(-1)
         seen, expected = set(), {}
-        for place, word in enumerate(encoded.word_ids(0)):
+        for position, word in enumerate(encoded.word_ids(0)):
             if word is not None and word not in seen:
                 seen.add(word)
-                expected[word] = probabilities[place]
+                expected[word] = probabilities[position]
         assert prediction["id"] == example.id
         assert prediction["words"] == list(example.words)
         assert len(prediction["tags"]) == len(prediction["probability"]) == len(example.words)
@@ -296,8 +296,8 @@ def test_any_sequence_of_tags_has_the_entities_of_seqeval(seed: int) -> None:
     logits = np.eye(len(labels), dtype=np.float32)
     outputs = [logits[[labels.index(tag) for tag in one]] for one in tags]
     for one, prediction in zip(tags, tagging.decode(data, rows, outputs), strict=True):
-        found = [(entity["type"], entity["start"], entity["end"] - 1) for entity in prediction["entities"]]
-        assert found == metrics.get_entities(one), one
+        results = [(entity["type"], entity["start"], entity["end"] - 1) for entity in prediction["entities"]]
+        assert results == metrics.get_entities(one), one
 
 
 def test_a_file_is_read_tagged_and_scored(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_real_tags_come_back_from_their_own_labels(
     assert [prediction["tags"] for prediction in predictions] == gold
     metrics = pytest.importorskip("seqeval.metrics.sequence_labeling")
     expected = [metrics.get_entities(tags) if entities else [] for tags in gold]
-    found = [[(one["type"], one["start"], one["end"] - 1) for one in each["entities"]] for each in predictions]
-    assert found == expected
-    assert any(found) == entities
+    actual = [[(one["type"], one["start"], one["end"] - 1) for one in each["entities"]] for each in predictions]
+    assert actual == expected
+    assert any(actual) == entities
     assert tagging.score(test, predictions)[tagging.main_metric] == 100.0

@@ -165,10 +165,10 @@ def test_random_tokens_in_hostile_text(seed, make_pair, make_reference, hostile_
 def test_named_cases(tokens, text, expected, make_pair):
     ours, reference = make_pair(tokens)
     row = rows_of(ours, [text])[0]
-    wanted = [
-        (len(VOCAB) + token if isinstance(token, int) else VOCAB.index(token), place) for token, place in expected
+    target = [
+        (len(VOCAB) + token if isinstance(token, int) else VOCAB.index(token), position) for token, position in expected
     ]
-    assert [(index, place) for index, place, _ in row] == wanted
+    assert [(index, position) for index, position, _ in row] == target
     assert_same(ours, reference, [text])
 
 

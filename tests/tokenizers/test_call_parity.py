@@ -158,23 +158,23 @@ def check_call(rng, ours, reference, call):
     expected = call.of(reference)
     overflow = call.options.get("return_overflowing_tokens", False)
     if isinstance(expected, BaseException):
-        said = str(expected)
+        message = str(expected)
         if type(expected).__name__ == "PanicException" and not overflow:
             # Windows that nobody asked for: the ids may be given or refused.
             assert not isinstance(got, BaseException) or isinstance(got, ValueError), repr(got)
             return "refused"
         assert isinstance(got, ValueError), f"{got!r} instead of a ValueError for {expected!r}"
         assert "\n" not in str(got)
-        cures = ["longest_first"] if "Truncation error" in said else []
-        if "stride" in said or (cures and call.options.get("stride") and is_batch(call)):
+        cures = ["longest_first"] if "Truncation error" in message else []
+        if "stride" in message or (cures and call.options.get("stride") and is_batch(call)):
             # Rows of a batch may fail in both ways, and which one the reference tells is up to its threads.
             cures += [f"stride={call.options['stride']}", *(["longest_first"] if is_batch(call) else [])]
         if cures:
             assert any(cure in str(got) for cure in cures), f"{got!r} for {expected!r}"
-        elif "pad_to_multiple_of" in said:
+        elif "pad_to_multiple_of" in message:
             assert f"pad_to_multiple_of={call.options['pad_to_multiple_of']}" in str(got), str(got)
         else:
-            assert "Unable to create tensor" in said, said
+            assert "Unable to create tensor" in message, message
         return "refused"
     if call.options.get("return_tensors") == "pt" and len({len(row) for row in expected.encodings}) > 1:
         # Where the first row is empty, torch makes a tensor without items and says nothing of the other rows.

@@ -70,8 +70,8 @@ def test_unused_entries_are_filled_first(base: WordPieceTokenizer) -> None:
     assert extension.base_size == len(BASE)
     assert extension.tokenizer.vocab_size == len(BASE) + 1
     assert base.convert_ids_to_tokens(list(extension.entries[0].pieces)) == ["a", "##l", "##p", "##h", "##a"]
-    kept = {token: index for token, index in base.vocab.items() if not token.startswith("[unused")}
-    assert kept.items() <= extension.tokenizer.vocab.items()
+    unchanged = {token: index for token, index in base.vocab.items() if not token.startswith("[unused")}
+    assert unchanged.items() <= extension.tokenizer.vocab.items()
     assert base.vocab_size == len(BASE)
 
 

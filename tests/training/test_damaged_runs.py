@@ -90,12 +90,12 @@ def test_no_flipped_bit_loads_as_something_else(run: Path, seed: int) -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            found, message = read(run), None
+            result, message = read(run), None
         except UserError as error:
-            found, message = whole[part], str(error)
+            result, message = whole[part], str(error)
         finally:
             path.write_bytes(data)
-        assert found == whole[part], f"bit {bit} of {path.relative_to(run)} changed what was read, in silence"
+        assert result == whole[part], f"bit {bit} of {path.relative_to(run)} changed what was read, in silence"
         assert message is None or str(run) in message
         outcomes["without effect" if message is None else "refused"] += 1
     assert outcomes["refused"] > 0.95 * flips, outcomes  # a space for a newline in JSON has no effect

@@ -47,8 +47,8 @@ def test_steps_without_memory_growth(dtype: torch.dtype, steps: int, seed: int) 
 
     def measured() -> tuple[int, int, int]:
         gc.collect()
-        found = caching_allocator.statistics()
-        return resident(), found["in_use"], sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+        result = caching_allocator.statistics()
+        return resident(), result["in_use"], sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
     for _ in range(60):
         step()

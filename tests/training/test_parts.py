@@ -134,13 +134,13 @@ def blanks() -> tuple[BertForMaskedLM, WordPieceTokenizer]:
 
 def test_fill_mask_gives_probabilities_of_ordinary_tokens(blanks) -> None:
     model, tokenizer = blanks
-    found = fill_mask(model, tokenizer, "the [MASK] sat . [MASK]", top_k=6)
-    assert len(found) == 2
-    for guesses in found:
+    result = fill_mask(model, tokenizer, "the [MASK] sat . [MASK]", top_k=6)
+    assert len(result) == 2
+    for guesses in result:
         assert [guess.token for guess in guesses] == [t for t in (g.token for g in guesses) if not t.startswith("[")]
         assert sum(guess.probability for guess in guesses) == pytest.approx(1.0, abs=1e-5)
         assert guesses == sorted(guesses, key=lambda guess: -guess.probability)
-    best = found[0][0]
+    best = result[0][0]
     assert best.text == f"the {best.token.removeprefix('##')} sat . [MASK]"
 
 
@@ -163,8 +163,8 @@ def test_fill_mask_with_a_vocabulary_of_another_size(blanks) -> None:
     model, tokenizer = blanks
     padded = copy.deepcopy(model)
     padded.resize_token_embeddings(16)
-    found = fill_mask(padded, tokenizer, "the [MASK] sat", top_k=6)
-    assert sum(guess.probability for guess in found[0]) == pytest.approx(1.0, abs=1e-5)
+    result = fill_mask(padded, tokenizer, "the [MASK] sat", top_k=6)
+    assert sum(guess.probability for guess in result[0]) == pytest.approx(1.0, abs=1e-5)
     tokens = list(tokenizer.vocab)
     for other in (tokens[:-1], [*tokens, "more"]):
         with pytest.raises(UserError, match=f"a vocabulary of 11, but the tokenizer has {len(other)} entries"):

@@ -52,39 +52,39 @@ def left(run: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def pretraining(place: Path, commands: Commands) -> Kind:
+def pretraining(toy: Path, commands: Commands) -> Kind:
     """A vocabulary, shards and twelve steps, whose lines of metrics and checkpoints come at different ones."""
     draw = random.Random(5)
     words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(30)]
     documents = ["\n".join(" ".join(draw.choices(words, k=9)) + "." for _ in range(8)) for _ in range(40)]
-    (place / "corpus.txt").write_text("\n\n".join(documents) + "\n")
+    (toy / "corpus.txt").write_text("\n\n".join(documents) + "\n")
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    (place / "model.json").write_text(json.dumps({**shape, "vocab_size": 60, "max_position_embeddings": 32}))
+    (toy / "model.json").write_text(json.dumps({**shape, "vocab_size": 60, "max_position_embeddings": 32}))
     arguments = [
-        "pretrain", "--corpus", str(place / "corpus.txt"), "--text-format", "lines", "--model",
-        str(place / "model.json"), "--vocab-size", "60", "--steps", "12", "--batch-size", "8", "--micro-batch", "4",
+        "pretrain", "--corpus", str(toy / "corpus.txt"), "--text-format", "lines", "--model",
+        str(toy / "model.json"), "--vocab-size", "60", "--steps", "12", "--batch-size", "8", "--micro-batch", "4",
         "--max-length", "32", "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "5",
         "--eval-every", "4", "--eval-samples", "16", "--checkpoint-every", "3",
     ]  # fmt: skip
-    return undisturbed(arguments, place / "pretrain", commands)
+    return undisturbed(arguments, toy / "pretrain", commands)
 
 
 @pytest.fixture(scope="module")
-def finetuning(place: Path, commands: Commands) -> Kind:
+def finetuning(toy: Path, commands: Commands) -> Kind:
     """Two trials of twelve steps each."""
-    model = toy_folder(place / "model")
-    train, dev = sentiment(place / "train.tsv", 96, seed=1), sentiment(place / "dev.tsv", 16, seed=2)
+    model = toy_folder(toy / "model")
+    train, dev = sentiment(toy / "train.tsv", 96, seed=1), sentiment(toy / "dev.tsv", 16, seed=2)
     arguments = [
         "finetune", "--task", "classification", "--model", str(model), "--train", str(train), "--eval", str(dev),
         "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--lr", "1e-2", "--max-length", "32", "--dtype", "fp32",
         "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3",
     ]  # fmt: skip
-    return undisturbed(arguments, place / "finetune", commands)
+    return undisturbed(arguments, toy / "finetune", commands)
 
 
 def undisturbed(arguments: list[str], out: Path, commands: Commands) -> Kind:
@@ -98,8 +98,8 @@ def undisturbed(arguments: list[str], out: Path, commands: Commands) -> Kind:
 
 @pytest.fixture(params=["pretraining", "finetuning"])
 def kind(request: pytest.FixtureRequest) -> Kind:
-    found: Kind = request.getfixturevalue(request.param)
-    return found
+    result: Kind = request.getfixturevalue(request.param)
+    return result
 
 
 def assert_killed(kind: Kind, commands: Commands, folder: Path, seed: int, least: int) -> None:
@@ -157,8 +157,8 @@ def test_two_sigterms_save_once(kind: Kind, commands: Commands, tmp_path: Path) 
     assert left(out) == kind.left
 
 
-def test_a_finished_run_is_left_alone(kind: Kind, commands: Commands, place: Path) -> None:
-    out = place / kind.arguments[0]
+def test_a_finished_run_is_left_alone(kind: Kind, commands: Commands, toy: Path) -> None:
+    out = toy / kind.arguments[0]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     code, seconds = commands.run(kind.command(out))
     assert code == 0

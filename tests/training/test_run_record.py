@@ -42,13 +42,13 @@ def test_every_flipped_bit_is_seen_or_changes_nothing(tmp_path: Path) -> None:
     path, expected = tmp_path / FILE, read_record(tmp_path, "run", ())
     original = path.read_bytes()
     seen = 0
-    for place in range(len(original)):
+    for offset in range(len(original)):
         for bit in range(8):
             damaged = bytearray(original)
-            damaged[place] ^= 1 << bit
+            damaged[offset] ^= 1 << bit
             path.write_bytes(damaged)
             try:
-                assert read_record(tmp_path, "run", ()) == expected, (place, bit)
+                assert read_record(tmp_path, "run", ()) == expected, (offset, bit)
             except UserError:
                 seen += 1
     assert seen > 0.97 * 8 * len(original)  # 1e-12 is 1E-12 as well
@@ -78,12 +78,15 @@ def test_what_differs_from_the_checkpoint_is_named(
     path.write_text(json.dumps(sealed(changed)))
     saved = read_record(tmp_path, "run", CHANGEABLE)
     assert saved is not None
-    place, state = tmp_path / "checkpoints" / "step-00000003", {"configuration": plain({"run": RUN, "model": MODEL})}
+    checkpoint, state = (
+        tmp_path / "checkpoints" / "step-00000003",
+        {"configuration": plain({"run": RUN, "model": MODEL})},
+    )
     if name == "steps":
-        check_configuration(tmp_path, saved, place, state, CHANGEABLE)
+        check_configuration(tmp_path, saved, checkpoint, state, CHANGEABLE)
         return
     with pytest.raises(UserError, match=message):
-        check_configuration(tmp_path, saved, place, state, CHANGEABLE)
+        check_configuration(tmp_path, saved, checkpoint, state, CHANGEABLE)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ struct Bf16Backward : Bf16Products<Blocks> {
                                                   (end - first + 31) / 32, (stored + 31) / 32, sums, sum_stride, add);
     }
 
-    // Store a tile's dS (keys, first..end) into the span at key `done`; zero from `start` to `first`, where queries see
-    // no key, and for missing keys.
+    // Store a tile's dS (keys, first..end) into the span at key `done`; zero from `start` to `first`, where queries
+    // attend to no key, and for missing keys.
     static void store_score_gradients(const BFloat16* score_gradients, std::size_t keys, std::size_t done,
                                       std::size_t start, std::size_t first, std::size_t end, std::size_t dim,
                                       std::byte* span) {

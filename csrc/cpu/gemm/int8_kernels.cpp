@@ -4,9 +4,9 @@
 
 namespace fastbert {
 
-const MicroKernel& int8_micro_kernel([[maybe_unused]] CpuCapability level) {
+const MicroKernel& int8_micro_kernel([[maybe_unused]] CpuCapability capability) {
 #if FASTBERT_X86
-    switch (level) {
+    switch (capability) {
         case CpuCapability::amx:
             return amx_int8_micro_kernel();
         case CpuCapability::avx512:

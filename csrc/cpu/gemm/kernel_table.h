@@ -8,7 +8,7 @@
 namespace fastbert {
 
 const MicroKernel& portable_micro_kernel(Element element);  // bf16 and fp32
-const MicroKernel& int8_micro_kernel(CpuCapability level);
+const MicroKernel& int8_micro_kernel(CpuCapability capability);
 #if FASTBERT_X86
 const MicroKernel& avx2_micro_kernel(Element element);
 const MicroKernel& avx512_micro_kernel(Element element);

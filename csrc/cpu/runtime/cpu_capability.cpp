@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::array<const char*, 4> kNames = {"portable", "avx2", "avx512", "amx"};
 
-bool has_capability(const CpuFeatures& features, CpuCapability level) {
-    switch (level) {
+bool has_capability(const CpuFeatures& features, CpuCapability capability) {
+    switch (capability) {
         case CpuCapability::portable:
             return true;
         case CpuCapability::avx2:
@@ -28,20 +28,20 @@ bool has_capability(const CpuFeatures& features, CpuCapability level) {
 }
 
 // The features usable at a CPU capability.
-CpuFeatures features_at(CpuFeatures features, CpuCapability level) {
-    if (level < CpuCapability::amx) features.amx_tile = features.amx_bf16 = features.amx_int8 = false;
-    if (level < CpuCapability::avx512) {
+CpuFeatures features_at(CpuFeatures features, CpuCapability capability) {
+    if (capability < CpuCapability::amx) features.amx_tile = features.amx_bf16 = features.amx_int8 = false;
+    if (capability < CpuCapability::avx512) {
         features.avx512f = features.avx512bw = features.avx512vl = features.avx512dq = features.avx512vbmi = false;
         features.avx512_vbmi2 = features.avx512_vnni = features.avx512_bf16 = false;
     }
-    if (level < CpuCapability::avx2) features.avx2 = features.fma = false;
+    if (capability < CpuCapability::avx2) features.avx2 = features.fma = false;
     return features;
 }
 
 struct State {
     CpuFeatures processor = cpu_features();
-    CpuCapability level = requested();
-    CpuFeatures usable = features_at(processor, level);
+    CpuCapability capability = requested();
+    CpuFeatures usable = features_at(processor, capability);
 
     CpuCapability highest() const {
         CpuCapability best = CpuCapability::portable;
@@ -54,14 +54,14 @@ struct State {
     CpuCapability requested() const {
         const char* name = std::getenv("FASTBERT_CPU");
         for (std::size_t i = 0; name && i < kNames.size(); ++i) {
-            const CpuCapability level = static_cast<CpuCapability>(i);
-            if (strcasecmp(name, kNames[i]) == 0 && has_capability(processor, level)) return level;
+            const CpuCapability capability = static_cast<CpuCapability>(i);
+            if (strcasecmp(name, kNames[i]) == 0 && has_capability(processor, capability)) return capability;
         }
         return highest();
     }
 
     void select(CpuCapability selected) {
-        level = selected;
+        capability = selected;
         usable = features_at(processor, selected);
     }
 };
@@ -73,11 +73,11 @@ State& state() {
 
 }  // namespace
 
-CpuCapability cpu_capability() { return state().level; }
+CpuCapability cpu_capability() { return state().capability; }
 
 const CpuFeatures& capability_features() { return state().usable; }
 
-std::string capability_name(CpuCapability level) { return kNames[static_cast<std::size_t>(level)]; }
+std::string capability_name(CpuCapability capability) { return kNames[static_cast<std::size_t>(capability)]; }
 
 std::vector<std::string> available_capabilities() {
     std::vector<std::string> names;
@@ -95,7 +95,7 @@ void force_capability(const std::string& name) {
             throw std::invalid_argument("this processor does not have " + name);
         return state().select(requested);
     }
-    throw std::invalid_argument("there is no level " + name);
+    throw std::invalid_argument("there is no CPU capability " + name);
 }
 
 void override_features(const std::vector<std::string>& names) {

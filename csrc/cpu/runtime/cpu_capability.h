@@ -21,7 +21,7 @@ const CpuFeatures& capability_features();
 
 // The CPU capabilities that this process supports, lowest first: portable, avx2, avx512, amx.
 std::vector<std::string> available_capabilities();
-std::string capability_name(CpuCapability level);
+std::string capability_name(CpuCapability capability);
 
 // Override the CPU capability; "" restores the highest. Throws std::invalid_argument for an unknown or unsupported one.
 // Not thread-safe: no kernel may be running.

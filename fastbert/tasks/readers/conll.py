@@ -251,16 +251,16 @@ def _without_odd_tags(examples: Sequence[tuple[int, TaggedExample]], bad: BadRow
     odd = {tag for tag in tags if not is_entity_tag(tag)}
     if not odd or OUTSIDE not in tags or not any(tag.startswith("B-") for tag in tags):
         return list(examples)
-    kept = []
+    regular = []
     for line, example in examples:
         wrong = next((tag for tag in example.tags or () if tag in odd), None)
         if wrong is None:
-            kept.append((line, example))
+            regular.append((line, example))
         else:
             bad.add(
                 line, f"{example.location} ff.: the tag {wrong!r} is neither O nor B-, I-, ... and a type; correct it"
             )
-    return kept
+    return regular
 
 
 def _report_scheme(dataset: Dataset[TaggedExample]) -> None:

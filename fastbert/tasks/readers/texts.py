@@ -120,16 +120,16 @@ def _trec(path: str) -> Table | None:
 def _whole_questions(table: Table, layout: Layout, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
     """Return the rows of QQP that have both questions; report the broken ones."""
     texts = [*layout.texts] if layout.pair is None else [*layout.texts, layout.pair]
-    kept, broken = [], [row.line for row in table.skipped]
+    complete, broken = [], [row.line for row in table.skipped]
     for i, row in rows:
         if all(row.cells[index] and row.cells[index].strip() for index in texts):
-            kept.append((i, row))
+            complete.append((i, row))
         else:
             broken.append(row.line)
     if broken:
         counted = "1 row lacks" if len(broken) == 1 else f"{len(broken)} rows, this one first, lack"
         logger.warning("%s, line %d: %s cells or a question; left out", table.path, min(broken), counted)
-    return kept
+    return complete
 
 
 def _with_gold(table: Table, layout: Layout, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
@@ -150,15 +150,15 @@ def _with_gold(table: Table, layout: Layout, rows: list[tuple[int, Row]]) -> lis
     numbers = NLI_NUMBERS <= labels <= NLI_NUMBERS | NO_GOLD
     if not (table.column(index) == repr("gold_label") or labels <= NLI | NO_GOLD or numbers):
         return rows
-    kept = [(i, row) for i, row in rows if str(row.cells[index]) not in NO_GOLD]
-    if len(kept) == len(rows):
+    labelled = [(i, row) for i, row in rows if str(row.cells[index]) not in NO_GOLD]
+    if len(labelled) == len(rows):
         return rows
     first = next(row for _, row in rows if str(row.cells[index]) in NO_GOLD)
-    if not kept:
+    if not labelled:
         raise UserError(f"{table.where(first)}: no pair has a gold label; this is a test set: use it to predict")
-    counted = f"{len(rows) - len(kept)} of {len(rows)} pairs, this one first, have no gold label"
+    counted = f"{len(rows) - len(labelled)} of {len(rows)} pairs, this one first, have no gold label"
     logger.warning("%s: %s (%s); left out", table.where(first), counted, first.cells[index])
-    return kept
+    return labelled
 
 
 def _split_of(path: str) -> tuple[str, list[str] | None]:

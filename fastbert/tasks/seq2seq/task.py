@@ -134,13 +134,13 @@ class SequenceToSequence(Task[SequenceExample]):
         others = f", and so are {len(longer) - 1:,} more" if len(longer) > 1 else ""
         self.report_unusable(
             f"{dataset.where(first)}: the target has {lengths[first]:,} tokens, more than max_target_length={most}, and"
-            f" is cut{others}"
+            f" is truncated{others}"
         )
-        # The last kept token makes room for [SEP].
+        # The last remaining token makes room for [SEP].
         position = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
         is_last = position == np.repeat(lengths, lengths) - 1
-        kept = (position < most - 1) | is_last
-        return ids[kept], np.concatenate(([0], np.cumsum(np.minimum(lengths, most)))).astype(np.int64)
+        selected = (position < most - 1) | is_last
+        return ids[selected], np.concatenate(([0], np.cumsum(np.minimum(lengths, most)))).astype(np.int64)
 
     def items(self, batch: TaskBatch) -> int:
         assert batch.decoder is not None

@@ -161,10 +161,10 @@ class Tagging(Task[TaggedExample]):
         first_tokens = of_words[with_tokens]
         first_word, end_word = np.searchsorted(first_tokens, first), np.searchsorted(first_tokens, end)
         # A row in which no word begins, such as the middle of a very long word or an empty sentence, is dropped.
-        kept = np.flatnonzero(end_word > first_word)
-        first_word, counts = first_word[kept], (end_word - first_word)[kept]
-        examples = windows.texts[kept]
-        row_begins, sizes = windows.begins[kept], windows.sizes[kept]
+        nonempty = np.flatnonzero(end_word > first_word)
+        first_word, counts = first_word[nonempty], (end_word - first_word)[nonempty]
+        examples = windows.texts[nonempty]
+        row_begins, sizes = windows.begins[nonempty], windows.sizes[nonempty]
         if self.settings.context_tokens:
             before, behind = self._context(dataset, begins, examples, row_begins, sizes, room)
             row_begins, sizes = row_begins - before, sizes + before + behind

@@ -61,13 +61,13 @@ def model(made: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made / "model", tmp_path / "model")
 
 
-def assert_same(found: dict[str, torch.Tensor], folder: Path) -> None:
+def assert_same(actual: dict[str, torch.Tensor], folder: Path) -> None:
     expected = load_file(folder / WEIGHTS)
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
+    assert actual.keys() == expected.keys()
+    for name, tensor in actual.items():
         assert tensor.dtype == expected[name].dtype
-        own, other = (one.contiguous().view(-1).view(torch.uint8) for one in (tensor, expected[name]))
-        assert own.equal(other), name
+        native, other = (one.contiguous().view(-1).view(torch.uint8) for one in (tensor, expected[name]))
+        assert native.equal(other), name
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -106,15 +106,15 @@ def test_a_frozen_encoder_costs_its_head_alone(base: Path, tmp_path: Path) -> No
 
 
 def test_rows_that_no_text_touched_cost_nothing_without_decay(tmp_path: Path, base: Path) -> None:
-    found = load_file(base / WEIGHTS)
+    result = load_file(base / WEIGHTS)
     torch.manual_seed(0)
-    found["embeddings.word_embeddings.weight"] = torch.randn(40_000, 32)
+    result["embeddings.word_embeddings.weight"] = torch.randn(40_000, 32)
     config = json.loads((base / "config.json").read_text()) | {"vocab_size": 40_000}
     (base / "config.json").write_text(json.dumps(config))
-    save_file(found, base / WEIGHTS, metadata={"format": "pt"})
+    save_file(result, base / WEIGHTS, metadata={"format": "pt"})
     model = shutil.copytree(base, tmp_path / "m")
-    found["embeddings.word_embeddings.weight"][5:105] += 1e-3
-    save_file(found, model / WEIGHTS, metadata={"format": "pt"})
+    result["embeddings.word_embeddings.weight"][5:105] += 1e-3
+    save_file(result, model / WEIGHTS, metadata={"format": "pt"})
     report = write_delta(model, base, tmp_path / "task.delta")
     assert report.bytes < 100 * 32 * 4 + 15_000
     assert_same(read_delta(tmp_path / "task.delta", base), model)
@@ -127,14 +127,14 @@ def test_a_rounded_delta_says_how_far_off_it_is(
     report = write_delta(model, base, tmp_path / "task.delta", bits=bits)
     assert report.error is not None
     assert report.error.rms < most * report.error.difference_rms
-    found, expected = read_delta(tmp_path / "task.delta", base), load_file(model / WEIGHTS)
-    matrices = [name for name in found if found[name].dim() > 1 and not name.startswith("classifier")]
-    wrong = torch.cat([(found[name].double() - expected[name].double()).flatten() for name in matrices])
+    actual, expected = read_delta(tmp_path / "task.delta", base), load_file(model / WEIGHTS)
+    matrices = [name for name in actual if actual[name].dim() > 1 and not name.startswith("classifier")]
+    wrong = torch.cat([(actual[name].double() - expected[name].double()).flatten() for name in matrices])
     assert report.error.max == pytest.approx(float(wrong.abs().max()))
     assert report.error.rms == pytest.approx(float(wrong.square().mean().sqrt()))
     assert open_delta(tmp_path / "task.delta").error == report.error
-    for name in found.keys() - set(matrices):
-        assert found[name].equal(expected[name]), name
+    for name in actual.keys() - set(matrices):
+        assert actual[name].equal(expected[name]), name
 
 
 def test_layout_of_the_base_does_not_matter_but_its_numbers_do(base: Path, model: Path, tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_layout_of_the_base_does_not_matter_but_its_numbers_do(base: Path, model
             shutil.copy(path, shards)
     assert len(list(shards.glob("model-*"))) > 3
     assert_same(read_delta(tmp_path / "task.delta", shards), model)
-    found = load_file(base / WEIGHTS)
-    found["pooler.dense.bias"][3] += 1e-6
-    save_file(found, base / WEIGHTS)
+    result = load_file(base / WEIGHTS)
+    result["pooler.dense.bias"][3] += 1e-6
+    save_file(result, base / WEIGHTS)
     with pytest.raises(UserError, match="belongs to a different base; name the folder"):
         read_delta(tmp_path / "task.delta", base)
 
@@ -167,16 +167,16 @@ def test_the_fingerprint_is_of_names_dtypes_shapes_and_bytes() -> None:
 
 def test_other_models_of_the_same_base_and_new_shapes(base: Path, tmp_path: Path) -> None:
     """What the base has not, or in another shape, is kept whole: a longer vocabulary, integers, nothing at all."""
-    found = load_file(base / WEIGHTS)
-    tensors = {f"bert.{name}": tensor for name, tensor in found.items()}
+    result = load_file(base / WEIGHTS)
+    tensors = {f"bert.{name}": tensor for name, tensor in result.items()}
     tensors["bert.embeddings.word_embeddings.weight"] = torch.cat(
-        (found["embeddings.word_embeddings.weight"], torch.ones(2, 32))
+        (result["embeddings.word_embeddings.weight"], torch.ones(2, 32))
     )
     tensors |= {"steps": torch.tensor(7), "nothing": torch.empty(0, 4), "flags": torch.tensor([True, False])}
     model = shutil.copytree(base, tmp_path / "model")
     save_file(tensors, model / WEIGHTS)
     report = write_delta(model, base, tmp_path / "task.delta", bits=4)
-    assert report.tensors == {"same": len(found) - 1, "whole": 4}
+    assert report.tensors == {"same": len(result) - 1, "whole": 4}
     assert_same(read_delta(tmp_path / "task.delta", base), model)
 
 
@@ -194,7 +194,7 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return damage
 
 
-def said(**values: str) -> Callable[[Path], None]:
+def metadata(**values: str) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         whole, data = header_of(path)
         whole["__metadata__"] |= values
@@ -222,9 +222,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a complete safetensors file"),
     "header-huge": (lambda path: path.write_bytes((1 << 40).to_bytes(8, "little") + bytes(90)), "a header of 1,099"),
     "bytes-changed": (flipped, "damaged"),
-    "no-delta": (said(format="pt"), "is not a delta file"),
-    "newer": (said(version="2"), "a delta file of version '2', but 1 is supported; use a newer fastbert"),
-    "header-changed": (said(header="{}"), "its header has the wrong checksum"),
+    "no-delta": (metadata(format="pt"), "is not a delta file"),
+    "newer": (metadata(version="2"), "a delta file of version '2', but 1 is supported; use a newer fastbert"),
+    "header-changed": (metadata(header="{}"), "its header has the wrong checksum"),
     "header-empty": (edited(lambda header: {}), "not a delta file written by"),
     "header-a-list": (edited(lambda header: [header]), "not a delta file written by"),
     "bits-of-64": (edited(lambda header: header.update(bits=64)), "bits 64"),
@@ -281,11 +281,11 @@ def test_random_damage_is_refused_or_harmless(base: Path, model: Path, tmp_path:
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         file.write_bytes(data[: draw.randrange(len(data))] if draw.random() < 0.2 else data)
         try:
-            found = read_delta(file, base)
+            actual = read_delta(file, base)
         except UserError:
             refused += 1
         else:  # the damage was in a file that travels along, or in the spelling of the outer header
-            assert all(found[name].equal(expected[name]) for name in expected)
+            assert all(actual[name].equal(expected[name]) for name in expected)
     assert refused > 80
 
 

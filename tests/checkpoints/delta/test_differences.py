@@ -95,11 +95,11 @@ def test_rounding_is_as_good_as_its_bits(width: int, share: float, seed: int) ->
     change = draw.standard_normal((64, 257), dtype=np.float32) * np.geomspace(1e-5, 1e-1, 64, dtype=np.float32)[:, None]
     values = base + change
     data = encode_rounded(values, base, width)
-    found = decode_rounded(memoryview(data), base, width)
+    result = decode_rounded(memoryview(data), base, width)
     assert len(data) < 64 * 257 * width / 8 * 1.01 + 64 * 4 + 64
-    moved = (found != base).any(axis=1)
+    moved = (result != base).any(axis=1)
     assert moved[20:].all()
-    wrong = np.sqrt(np.square(found - values).mean(axis=1) / np.square(values - base).mean(axis=1))
+    wrong = np.sqrt(np.square(result - values).mean(axis=1) / np.square(values - base).mean(axis=1))
     assert wrong[moved].mean() < share
     assert wrong[moved].max() < 2 * share
 
@@ -109,9 +109,9 @@ def test_rows_that_are_the_same_stay_so(width: int, seed: int) -> None:
     base = np.random.default_rng(seed).standard_normal((5, 9)).astype(np.float32)
     values = base.copy()
     values[2] += np.float32(0.5)
-    found = decode_rounded(memoryview(encode_rounded(values, base, width)), base, width)
-    np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(base, 2, 0))
-    assert (found[2] != base[2]).all()
+    result = decode_rounded(memoryview(encode_rounded(values, base, width)), base, width)
+    np.testing.assert_array_equal(np.delete(result, 2, 0), np.delete(base, 2, 0))
+    assert (result[2] != base[2]).all()
     same = decode_rounded(memoryview(encode_rounded(base, base, width)), base, width)
     np.testing.assert_array_equal(same, base)
 

@@ -22,10 +22,10 @@ DTYPES = [
 new_and_old = pytest.mark.parametrize("new", [True, False], ids=["zip", "stream"])
 
 
-def same(found: Tensor, expected: Tensor) -> bool:
+def same(actual: Tensor, expected: Tensor) -> bool:
     """Equal in dtype, shape and every bit."""
-    bits = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (found, expected)]
-    return found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(*bits)
+    bits = [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (actual, expected)]
+    return actual.dtype == expected.dtype and actual.shape == expected.shape and torch.equal(*bits)
 
 
 @new_and_old
@@ -38,10 +38,10 @@ def test_every_dtype_and_layout_is_read_as_torch_reads_it(new: bool, tmp_path: P
     state["parameter"] = state["tied"] = nn.Parameter(torch.randn(3))
     file = tmp_path / "pytorch_model.bin"
     torch.save(state, file, _use_new_zipfile_serialization=new)
-    found = read_pickle(file)
-    assert list(found) == list(state)
-    assert [name for name, stored in found.items() if not same(stored.read(), state[name])] == []
-    assert found["tied"].location() == found["parameter"].location()
+    result = read_pickle(file)
+    assert list(result) == list(state)
+    assert [name for name, stored in result.items() if not same(stored.read(), state[name])] == []
+    assert result["tied"].location() == result["parameter"].location()
 
 
 @new_and_old
@@ -50,17 +50,17 @@ def test_every_protocol_is_read(new: bool, protocol: int, tmp_path: Path) -> Non
     module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     file = tmp_path / "pytorch_model.bin"
     torch.save(module.state_dict(), file, pickle_protocol=protocol, _use_new_zipfile_serialization=new)
-    found = read_pickle(file)
-    assert [name for name, value in module.state_dict().items() if not same(found[name].read(), value)] == []
+    result = read_pickle(file)
+    assert [name for name, value in module.state_dict().items() if not same(result[name].read(), value)] == []
 
 
 @pytest.mark.parametrize("name", ["hf-bert-xsmall-dummy", "hf-ner-bert-camphr"])
 def test_real_files_are_read_as_torch_reads_them(name: str, data_dir: Path) -> None:
     file = data_dir / "checkpoints" / name / "pytorch_model.bin"
     expected = torch.load(file, weights_only=True)
-    found = read_pickle(file)
-    assert found.keys() == expected.keys()
-    assert [key for key, value in expected.items() if not same(found[key].read(), value)] == []
+    actual = read_pickle(file)
+    assert actual.keys() == expected.keys()
+    assert [key for key, value in expected.items() if not same(actual[key].read(), value)] == []
 
 
 @pytest.mark.parametrize("form", ["zip", "stream"])
@@ -85,8 +85,8 @@ def test_shards_with_an_index_are_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
     with pytest.raises(UserError, match="pass pickles=True"):
         BertModel.from_pretrained(tmp_path)
-    found = BertForPreTraining.from_pretrained(tmp_path, pickles=True).state_dict()
-    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
+    actual = BertForPreTraining.from_pretrained(tmp_path, pickles=True).state_dict()
+    assert [name for name, value in actual.items() if not torch.equal(value, expected[name])] == []
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files | {names[0]: "../x.bin"}}))
     with pytest.raises(CheckpointError, match="which is not a plain file name"):
         BertModel.from_pretrained(tmp_path, pickles=True)

@@ -80,8 +80,8 @@ def test_bias_smaller_and_larger_than_a_sequence(
     generator = torch.Generator().manual_seed(seed)
     bias = torch.randn(*shape, 2, generator=generator).to(dtype).permute(2, 0, 1)
     bias[:, :, -1] = -torch.inf
-    for given in (bias, bias.contiguous()):
-        check(inputs(queries, keys, 2, 32, dtype, seed), queries, keys, bias=given)
+    for view in (bias, bias.contiguous()):
+        check(inputs(queries, keys, 2, 32, dtype, seed), queries, keys, bias=view)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,9 +121,9 @@ def test_drops_where_eager_drops(level: str, dtype: torch.dtype, queries: list[i
     # All keys but one have a bias of -inf: an output is 0 or 1 / (1 - p) times the value, wherever eager's is.
     bias = torch.full((3, max(queries), max(keys)), -torch.inf)
     bias[:, torch.arange(max(queries)), torch.arange(max(queries)) % 3] = 0
-    given = [run(backend, tensors, queries, keys, bias=bias, **dropout) for backend in ("native", "eager")]
-    assert torch.equal(given[0] == 0, given[1] == 0)
-    assert 0.1 < (given[0] == 0).float().mean() < 0.6
+    outputs = [run(backend, tensors, queries, keys, bias=bias, **dropout) for backend in ("native", "eager")]
+    assert torch.equal(outputs[0] == 0, outputs[1] == 0)
+    assert 0.1 < (outputs[0] == 0).float().mean() < 0.6
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,16 +184,16 @@ def test_a_nan_stays_in_its_row_or_its_sequence(level: str, dtype: torch.dtype, 
     for which in range(3):
         spoilt = [x.clone() for x in tensors]
         spoilt[which][30, 1, 3] = torch.nan
-        found = run("native", spoilt, lengths, lengths)
-        assert torch.equal(found[:20], clean[:20])
-        assert torch.equal(found[55:], clean[55:])
-        assert torch.equal(found[:, 0], clean[:, 0]), "another head changed"
+        result = run("native", spoilt, lengths, lengths)
+        assert torch.equal(result[:20], clean[:20])
+        assert torch.equal(result[55:], clean[55:])
+        assert torch.equal(result[:, 0], clean[:, 0]), "another head changed"
         if which == 0:
-            assert found[30, 1].isnan().all()
-            assert torch.equal(found[31:], clean[31:])
-            assert torch.equal(found[:30], clean[:30])
+            assert result[30, 1].isnan().all()
+            assert torch.equal(result[31:], clean[31:])
+            assert torch.equal(result[:30], clean[:30])
         else:
-            lost = found[20:55, 1].isnan()
+            lost = result[20:55, 1].isnan()
             assert lost.all() if which == 1 else lost[:, 3].all()
 
 
@@ -205,9 +205,9 @@ def test_touches_nothing_outside(
 ) -> None:
     lengths = [7, 33]
     generator = torch.Generator().manual_seed(seed)
-    given = [*inputs(lengths, lengths, 2, dim, dtype, seed), torch.randn(2, 9, 21, generator=generator).to(dtype)]
-    expected = run("native", given[:3], lengths, lengths, bias=given[3])
-    fenced = [Fenced(x, behind) for x in given]
+    view = [*inputs(lengths, lengths, 2, dim, dtype, seed), torch.randn(2, 9, 21, generator=generator).to(dtype)]
+    expected = run("native", view[:3], lengths, lengths, bias=view[3])
+    fenced = [Fenced(x, behind) for x in view]
     out = Fenced(torch.zeros_like(expected), behind)
     tensors = [x.tensor for x in fenced]
     monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", lambda shape, dtype: out.tensor)
@@ -224,12 +224,12 @@ def test_what_it_does_not_serve_goes_to_eager_or_is_refused(seed: int) -> None:
         (tensors, {"scale": -1.0}, "scale=-1.0"),
         ([x.repeat(1, 1, 40) for x in tensors], {}, "head_dim=320"),
     ]
-    for given, options, message in cases:
+    for arguments, options, message in cases:
         with use_backend("eager"):
-            eager = ops.attention(*given, cu, cu, 5, 5, **options)
-        assert torch.equal(ops.attention(*given, cu, cu, 5, 5, **options), eager), message
+            eager = ops.attention(*arguments, cu, cu, 5, 5, **options)
+        assert torch.equal(ops.attention(*arguments, cu, cu, 5, 5, **options), eager), message
         with use_backend("native"), pytest.raises(UserError, match=message):
-            ops.attention(*given, cu, cu, 5, 5, **options)
+            ops.attention(*arguments, cu, cu, 5, 5, **options)
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def run(backend: str, tensors: tuple[Tensor, ...], dtype: torch.dtype, **options
     *operands, labels = tensors
     leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in operands]
     with use_backend(backend):
-        found = ops.linear_cross_entropy(*leaves, labels, **options)
-        gradients = torch.autograd.grad(found.loss_sum, leaves, found.loss_sum.new_tensor(0.37))
-    named = {"loss": found.loss_sum.detach(), "count": found.count, "correct": found.correct}
+        result = ops.linear_cross_entropy(*leaves, labels, **options)
+        gradients = torch.autograd.grad(result.loss_sum, leaves, result.loss_sum.new_tensor(0.37))
+    named = {"loss": result.loss_sum.detach(), "count": result.count, "correct": result.correct}
     return named | dict(zip(("dx", "dweight", "dbias"), gradients, strict=True))
 
 
@@ -111,11 +111,11 @@ def test_gradients_repeat_bit_for_bit_on_any_number_of_threads(seed: int) -> Non
 def test_without_rows_or_labels_there_is_no_loss(level: str, seed: int) -> None:
     for rows in (0, 6):
         x, weight, bias, labels = inputs(rows, 33, 8, seed)
-        found = run("native", (x, weight, bias, torch.full_like(labels, IGNORED)), torch.float32)
-        assert float(found["loss"]) == 0.0
-        assert int(found["count"]) == int(found["correct"]) == 0
+        result = run("native", (x, weight, bias, torch.full_like(labels, IGNORED)), torch.float32)
+        assert float(result["loss"]) == 0.0
+        assert int(result["count"]) == int(result["correct"]) == 0
         for name in ("dx", "dweight", "dbias"):
-            assert not found[name].any(), name
+            assert not result[name].any(), name
 
 
 def test_extreme_logits_are_as_torch_has_them(level: str) -> None:

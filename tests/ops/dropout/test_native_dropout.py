@@ -49,11 +49,11 @@ def test_attention_masks_equal_the_oracle(dtype: torch.dtype, seed: int) -> None
 @pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32], ids=str)
 def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, seed: int) -> None:
-    key, places = keys(1, seed).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
+    key, zeros = keys(1, seed).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
     threshold, _ = quantized(0.3)
     for width in WIDTHS:
         out = Fenced(torch.zeros((1, width), dtype=dtype), behind).tensor
-        _C.token_dropout_mask(out.numpy(), key, places, places, 5, threshold, 7)
+        _C.token_dropout_mask(out.numpy(), key, zeros, zeros, 5, threshold, 7)
         assert set(out.flatten().tolist()) <= {0, 7}
         _C.attention_dropout_mask(out[None, None].numpy(), key, 5, threshold, 7)
         assert set(out.flatten().tolist()) <= {0, 7}

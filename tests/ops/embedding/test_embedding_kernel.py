@@ -208,9 +208,9 @@ def test_gradients_of_one_table(name: str, order: bool, seed: int, small_chunks:
     if order:
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
     ids, dsum, rows = ids.to(DEVICE), random((len(ids), 40), seed), int(ids.max()) + 2
-    (found,) = gradients_of([ids], dsum, [rows])
-    torch.testing.assert_close(found.double(), summed(ids, dsum, rows), rtol=1e-5, atol=1e-4)
-    assert not found[-1].any()
+    (result,) = gradients_of([ids], dsum, [rows])
+    torch.testing.assert_close(result.double(), summed(ids, dsum, rows), rtol=1e-5, atol=1e-4)
+    assert not result[-1].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[::2])
@@ -227,8 +227,8 @@ def test_a_hot_id_over_many_chunks_beside_a_table_of_one_row(dtype, seed: int, s
 def test_a_thousand_tokens_of_one_id(seed: int) -> None:
     ids = torch.arange(17 * SHIPPED_CHUNK) // 20
     ids[30:1030] = 500
-    (found,) = gradients_of([ids.to(DEVICE)], dsum := random((len(ids), 32), seed), [501])
-    torch.testing.assert_close(found.double(), summed(ids.to(DEVICE), dsum, 501), rtol=1e-5, atol=1e-4)
+    (result,) = gradients_of([ids.to(DEVICE)], dsum := random((len(ids), 32), seed), [501])
+    torch.testing.assert_close(result.double(), summed(ids.to(DEVICE), dsum, 501), rtol=1e-5, atol=1e-4)
 
 
 def test_gradients_are_the_same_on_every_run_and_for_larger_tables(seed: int, small_chunks: None) -> None:
@@ -284,13 +284,13 @@ def test_a_bad_id_gives_nan_and_adds_nothing(p: float, seed: int, small_chunks: 
         y = ops.embedding_layer_norm(ids, tables, *weights, token_dropout=dropout)
         gradients = torch.autograd.grad(y, tables, gradient)
         fine = ops.embedding_layer_norm(clean, tables, *weights, token_dropout=dropout)
-        places = [token for token, _ in bad.values()]
-        gradient[places] = 0.0  # what a token's gradient is when it adds nothing
-        wanted = torch.autograd.grad(fine, tables, gradient)
-    others = [i for i in range(tokens) if i not in places]
-    assert y[places].isnan().all()
+        bad_tokens = [token for token, _ in bad.values()]
+        gradient[bad_tokens] = 0.0  # what a token's gradient is when it adds nothing
+        expected = torch.autograd.grad(fine, tables, gradient)
+    others = [i for i in range(tokens) if i not in bad_tokens]
+    assert y[bad_tokens].isnan().all()
     assert torch.equal(y[others], fine[others])
-    for mine, other in zip(gradients, wanted):
+    for mine, other in zip(gradients, expected):
         torch.testing.assert_close(mine, other)
 
 

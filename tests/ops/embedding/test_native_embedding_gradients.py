@@ -30,13 +30,13 @@ def dropping(tokens: int, seed: int) -> TokenDropout:
 
 def run(
     ids: list[Tensor],
-    given: list[Tensor],
+    tables: list[Tensor],
     grad: Tensor,
     dropout: TokenDropout | None = None,
     backend: str | None = "native",
 ) -> list[Tensor]:
     """The result and the gradients of the tables, of weight and of bias: `given`."""
-    leaves = [x.detach().requires_grad_() for x in given]
+    leaves = [x.detach().requires_grad_() for x in tables]
     with use_backend(backend):  # type: ignore[arg-type]
         y = ops.embedding_layer_norm(ids, leaves[:-2], *leaves[-2:], token_dropout=dropout)
         return [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
@@ -48,8 +48,8 @@ def inputs(
     """Ids of both dtypes, tables with weight and bias, and a gradient."""
     draw = Draw(seed)
     ids = [draw.ids(rows, tokens).to(torch.int32 if i % 2 else torch.int64) for i, rows in enumerate(sizes)]
-    given = [*(draw.normal(rows, width, dtype=dtype) for rows in sizes), draw.normal(width), draw.normal(width)]
-    return ids, given, draw.normal(tokens, width, dtype=dtype)
+    tables = [*(draw.normal(rows, width, dtype=dtype) for rows in sizes), draw.normal(width), draw.normal(width)]
+    return ids, tables, draw.normal(tokens, width, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -67,46 +67,46 @@ def inputs(
 def test_gradients_are_as_accurate_as_torchs(
     dtype: torch.dtype, dropped: bool, sizes: list[int], tokens: int, width: int, seed: int
 ) -> None:
-    ids, given, grad = inputs(sizes, tokens, width, dtype, seed)
+    ids, tables, grad = inputs(sizes, tokens, width, dtype, seed)
     dropout = dropping(tokens, seed) if dropped else None
-    ours, eager = run(ids, given, grad, dropout), run(ids, given, grad, dropout, "eager")
-    exact = run(ids, wide(given), grad.double(), dropout, "eager")
+    ours, eager = run(ids, tables, grad, dropout), run(ids, tables, grad, dropout, "eager")
+    exact = run(ids, wide(tables), grad.double(), dropout, "eager")
     for i, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
         check(a, b, c, f"result or gradient {i}")
 
 
 def test_gradients_under_autocast(seed: int) -> None:
-    ids, given, grad = inputs([50, 20], 90, 33, torch.float32, seed)
+    ids, tables, grad = inputs([50, 20], 90, 33, torch.float32, seed)
     grad = grad.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, *gradients = run(ids, given, grad, dropping(90, seed))
+        y, *gradients = run(ids, tables, grad, dropping(90, seed))
     assert y.dtype == torch.bfloat16
-    for one, plain in zip(gradients, run(ids, given, grad, dropping(90, seed))[1:], strict=True):
+    for one, plain in zip(gradients, run(ids, tables, grad, dropping(90, seed))[1:], strict=True):
         assert one.dtype == torch.float32
         assert torch.equal(one, plain)
 
 
 def test_ids_gradients_and_tables_of_any_stride(seed: int) -> None:
-    ids, given, grad = inputs([50, 20], 90, 33, torch.bfloat16, seed)
-    expected = run(ids, given, grad)
+    ids, operands, grad = inputs([50, 20], 90, 33, torch.bfloat16, seed)
+    expected = run(ids, operands, grad)
     strided = [torch.stack([one, one + 10**6], 1)[:, 0] for one in ids]
-    tables = [apart(table) for table in given[:2]]
-    for one, other in zip(run(strided, [*tables, *given[2:]], apart(grad)), expected, strict=True):
+    tables = [apart(table) for table in operands[:2]]
+    for one, other in zip(run(strided, [*tables, *operands[2:]], apart(grad)), expected, strict=True):
         assert torch.equal(one, other)
     one_row = grad[:1].expand(90, 33)
-    for one, other in zip(run(ids, given, one_row), run(ids, given, one_row.contiguous()), strict=True):
+    for one, other in zip(run(ids, operands, one_row), run(ids, operands, one_row.contiguous()), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_on_every_run_and_any_threads(dtype: torch.dtype, seed: int) -> None:
-    ids, given, grad = inputs([3000, 128, 2], 1500, 131, dtype, seed)
+    ids, tables, grad = inputs([3000, 128, 2], 1500, 131, dtype, seed)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        first, again = run(ids, given, grad), run(ids, given, grad)
+        first, again = run(ids, tables, grad), run(ids, tables, grad)
         torch.set_num_threads(1)
-        alone = run(ids, given, grad)
+        alone = run(ids, tables, grad)
     finally:
         torch.set_num_threads(threads)
     for a, b, c in zip(first, again, alone, strict=True):
@@ -136,8 +136,8 @@ def test_all_tokens_of_one_row_and_rows_without_any(threads: int, seed: int) -> 
 def test_frozen_tables_get_no_gradient_and_others_the_same(
     frozen: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    ids, given, grad = inputs([50, 20, 2], 90, 33, torch.float32, seed)
-    expected, leaves = run(ids, given, grad)[1:], [x.detach().requires_grad_() for x in given]
+    ids, tables, grad = inputs([50, 20, 2], 90, 33, torch.float32, seed)
+    expected, leaves = run(ids, tables, grad)[1:], [x.detach().requires_grad_() for x in tables]
     for i in frozen:
         leaves[i].requires_grad_(False)
     made: list[int] = []
@@ -150,25 +150,25 @@ def test_frozen_tables_get_no_gradient_and_others_the_same(
     monkeypatch.setattr(_C, "embedding_backward", counted)
     with use_backend("native"):
         ops.embedding_layer_norm(ids, leaves[:-2], *leaves[-2:]).backward(grad)
-    assert made == [len(table) for i, table in enumerate(given[:3]) if i not in frozen]
+    assert made == [len(table) for i, table in enumerate(tables[:3]) if i not in frozen]
     for i, (leaf, gradient) in enumerate(zip(leaves, expected, strict=True)):
         assert leaf.grad is None if i in frozen else torch.equal(leaf.grad, gradient)
 
 
 def test_is_chosen_where_a_gradient_is_wanted(seed: int) -> None:
-    ids, given, grad = inputs([50, 20], 90, 33, torch.float32, seed)
+    ids, tables, grad = inputs([50, 20], 90, 33, torch.float32, seed)
     drops = dropping(90, seed)
-    for chosen, native in zip(run(ids, given, grad, drops, None), run(ids, given, grad, drops), strict=True):
+    for chosen, native in zip(run(ids, tables, grad, drops, None), run(ids, tables, grad, drops), strict=True):
         assert torch.equal(chosen, native)
 
 
 def test_the_operators_keep_their_promises(level: str, seed: int) -> None:
     if level != "portable":
         pytest.skip("what is asked is of Python, so one level is enough")
-    ids, given, grad = inputs([50, 20], 30, 33, torch.float32, seed)
+    ids, tables, grad = inputs([50, 20], 30, 33, torch.float32, seed)
     drops = dropping(30, seed)
     parts = (drops.p, drops.key, drops.sequence_ids, drops.offsets, drops.site)
-    leaves = [x.requires_grad_() for x in given]
+    leaves = [x.requires_grad_() for x in tables]
     arguments = (ids, leaves[:2], *leaves[2:], 1e-5, torch.float32)
     mean, rstd = Draw(seed).normal(30), Draw(seed).normal(30)
     bare = [x.detach() for x in leaves]

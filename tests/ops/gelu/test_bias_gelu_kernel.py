@@ -65,20 +65,20 @@ def check(x: torch.Tensor, bias: torch.Tensor | None, seed: int, approximate: st
 @contextmanager
 def guarded_results(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Guarded]]:
     """Within the block, memory that is allocated for results has guards around it; checked at its end."""
-    found: list[Guarded] = []
+    results: list[Guarded] = []
     empty = torch.empty
 
     def guarded(*size, **options):
         values = empty(*size, **options)
         if not values.is_floating_point():
             return values
-        found.append(Guarded(values.fill_(torch.nan), values.device))
-        return found[-1].tensor
+        results.append(Guarded(values.fill_(torch.nan), values.device))
+        return results[-1].tensor
 
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty", guarded)
-        yield found
-    for one in found:
+        yield results
+    for one in results:
         one.check()
         assert one.tensor.isfinite().all()
 
@@ -91,10 +91,10 @@ def test_writes_every_element_and_nothing_around(
 ) -> None:
     x, gradient = (Guarded(random(shape, seed + i), torch.device(DEVICE)).tensor for i in range(2))
     bias = Guarded(random(shape[1:], seed + 2), torch.device(DEVICE)).tensor if with_bias else None
-    with guarded_results(monkeypatch) as found:
+    with guarded_results(monkeypatch) as actual:
         y = kernels.forward(x, bias, False)
         dx, dbias = kernels.backward(gradient, x, bias, False)
-    assert len(found) == (4 if with_bias else 2)
+    assert len(actual) == (4 if with_bias else 2)
     expected = run("eager", x, bias, gradient)
     for mine, theirs in zip((y, dx, dbias), expected):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)

@@ -60,8 +60,8 @@ def run(
     leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in tensors]
     with use_backend(backend), torch.autocast(DEVICE, autocast, enabled=autocast is not None):
         result = ops.linear(*leaves, activation=activation)
-    wanted = [leaf for leaf in leaves if leaf is not None]
-    return [result, *torch.autograd.grad(result, wanted, gradient.to(result.dtype))]
+    needed = [leaf for leaf in leaves if leaf is not None]
+    return [result, *torch.autograd.grad(result, needed, gradient.to(result.dtype))]
 
 
 def check(
@@ -85,21 +85,21 @@ def check(
 @contextmanager
 def guarded_results(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within the block, memory that is allocated for results has guards around it; checked at its end."""
-    found: list[Guarded] = []
+    results: list[Guarded] = []
     empty = torch.empty
 
     def guarded(*size, **options):
         values = empty(*size, **options)
         if not values.is_floating_point():
             return values
-        found.append(Guarded(values.fill_(torch.nan), values.device))
-        return found[-1].tensor
+        results.append(Guarded(values.fill_(torch.nan), values.device))
+        return results[-1].tensor
 
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty", guarded)
         yield
-    assert found
-    for one in found:
+    assert results
+    for one in results:
         one.check()
         assert one.tensor.isfinite().all()
 
@@ -134,10 +134,10 @@ def test_backward_writes_every_element_and_nothing_around(
     with guarded_results(monkeypatch):
         du, h, dbias = kernels.linear_gelu_backward(grad, weight, u, False)
     exact = u.double().requires_grad_()
-    (wanted,) = torch.autograd.grad(F.gelu(exact), exact, grad.double() @ weight.double())
-    torch.testing.assert_close(du.double(), wanted, rtol=2e-3, atol=2e-3)
+    (expected,) = torch.autograd.grad(F.gelu(exact), exact, grad.double() @ weight.double())
+    torch.testing.assert_close(du.double(), expected, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(h.double(), F.gelu(exact).detach(), rtol=2e-3, atol=2e-3)
-    torch.testing.assert_close(dbias.double(), wanted.sum(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dbias.double(), expected.sum(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -168,15 +168,15 @@ def test_descriptors_give_the_bits_of_pointers(seed: int) -> None:
         pytest.skip("needs a GPU with tensor descriptors")
     x, weight, bias = (tensor.half() for tensor in operands(70, 80, 144, seed))
     grad, second = random((70, 48), seed + 4).half(), random((48, 144), seed + 5).half()
-    found = []
+    results = []
     for tma in (0, 1):
         with (
             use_configuration(kernels.matmul_gelu, "half-256", target, TMA=tma),
             use_configuration(kernels.matmul_gelu_backward, "half-256", target, TMA=tma),
         ):
             y, u = kernels.linear_gelu(x, weight, bias, False, True)
-            found.append((y, u, *kernels.linear_gelu_backward(grad, second, u, False)))
-    assert all(torch.equal(a, b) for a, b in zip(*found))
+            results.append((y, u, *kernels.linear_gelu_backward(grad, second, u, False)))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 @contextmanager
@@ -265,10 +265,10 @@ def test_a_bias_whose_elements_lie_apart(fused: int, seed: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, same))
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 2], ids=["x", "weight", "bias"])
-def test_a_second_derivative_is_refused(wanted: int, seed: int) -> None:
+@pytest.mark.parametrize("needed", [0, 1, 2], ids=["x", "weight", "bias"])
+def test_a_second_derivative_is_refused(needed: int, seed: int) -> None:
     tensors = [tensor.half() for tensor in operands(4, 48, 32, seed)]
-    leaf = tensors[wanted].requires_grad_()
+    leaf = tensors[needed].requires_grad_()
     with use_backend("triton"):
         result = ops.linear(*tensors, activation="gelu")
     (gradient,) = torch.autograd.grad(result, leaf, random((4, 32), seed).half(), create_graph=True)

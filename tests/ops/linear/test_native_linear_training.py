@@ -109,18 +109,18 @@ def test_gradients_of_masters_are_never_rounded(activation: str | None, seed: in
         assert_as_accurate(gradients[1], exact_gradients[1].float(), exact_gradients[1], "weight, unrounded")
 
 
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1)], ids=str)
-def test_only_what_is_wanted_is_computed(wanted: tuple[int, ...], seed: int, used: list[str]) -> None:
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (0, 1)], ids=str)
+def test_only_what_is_wanted_is_computed(needed: tuple[int, ...], seed: int, used: list[str]) -> None:
     tensors, upstream = operands(seed, 20, 40, 50), drawn(seed + 3, 20, 40)
-    leaves = [torch.nn.Parameter(tensor, i in wanted) for i, tensor in enumerate(tensors)]
+    leaves = [torch.nn.Parameter(tensor, i in needed) for i, tensor in enumerate(tensors)]
     with use_backend("native"):
         y = ops.linear(*leaves, activation="gelu")
     assert used == ["matmul"]
-    found = torch.autograd.grad(y, [leaves[i] for i in wanted], upstream)
-    assert used[1:] == ["matmul"] * (0 in wanted) + ["weight_gradient"] * (1 in wanted)
+    actual = torch.autograd.grad(y, [leaves[i] for i in needed], upstream)
+    assert used[1:] == ["matmul"] * (0 in needed) + ["weight_gradient"] * (1 in needed)
     _, eager = run(tensors, upstream, "gelu", False)
     _, exact = run(tuple(t.double() for t in tensors), upstream.double(), "gelu", False)
-    for i, gradient in zip(wanted, found, strict=True):
+    for i, gradient in zip(needed, actual, strict=True):
         assert_as_accurate(gradient, eager[i], exact[i])
 
 
@@ -157,20 +157,20 @@ def test_without_a_bias(seed: int) -> None:
     torch.testing.assert_close(gradients, eager, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["ours", "torch"])
-def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("native", [True, False], ids=["ours", "torch"])
+def test_the_table_chooses(native: bool, seed: int, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Matmuls are native for parameters where the table prefers that, but not for a few outputs."""
-    monkeypatch.setattr(matmul_table, "prefers_native", lambda *arguments: own)
+    monkeypatch.setattr(matmul_table, "prefers_native", lambda *arguments: native)
     x, weight, bias = operands(seed, 20, 40, 50)
     for kind, outputs, ours in (
-        (torch.nn.Parameter, 40, own),
+        (torch.nn.Parameter, 40, native),
         (torch.nn.Parameter, 31, False),
         (Tensor.clone, 40, False),
     ):
         used.clear()
-        given = kind(weight[:outputs]).requires_grad_()
-        y = ops.linear(x, given, bias[:outputs])
-        torch.autograd.grad(y, given, drawn(seed, 20, outputs))
+        parameter = kind(weight[:outputs]).requires_grad_()
+        y = ops.linear(x, parameter, bias[:outputs])
+        torch.autograd.grad(y, parameter, drawn(seed, 20, outputs))
         assert used == (["matmul", "weight_gradient"] if ours else [])
 
 
@@ -213,20 +213,22 @@ def test_the_operators_keep_torchs_rules(activation: str | None, seed: int) -> N
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.fastbert.linear_native.default, (*leaves, activation), test_utils=tests)
     y, u = module._linear_native(*leaves, activation)
-    given = (torch.randn_like(y), u.detach(), x.detach(), weight.detach(), bias.detach(), activation)
-    for wanted in ([True, True, True], [False, True, False], [True, False, True]):
+    arguments = (torch.randn_like(y), u.detach(), x.detach(), weight.detach(), bias.detach(), activation)
+    for needed in ([True, True, True], [False, True, False], [True, False, True]):
         backward = torch.ops.fastbert.linear_native_backward.default
-        torch.library.opcheck(backward, (*given, wanted), test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(backward, (*arguments, needed), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_compiled_code_gets_torchs_matmuls(seed: int, used: list[str]) -> None:
     tensors, upstream = operands(seed, 20, 40, 50), drawn(seed + 3, 20, 40)
     leaves = [torch.nn.Parameter(tensor) for tensor in tensors]
-    compiled = torch.compile(lambda *given: ops.linear(*given, activation="gelu"), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda *arguments: ops.linear(*arguments, activation="gelu"), backend="aot_eager", fullgraph=True
+    )
     y = compiled(*leaves)
     assert used == []
-    found = torch.autograd.grad(y, leaves, upstream)
-    torch.testing.assert_close(found, run(tensors, upstream, "gelu", False)[1], rtol=1e-4, atol=1e-4)
+    result = torch.autograd.grad(y, leaves, upstream)
+    torch.testing.assert_close(result, run(tensors, upstream, "gelu", False)[1], rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_served_is_said(seed: int) -> None:
@@ -235,4 +237,4 @@ def test_what_is_not_served_is_said(seed: int) -> None:
         with pytest.raises(UserError, match=r"'linear' here: a tensor has dtype torch\.float64"):
             ops.linear(x.double(), weight.double(), bias.double())
         with pytest.raises(UserError, match="torch transforms the call"):
-            torch.func.grad(lambda given: ops.linear(given, weight, bias).sum())(x)
+            torch.func.grad(lambda arguments: ops.linear(arguments, weight, bias).sum())(x)

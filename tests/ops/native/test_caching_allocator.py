@@ -52,11 +52,11 @@ def test_unwritten_memory_is_poisoned_where_torch_poisons_it() -> None:
 
 def test_a_block_is_used_again_warm() -> None:
     first = caching_allocator.empty(LARGE, torch.float32)
-    place, before = first.data_ptr(), in_use()
+    pointer, before = first.data_ptr(), in_use()
     del first
     assert in_use() < before
     assert caching_allocator.statistics()["free"] > 0
-    assert caching_allocator.empty(LARGE, torch.bfloat16).data_ptr() == place
+    assert caching_allocator.empty(LARGE, torch.bfloat16).data_ptr() == pointer
 
 
 def test_memory_lives_as_long_as_any_view_of_it() -> None:
@@ -72,7 +72,7 @@ def test_memory_lives_as_long_as_any_view_of_it() -> None:
 
 def test_autograd_keeps_what_it_saved_and_takes_gradients_over() -> None:
     class Square(torch.autograd.Function):
-        place = 0
+        pointer = 0
 
         @staticmethod
         def forward(ctx, x: Tensor) -> Tensor:
@@ -84,19 +84,19 @@ def test_autograd_keeps_what_it_saved_and_takes_gradients_over() -> None:
         def backward(ctx, grad: Tensor) -> Tensor:
             (saved,) = ctx.saved_tensors
             dx = caching_allocator.empty(LARGE, torch.float32)
-            Square.place = dx.data_ptr()
+            Square.pointer = dx.data_ptr()
             return torch.mul(grad, 2 * saved, out=dx)
 
     before = in_use()
     x = nn.Parameter(torch.randn(LARGE))
     y = Square.apply(x)
-    kept = in_use()
+    in_use_before = in_use()
     caching_allocator.empty(LARGE, torch.float32).zero_()
     y.backward(torch.ones(LARGE))
     assert torch.equal(x.grad, 2 * x.detach())
-    assert x.grad.data_ptr() == Square.place, "the gradient was copied"
+    assert x.grad.data_ptr() == Square.pointer, "the gradient was copied"
     del y
-    assert in_use() == kept, "the saved tensor went, the gradient stays"
+    assert in_use() == in_use_before, "the saved tensor went, the gradient stays"
     x.grad = None
     assert in_use() == before
 
@@ -141,10 +141,10 @@ def test_two_thousand_steps_of_any_size_do_not_grow(seed: int) -> None:
 
     def step() -> None:
         tokens = draw.randint(20, 500)
-        kept = [caching_allocator.empty((tokens, width), torch.float32) for width in (768, 2304, 3072, 768)]
-        for tensor in kept:
+        blocks = [caching_allocator.empty((tokens, width), torch.float32) for width in (768, 2304, 3072, 768)]
+        for tensor in blocks:
             tensor.view(-1)[::1024] = 1.0  # touches every page
-        del kept[1], kept[0]
+        del blocks[1], blocks[0]
         caching_allocator.empty((tokens, 3072), torch.bfloat16)
 
     # Torch's fill of all would take most of the time.
@@ -157,8 +157,8 @@ def test_two_thousand_steps_of_any_size_do_not_grow(seed: int) -> None:
             step()
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
-    found = caching_allocator.statistics()
-    assert found["in_use"] + found["free"] <= 1.5 * found["peak"] + 4 * MEGABYTE
+    result = caching_allocator.statistics()
+    assert result["in_use"] + result["free"] <= 1.5 * result["peak"] + 4 * MEGABYTE
     assert resident() < before + 16 * MEGABYTE
 
 
@@ -167,14 +167,14 @@ def test_warm_pages_are_used_before_cold_ones() -> None:
     caching_allocator.release()
 
     def warm() -> int:
-        found = caching_allocator.statistics()
-        return found["in_use"] + found["free"]
+        result = caching_allocator.statistics()
+        return result["in_use"] + result["free"]
 
     torch.utils.deterministic.fill_uninitialized_memory = False  # what nobody writes to costs nothing
     try:
-        kept = [caching_allocator.empty((size * MEGABYTE,), torch.uint8) for size in (900, 300)]
+        blocks = [caching_allocator.empty((size * MEGABYTE,), torch.uint8) for size in (900, 300)]
         before = warm()
-        kept.clear()
+        blocks.clear()
         caching_allocator.empty((900 * MEGABYTE,), torch.uint8)
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True

@@ -34,9 +34,9 @@ def test_classes_of_rows(rows: int, kind: str) -> None:
 def test_default_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_capability, "current", lambda: level)
     for element in ("bf16", "int8", "fp32"):
-        own = element == "int8" or level != "portable"
-        assert matmul_table.prefers_native(element, 100, 768, 768) == own
-        assert matmul_table.prefers_native_layer(element, 100, 768, 3072) == own
+        native = element == "int8" or level != "portable"
+        assert matmul_table.prefers_native(element, 100, 768, 768) == native
+        assert matmul_table.prefers_native_layer(element, 100, 768, 3072) == native
 
 
 def test_what_was_measured_goes_first(path: Path) -> None:
@@ -73,15 +73,15 @@ def test_a_table_that_cannot_be_used(path: Path, text: str, message: str, caplog
 def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_tune, "SECONDS", 0.0)
     monkeypatch.setattr(matmul_tune, "ROWS", (16, 64))
-    said: list[str] = []
-    written, trials = matmul_tune.run(lambda done, total, text: said.append(text), widths=(32,))
+    messages: list[str] = []
+    written, trials = matmul_tune.run(lambda done, total, text: messages.append(text), widths=(32,))
     assert written == path
     assert len(trials) == 2 * 4 * 2
     assert all(trial.native > 0 and trial.torch > 0 for trial in trials)
     table = matmul_table.load(path)[matmul_table.cpu_key(cpu_capability.current())]
     assert table["bf16 96x32 rows<=16"] in ("own", "library")
     assert len(table) == len(trials)
-    assert said[-1] == "done"
+    assert messages[-1] == "done"
 
 
 def test_a_place_that_cannot_be_written_is_found_before_anything_is_measured(
@@ -106,7 +106,7 @@ def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("level", "own", "library", "choice"),
+    ("level", "native", "library", "choice"),
     [
         ("avx2", 1.0, 0.98, "own"),
         ("avx2", 1.0, 0.9, "library"),
@@ -115,10 +115,10 @@ def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_choice_needs_a_margin(
-    level: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
+    level: str, native: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_capability, "current", lambda: level)
-    assert matmul_tune.Trial("fp32", 16, 96, 32, own, library).choice == choice
+    assert matmul_tune.Trial("fp32", 16, 96, 32, native, library).choice == choice
 
 
 def test_the_forced_backend_names_a_product_that_it_cannot_serve() -> None:

@@ -95,8 +95,8 @@ def test_nothing_behind_an_argument_is_touched(rows: int, depth: int, seed: int)
     x, weight, bias = problem(rows, depth, 37, seed)
     packed = prepack(weight, "bf16")
     expected = matmul(x, packed, bias.float())
-    given, out = Fenced(x), Fenced(torch.full((rows, 37), torch.nan, dtype=torch.bfloat16))
-    matmul(given.tensor, packed, Fenced(bias.float()).tensor, out=out.tensor)
+    fenced, out = Fenced(x), Fenced(torch.full((rows, 37), torch.nan, dtype=torch.bfloat16))
+    matmul(fenced.tensor, packed, Fenced(bias.float()).tensor, out=out.tensor)
     assert torch.equal(out.tensor, expected)
 
 

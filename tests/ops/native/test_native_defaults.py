@@ -42,8 +42,8 @@ class Operands:
         self.labels = torch.randint(VOCABULARY, (ROWS,), generator=generator)
         self.ids = [self.labels, self.labels // 2, self.labels % 2]
         self.tables = [drawn(VOCABULARY, WIDTH), drawn(VOCABULARY, WIDTH), drawn(2, WIDTH)]
-        place, sequences = torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.int64)
-        self.dropout = TokenDropout(0.1, torch.tensor([seed]), sequences, place, 3)
+        position, sequences = torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.int64)
+        self.dropout = TokenDropout(0.1, torch.tensor([seed]), sequences, position, 3)
         self.heads, self.heads_grad = drawn(3, ROWS, 2, 8), drawn(ROWS, 2, 8).detach()
         self.head_bias = drawn(2, ROWS, ROWS)
         self.offsets = torch.tensor([0, 30, ROWS], dtype=torch.int32)

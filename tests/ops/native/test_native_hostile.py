@@ -34,11 +34,11 @@ def given_back(values: Tensor) -> Tensor:
     return values
 
 
-@pytest.mark.parametrize("place", ["intermediate.dense", "attention.self.query", "output.LayerNorm"])
+@pytest.mark.parametrize("storage_id", ["intermediate.dense", "attention.self.query", "output.LayerNorm"])
 @pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_negated_view_counts_with_its_sign(place: str, name: str, seed: int) -> None:
+def test_a_negated_view_counts_with_its_sign(storage_id: str, name: str, seed: int) -> None:
     model, ids = model_of(seed), torch.randint(0, 60, (2, 9), generator=torch.Generator().manual_seed(seed))
-    module = model.encoder.layer[0].get_submodule(place)
+    module = model.encoder.layer[0].get_submodule(storage_id)
     values = torch.randn(getattr(module, name).shape, generator=torch.Generator().manual_seed(seed + 1))
     setattr(module, name, frozen(torch._neg_view(values)))
     with torch.no_grad():

@@ -133,13 +133,13 @@ def test_ties_go_to_even_and_strides_are_followed() -> None:
         assert torch.equal(ours, expected)
 
 
-@pytest.mark.parametrize("place", [0, 20, 36])
+@pytest.mark.parametrize("position", [0, 20, 36])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_that_is_not_finite_gives_nan_and_no_other(value: float, place: int, seed: int) -> None:
+def test_a_row_that_is_not_finite_gives_nan_and_no_other(value: float, position: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = torch.randn(5, 37, generator=generator), torch.randn(9, 37, generator=generator)
     finite = matmul(x, prepack(weight, "int8"))
-    x[2, place] = value
+    x[2, position] = value
     whole, scales = quantize_rows(x)
     assert scales[2].isnan()
     assert not whole[2].any()

@@ -134,12 +134,12 @@ def test_gelu_of_every_bfloat16(level: str) -> None:
     assert torch.equal(actual.isnan(), inputs.isnan())
     assert torch.equal(actual.isinf(), exact.to(BF16).isinf())
 
-    def place(values: Tensor) -> Tensor:
+    def rank(values: Tensor) -> Tensor:
         raw = values.view(torch.int16).to(torch.int32)
         return torch.where(raw < 0, -(raw & 0x7FFF), raw)
 
     number = ~inputs.isnan()
-    assert int((place(actual[number]) - place(exact.to(BF16)[number])).abs().max()) <= 1
+    assert int((rank(actual[number]) - rank(exact.to(BF16)[number])).abs().max()) <= 1
 
 
 @pytest.mark.parametrize(("element", "dtype"), ELEMENTS)

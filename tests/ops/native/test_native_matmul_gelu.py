@@ -39,8 +39,8 @@ def approximation(activation: str) -> str:
 
 def gelu_gradient(grad: Tensor, u: Tensor, activation: str) -> Tensor:
     u = u.clone().requires_grad_()
-    (found,) = torch.autograd.grad(F.gelu(u, approximate=approximation(activation)), u, grad)
-    return found
+    (result,) = torch.autograd.grad(F.gelu(u, approximate=approximation(activation)), u, grad)
+    return result
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -81,13 +81,13 @@ def test_gradient_through_gelu(
     if rows:
         forward = matmul(u, prepack(torch.eye(columns), "fp32"), activation=activation)
         assert same_bits(h, forward)
-    for place in ("out", "activation_out"):
-        given = u.clone()
-        into: dict[str, Any] = {place: given}
-        again = matmul_gelu_backward(grad, packed, given, activation == "gelu_tanh", **into)
+    for name in ("out", "activation_out"):
+        target = u.clone()
+        into: dict[str, Any] = {name: target}
+        again = matmul_gelu_backward(grad, packed, target, activation == "gelu_tanh", **into)
         assert same_bits(again[0], du)
         assert same_bits(again[1], h)
-        assert again[place == "activation_out"] is given
+        assert again[name == "activation_out"] is target
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -156,10 +156,10 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     memory = torch.zeros(6, 20)
     with pytest.raises(UserError, match="out overlaps u"):
         matmul_gelu_backward(x, packed, memory[:, :8], False, out=memory[:, 4:12])
-    address, place = (x.data_ptr(), "fp32", 10), (out.data_ptr(), "fp32", 8)
+    address, target = (x.data_ptr(), "fp32", 10), (out.data_ptr(), "fp32", 8)
     with pytest.raises(ValueError, match="activation_out is required for gradients"):
-        _C.matmul(address, 6, packed, place, activation="gelu_gradient", pre_activation=(u.data_ptr(), "fp32", 8))
+        _C.matmul(address, 6, packed, target, activation="gelu_gradient", pre_activation=(u.data_ptr(), "fp32", 8))
     with pytest.raises(ValueError, match="pre_activation requires GELU"):
-        _C.matmul(address, 6, packed, place, activation="gelu_gradient", activation_out=(u.data_ptr(), "fp32", 8))
+        _C.matmul(address, 6, packed, target, activation="gelu_gradient", activation_out=(u.data_ptr(), "fp32", 8))
     with pytest.raises(ValueError, match="pre_activation must have the dtype of out"):
-        _C.matmul(address, 6, packed, place, activation="gelu", pre_activation=(u.data_ptr(), "bf16", 8))
+        _C.matmul(address, 6, packed, target, activation="gelu", pre_activation=(u.data_ptr(), "bf16", 8))

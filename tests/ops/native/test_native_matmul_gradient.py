@@ -175,10 +175,10 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
         weight_gradient(a, memory[:6, :10], out=memory[:, 4:14])
     with pytest.raises(UserError, match="a is on meta"):
         weight_gradient(a.to("meta"), b)
-    place, out = (a.data_ptr(), "fp32", 8), (memory.data_ptr(), "fp32", 20)
+    operand, out = (a.data_ptr(), "fp32", 8), (memory.data_ptr(), "fp32", 20)
     with pytest.raises(ValueError, match="a and b must have one dtype"):
-        _C.weight_gradient(place, (b.data_ptr(), "bf16", 10), 6, 8, 10, out, 0, False)
+        _C.weight_gradient(operand, (b.data_ptr(), "bf16", 10), 6, 8, 10, out, 0, False)
     with pytest.raises(ValueError, match="b is a null pointer"):
-        _C.weight_gradient(place, (0, "fp32", 10), 6, 8, 10, out, 0, False)
+        _C.weight_gradient(operand, (0, "fp32", 10), 6, 8, 10, out, 0, False)
     with pytest.raises(ValueError, match="out must be fp32"):
-        _C.weight_gradient(place, (b.data_ptr(), "fp32", 10), 6, 8, 10, (memory.data_ptr(), "bf16", 20), 0, False)
+        _C.weight_gradient(operand, (b.data_ptr(), "fp32", 10), 6, 8, 10, (memory.data_ptr(), "bf16", 20), 0, False)

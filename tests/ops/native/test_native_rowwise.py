@@ -58,36 +58,40 @@ def arguments(operation: str, rows: int, width: int, dtype: torch.dtype, seed: i
     return [x[None, None], other[None, None] > -1.0]
 
 
-def call(operation: str, given: list[Any]) -> tuple[Tensor, ...]:
+def call(operation: str, operands: list[Any]) -> tuple[Tensor, ...]:
     match operation:
         case "layer_norm":
-            return (ops.layer_norm(*given),)
+            return (ops.layer_norm(*operands),)
         case "dropout_add_layer_norm":
-            return ops.dropout_add_layer_norm(*given[:4], x_bias=given[4], return_sum=True)
+            return ops.dropout_add_layer_norm(*operands[:4], x_bias=operands[4], return_sum=True)
         case "bias_gelu":
-            return (ops.bias_gelu(*given),)
+            return (ops.bias_gelu(*operands),)
         case "bias_gelu_tanh":
-            return (ops.bias_gelu(*given, "tanh"),)
+            return (ops.bias_gelu(*operands, "tanh"),)
         case "gelu_layer_norm":
-            return (ops.gelu_layer_norm(*given),)
-    return (ops.softmax(*given, scale=0.7),)
+            return (ops.gelu_layer_norm(*operands),)
+    return (ops.softmax(*operands, scale=0.7),)
 
 
 OPERATIONS = ["layer_norm", "dropout_add_layer_norm", "bias_gelu", "bias_gelu_tanh", "gelu_layer_norm", "softmax"]
 ROWWISE = OPERATIONS[:-1]
 
 
-def forced(operation: str, given: list[Any], backend: str = "native") -> tuple[Tensor, ...]:
+def forced(operation: str, operands: list[Any], backend: str = "native") -> tuple[Tensor, ...]:
     with use_backend(backend):  # type: ignore[arg-type]
-        return call(operation, given)
+        return call(operation, operands)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
 def test_is_as_accurate_as_torch(operation: str, dtype: torch.dtype, rows: int, width: int, seed: int) -> None:
-    given = arguments(operation, rows, width, dtype, seed)
-    results = (forced(operation, given), forced(operation, given, "eager"), forced(operation, wide(given), "eager"))
+    operands = arguments(operation, rows, width, dtype, seed)
+    results = (
+        forced(operation, operands),
+        forced(operation, operands, "eager"),
+        forced(operation, wide(operands), "eager"),
+    )
     for ours, eager, exact in zip(*results, strict=True):
         check(ours, eager, exact, operation)
 
@@ -96,10 +100,10 @@ def test_is_as_accurate_as_torch(operation: str, dtype: torch.dtype, rows: int, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kinds", WEIGHTS)
 def test_weights_of_any_dtype(operation: str, dtype: torch.dtype, kinds: Any, seed: int) -> None:
-    given = arguments(operation, 40, 65, dtype, seed, *kinds)
-    alike = [given[0], *(x if x.dim() > 1 else x.float() for x in given[1:])]
+    operands = arguments(operation, 40, 65, dtype, seed, *kinds)
+    alike = [operands[0], *(x if x.dim() > 1 else x.float() for x in operands[1:])]
     # The same numbers in fp32 are the same call.
-    for one, other in zip(forced(operation, given), forced(operation, alike), strict=True):
+    for one, other in zip(forced(operation, operands), forced(operation, alike), strict=True):
         assert one.dtype == dtype
         assert torch.equal(one, other)
 
@@ -107,13 +111,13 @@ def test_weights_of_any_dtype(operation: str, dtype: torch.dtype, kinds: Any, se
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_on_every_run_and_any_threads(operation: str, dtype: torch.dtype, seed: int) -> None:
-    given = arguments(operation, 333, 769, dtype, seed)
+    operands = arguments(operation, 333, 769, dtype, seed)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        first, again = forced(operation, given), forced(operation, given)
+        first, again = forced(operation, operands), forced(operation, operands)
         torch.set_num_threads(1)
-        alone = forced(operation, given)
+        alone = forced(operation, operands)
     finally:
         torch.set_num_threads(threads)
     for a, b, c in zip(first, again, alone, strict=True):
@@ -124,17 +128,17 @@ def test_same_bits_on_every_run_and_any_threads(operation: str, dtype: torch.dty
 @pytest.mark.parametrize("operation", ROWWISE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_knows_nothing_of_its_neighbours(operation: str, dtype: torch.dtype, seed: int) -> None:
-    given = arguments(operation, 9, 131, dtype, seed)
-    together = forced(operation, given)
-    spoilt = [x.clone() for x in given]
+    operands = arguments(operation, 9, 131, dtype, seed)
+    together = forced(operation, operands)
+    spoilt = [x.clone() for x in operands]
     spoilt[0][3] = torch.nan
     spoilt[0][5, 7] = math.inf
     for whole, partly in zip(together, forced(operation, spoilt), strict=True):
-        kept = [0, 1, 2, 4, 6, 7, 8]
-        assert torch.equal(whole[kept], partly[kept])
+        selected = [0, 1, 2, 4, 6, 7, 8]
+        assert torch.equal(whole[selected], partly[selected])
         assert partly[3].isnan().all()
     for row in range(9):
-        alone = forced(operation, [x[row : row + 1] if x.dim() == 2 else x for x in given])
+        alone = forced(operation, [x[row : row + 1] if x.dim() == 2 else x for x in operands])
         for whole, part in zip(together, alone, strict=True):
             assert torch.equal(whole[row : row + 1], part)
 
@@ -158,17 +162,19 @@ LAYOUTS = [
 @pytest.mark.parametrize("operation", ROWWISE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_any_strides(operation: str, layout: Callable[[Tensor], Tensor], seed: int) -> None:
-    given = [layout(x) if x.dim() == 2 else x for x in arguments(operation, 11, 37, torch.bfloat16, seed)]
-    for strided, plain in zip(forced(operation, given), forced(operation, [x.clone() for x in given]), strict=True):
+    operands = [layout(x) if x.dim() == 2 else x for x in arguments(operation, 11, 37, torch.bfloat16, seed)]
+    for strided, plain in zip(
+        forced(operation, operands), forced(operation, [x.clone() for x in operands]), strict=True
+    ):
         assert strided.is_contiguous()
         assert torch.equal(strided, plain)
 
 
 def test_arguments_may_share_memory(seed: int) -> None:
     x = Draw(seed).normal(12, 12)
-    given = [x, x, x[3], x[:, 4], x[0]]
+    operands = [x, x, x[3], x[:, 4], x[0]]
     for ours, expected in zip(
-        forced("dropout_add_layer_norm", given), forced("dropout_add_layer_norm", [one.clone() for one in given])
+        forced("dropout_add_layer_norm", operands), forced("dropout_add_layer_norm", [one.clone() for one in operands])
     ):
         assert torch.equal(ours, expected)
 
@@ -185,14 +191,14 @@ def test_nothing_outside_is_touched(
     weight, bias, x_bias = (Fenced(draw.normal(width, dtype=vectors), behind) for _ in range(3))
     mean, rstd = (Fenced(torch.zeros(rows), behind) for _ in range(2))
     head, norm = (rows, width, NAMES[dtype]), (weight.address, bias.address, NAMES[vectors], 1e-12)
-    kept = (mean.address, rstd.address)
+    statistics = (mean.address, rstd.address)
 
     def expect(*names: Tensor) -> None:
         for fenced, values in zip((y, total), names):
             assert torch.equal(fenced.tensor, values)
 
     with use_backend("native"):
-        _C.layer_norm(*head, x.address, width, *norm, y.address, *kept)
+        _C.layer_norm(*head, x.address, width, *norm, y.address, *statistics)
         expect(ops.layer_norm(x.tensor, weight.tensor, bias.tensor))
         _C.dropout_add_layer_norm(
             *head,
@@ -205,14 +211,14 @@ def test_nothing_outside_is_touched(
             None,
             total.address,
             y.address,
-            *kept,
+            *statistics,
         )
         expect(*call("dropout_add_layer_norm", [one.tensor for one in (x, residual, weight, bias, x_bias)]))
         for tanh in (False, True):
             gelu = (*head, x.address, width, x_bias.address)
             _C.bias_gelu(*gelu, NAMES[vectors], tanh, y.address)
             expect(ops.bias_gelu(x.tensor, x_bias.tensor, "tanh" if tanh else "none"))
-            _C.gelu_layer_norm(*gelu, *norm, tanh, y.address, *kept)
+            _C.gelu_layer_norm(*gelu, *norm, tanh, y.address, *statistics)
             expect(
                 ops.gelu_layer_norm(
                     x.tensor, x_bias.tensor, weight.tensor, bias.tensor, 1e-12, "tanh" if tanh else "none"
@@ -272,8 +278,8 @@ def test_negated_views_and_traces_are_right(seed: int) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_is_chosen_where_no_gradient_is_wanted(operation: str, seed: int) -> None:
-    given = arguments(operation, 33, 129, torch.bfloat16, seed)
-    for chosen, native in zip(call(operation, given), forced(operation, given), strict=True):
+    operands = arguments(operation, 33, 129, torch.bfloat16, seed)
+    for chosen, native in zip(call(operation, operands), forced(operation, operands), strict=True):
         assert torch.equal(chosen, native)
         assert not chosen.requires_grad
 
@@ -281,9 +287,9 @@ def test_is_chosen_where_no_gradient_is_wanted(operation: str, seed: int) -> Non
 def test_compiled_calls_stay_with_torch(level: str, seed: int) -> None:
     if level != "portable":
         pytest.skip("no kernel runs, so one level is enough")
-    given = arguments("dropout_add_layer_norm", 5, 40, torch.bfloat16, seed)
-    compiled = torch.compile(lambda: call("dropout_add_layer_norm", given), backend="aot_eager", fullgraph=True)
-    for one, eager in zip(compiled(), forced("dropout_add_layer_norm", given, "eager"), strict=True):
+    operands = arguments("dropout_add_layer_norm", 5, 40, torch.bfloat16, seed)
+    compiled = torch.compile(lambda: call("dropout_add_layer_norm", operands), backend="aot_eager", fullgraph=True)
+    for one, eager in zip(compiled(), forced("dropout_add_layer_norm", operands, "eager"), strict=True):
         assert torch.equal(one, eager)
 
 
@@ -302,12 +308,12 @@ def test_compiled_calls_stay_with_torch(level: str, seed: int) -> None:
 )
 def test_the_binding_refuses_what_would_crash(change: dict[int, Any], message: str) -> None:
     x, y, one = torch.zeros(2, 4), torch.zeros(2, 4), torch.ones(4)
-    given = [2, 4, "fp32", x.data_ptr(), 4, one.data_ptr(), one.data_ptr(), "fp32", 1e-12, y.data_ptr(), 0, 0]
-    _C.layer_norm(*given)
-    for place, value in change.items():
-        given[place] = value
+    operands = [2, 4, "fp32", x.data_ptr(), 4, one.data_ptr(), one.data_ptr(), "fp32", 1e-12, y.data_ptr(), 0, 0]
+    _C.layer_norm(*operands)
+    for position, value in change.items():
+        operands[position] = value
     with pytest.raises(ValueError, match=message):
-        _C.layer_norm(*given)
+        _C.layer_norm(*operands)
 
 
 def test_tensors_of_another_device_are_refused_by_name() -> None:

@@ -53,14 +53,14 @@ def runtime_libraries(folder: Path, compiler: list[str]) -> str:
     command = [*compiler, SANITIZERS, str(source), "-o", str(folder / "probe")]
     if subprocess.run(command, capture_output=True).returncode or subprocess.run([folder / "probe"]).returncode:
         pytest.skip(f"{compiler[0]} cannot build with {SANITIZERS}")
-    found = []
+    results = []
     # An exception thrown while libstdc++ is not loaded yet when AddressSanitizer starts would end the process.
     for library in ("libasan.so", "libstdc++.so.6"):
         command = [*compiler, f"-print-file-name={library}"]
-        found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-        if not Path(found[-1]).is_absolute():
+        results.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if not Path(results[-1]).is_absolute():
             pytest.skip(f"{compiler[0]} has no {library} (gcc comes with it)")
-    return " ".join(found)
+    return " ".join(results)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def assert_fresh(x: Tensor, *weights: Tensor) -> None:
 
 def optimizers() -> list:
     """Every optimizer that torch has, with the variants of its loop where it offers them."""
-    found = []
+    results = []
     for name in sorted(vars(torch.optim)):
         kind = getattr(torch.optim, name)
         if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer) or kind is torch.optim.Optimizer:
@@ -41,8 +41,8 @@ def optimizers() -> list:
         variants = [{}]
         if name in ("SGD", "Adam", "AdamW", "Adagrad"):
             variants = [{}, {"foreach": True}, {"fused": True}]
-        found += [pytest.param(kind, options, id="-".join([name, *options])) for options in variants]
-    return [*found, pytest.param(AdamW, {}, id="ours"), pytest.param(AdamW, {"maximize": True}, id="ours-by-torch")]
+        results += [pytest.param(kind, options, id="-".join([name, *options])) for options in variants]
+    return [*results, pytest.param(AdamW, {}, id="ours"), pytest.param(AdamW, {"maximize": True}, id="ours-by-torch")]
 
 
 @pytest.mark.parametrize(("kind", "options"), optimizers())
@@ -98,14 +98,14 @@ def test_a_stale_copy_is_written_anew_where_it_lies(element: str, rows: tuple, s
         return prepacked_weights.prepacked_group(weights, (2,), element, transposed)[0]
 
     for transposed in (False, True):
-        place = id(copy(transposed))
+        address = id(copy(transposed))
         for _ in range(3):
             for weight in weights:
                 weight.grad = random(seed + 7, *weight.shape)
             optimizer.step()
             with torch.no_grad():
                 weights[0].add_(1.0)
-            assert id(copy(transposed)) == place
+            assert id(copy(transposed)) == address
             fresh = matmul.prepack(torch.cat([w.detach() for w in weights]), element, transposed)
             assert bytes(copy(transposed)) == bytes(fresh)
         held = copy(transposed)
@@ -238,8 +238,8 @@ def test_memory_shared_with_numpy_is_seen(seed: int, monkeypatch: pytest.MonkeyP
     x = random(seed + 1, prepacked_weights.HASHED_ROWS["fp32"], 512)
     with torch.no_grad(), use_backend("native"):
         ops.linear(x, layer.weight)
-        for place in ((0, 1), (150, 3), (299, 510)):
-            array[place] += 50.0
+        for index in ((0, 1), (150, 3), (299, 510)):
+            array[index] += 50.0
             torch.testing.assert_close(ops.linear(x, layer.weight), x @ layer.weight.T, atol=1e-3, rtol=1e-4)
         monkeypatch.setattr(prepacked_weights, "CHECK_ALL", True)
         few = x[:3]
@@ -311,7 +311,7 @@ def test_an_unchanged_weight_is_packed_once_and_freed_with_it(seed: int) -> None
     assert prepacked_weights.prepacked(weight, "bf16") is first
     assert prepacked_weights.prepacked(weight, "fp32") is not first
     assert prepacked_weights.prepacked(weight, "bf16") is first
-    assert any(kept is weight for kept in prepacked_weights._copies)
+    assert any(packed is weight for packed in prepacked_weights._copies)
     del weight
     gc.collect()
     # Weights of other tests may be collected too.

@@ -114,8 +114,8 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, keys: int,
     dropout = (key.address, 9, *quantized(0.3))
     strides = (5 * keys, 5 * keys, keys, 1)
     call = ((1, 1, 5, keys), NAMES[dtype], scores.address, strides, mask.address, strides, -0.7, dropout)
-    given = [x.tensor[None, None] for x in (scores, mask, grad)]
-    expected = run(*given, 0.3, key.tensor)
+    tensors = [x.tensor[None, None] for x in (scores, mask, grad)]
+    expected = run(*tensors, 0.3, key.tensor)
     _C.softmax(*call, out.address)
     assert torch.equal(out.tensor, expected[0][0, 0])
     _C.softmax_backward(*call, grad.address, out.address)

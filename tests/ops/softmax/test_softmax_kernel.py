@@ -207,12 +207,12 @@ def test_without_keys_some_are_drawn_and_backward_drops_the_same(seed: int) -> N
         probabilities = ops.softmax(scores, dropout_p=0.5)
         (dscores,) = torch.autograd.grad(probabilities, scores, torch.ones_like(scores))
         again = ops.softmax(scores, dropout_p=0.5)
-    kept = probabilities > 0
-    assert 0.45 < kept.double().mean() < 0.55
-    assert not torch.equal(kept, again > 0)
+    positive = probabilities > 0
+    assert 0.45 < positive.double().mean() < 0.55
+    assert not torch.equal(positive, again > 0)
     # d/ds of the sum of what is kept: p * (2 kept - 2 sum p kept), above zero exactly where more than average is kept.
-    share = kept.double().mean(-1, keepdim=True)
-    torch.testing.assert_close(dscores.double(), (2 * kept - 2 * share) / 64, rtol=1e-5, atol=1e-7)
+    share = positive.double().mean(-1, keepdim=True)
+    torch.testing.assert_close(dscores.double(), (2 * positive - 2 * share) / 64, rtol=1e-5, atol=1e-7)
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(seed: int) -> None:

@@ -40,10 +40,10 @@ def test_the_metrics_of_each_convention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("sst2", "SST-2"), ("mnli_mm", "MNLI-mm"), ("MNLI", "MNLI-m"), ("cola", "CoLA")]
+    ("name", "expected"), [("sst2", "SST-2"), ("mnli_mm", "MNLI-mm"), ("MNLI", "MNLI-m"), ("cola", "CoLA")]
 )
-def test_spellings(name: str, wanted: str) -> None:
-    assert glue_name(name) == wanted
+def test_spellings(name: str, expected: str) -> None:
+    assert glue_name(name) == expected
 
 
 def test_what_is_missing_is_named() -> None:

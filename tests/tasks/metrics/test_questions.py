@@ -29,14 +29,14 @@ def questions(**answers: tuple[str, ...]) -> Dataset[QuestionExample]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "wanted"),
+    ("answer", "expected"),
     [
         ("The  Rhine!", "rhine"), ("an A-team the", "ateam"), ("\tU.S.A.\n", "usa"), ("theory of a", "theory of"),
         ("50 %", "50"), ("«a»", "« »"), ("“the” end", "“ ” end"), ("", ""), ("THE", ""),
     ],
 )  # fmt: skip
-def test_what_is_compared(answer: str, wanted: str) -> None:
-    assert normalized(answer) == wanted
+def test_what_is_compared(answer: str, expected: str) -> None:
+    assert normalized(answer) == expected
 
 
 def test_one_answer_with_another() -> None:

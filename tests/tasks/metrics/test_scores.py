@@ -26,8 +26,8 @@ def test_two_classes() -> None:
     scores = classification_scores(gold, predicted, ["0", "1"])
     f1, other = 2 / 3, 4 / 5
     matthews = (2 * 4 - 1 * 1) / math.sqrt(3 * 3 * 5 * 5)
-    wanted = {"accuracy": 75, "f1": 100 * f1, "macro_f1": 50 * (f1 + other), "matthews": 100 * matthews}
-    assert scores == pytest.approx(wanted)
+    expected = {"accuracy": 75, "f1": 100 * f1, "macro_f1": 50 * (f1 + other), "matthews": 100 * matthews}
+    assert scores == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_one_class_has_no_matthews_and_the_log_says_so(caplog: pytest.LogCapture
     assert scores["accuracy"] == pytest.approx(200 / 3)
     assert "matthews" not in scores
     assert all(map(math.isfinite, scores.values()))
-    said = "dev.tsv: all 3 examples are of the class 'a': Matthews' correlation is not defined and left out"
-    assert caplog.messages == ["dev.tsv: 1 class has no example: b", said]
+    message = "dev.tsv: all 3 examples are of the class 'a': Matthews' correlation is not defined and left out"
+    assert caplog.messages == ["dev.tsv: 1 class has no example: b", message]
 
 
 def test_a_model_that_says_one_class_has_matthews_0() -> None:
@@ -101,8 +101,8 @@ def test_entities() -> None:
     predicted = [("B-X", "I-X", "O", "B-X"), ("B-Y", "B-X")]
     # Two of the four that were said are two of the three that there are.
     scores = tagging_scores(gold, predicted)
-    wanted = {"f1": 400 / 7, "precision": 50, "recall": 200 / 3, "f1_X": 80, "f1_Y": 0, "accuracy": 400 / 6}
-    assert scores == pytest.approx(wanted)
+    expected = {"f1": 400 / 7, "precision": 50, "recall": 200 / 3, "f1_X": 80, "f1_Y": 0, "accuracy": 400 / 6}
+    assert scores == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_entities_count_whole_however_they_are_spelled(
 
 def test_tags_that_are_no_entities_and_none_at_all(caplog: pytest.LogCaptureFixture) -> None:
     assert tagging_scores([("NN", "DT"), ("NN",)], [("NN", "NN"), ("NN",)]) == pytest.approx({"accuracy": 200 / 3})
-    wanted = {"f1": 0, "precision": 0, "recall": 0, "accuracy": 100}
-    assert tagging_scores([("O", "O")], [("O", "O")], where="dev.conll") == wanted
+    expected = {"f1": 0, "precision": 0, "recall": 0, "accuracy": 100}
+    assert tagging_scores([("O", "O")], [("O", "O")], where="dev.conll") == expected
     assert caplog.messages == ["dev.conll: has no entity: recall and F1 are 0 by convention"]
 
 

@@ -101,8 +101,8 @@ def test_a_folder_of_the_hub(tmp_path: Path, name: str, split: str) -> None:
 def test_labels_that_are_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pairs = {"premise": ["a", "b", "c"], "hypothesis": ["d", "e", "f"], "label": [0, -1, 2]}
     classes = {"label": {"names": ["entailment", "neutral", "contradiction"], "_type": "ClassLabel"}}
-    found = read(parquet(tmp_path / "t.parquet", pairs, classes))
-    assert [label for _, _, label, _ in found] == ["entailment", "contradiction"]
+    result = read(parquet(tmp_path / "t.parquet", pairs, classes))
+    assert [label for _, _, label, _ in result] == ["entailment", "contradiction"]
     assert "row 2: 1 of 3 pairs, this one first, have no gold label" in caplog.text
     path = parquet(tmp_path / "test.parquet", {"text": ["a", "b"], "label": [-1, -1]}, FEATURES)
     with pytest.raises(UserError, match=r"row 1 ff.: 'label' is empty in all rows; this is a test set"):
@@ -127,9 +127,9 @@ def test_tags_choices_and_questions(tmp_path: Path, kind: str | None) -> None:
 
     answers = {"text": ["c"], "answer_start": [0]}
     path = parquet(tmp_path / "q.parquet", {"id": ["q"], "question": ["b?"], "context": ["c d"], "answers": [answers]})
-    found = read_squad(str(path), labelled=True, report=lambda message: None)
-    assert found[0].answers is not None
-    assert found[0].answers[0].text == "c"
+    result = read_squad(str(path), labelled=True, report=lambda message: None)
+    assert result[0].answers is not None
+    assert result[0].answers[0].text == "c"
 
 
 def test_what_is_damaged_or_missing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,9 +166,9 @@ def test_bad_rows_are_counted_or_skipped(tmp_path: Path, caplog: pytest.LogCaptu
     assert "\n" not in message
     caplog.clear()
     assert [example.id for example in read(str(path), True)] == ids
-    said = next(one for one in caplog.messages if "skipped" in one)
-    assert [problem for problem in problems if problem not in said] == []
-    assert f"{len(ids)} examples are left" in said
+    messages = next(one for one in caplog.messages if "skipped" in one)
+    assert [problem for problem in problems if problem not in messages] == []
+    assert f"{len(ids)} examples are left" in messages
 
 
 def test_the_same_cure_of_several_rows_is_kept(tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, text: str, word
 
 def test_tags_that_the_scheme_does_not_allow_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     read(tmp_path, "a\tB-X\n\nb\tB-X\n\nc\tO\nd\tI-X\ne\tI-X\nf\tI-Y\n")
-    wanted = f"{tmp_path}/t.conll, line 5: 2 tags, the first in this sentence, stand where BIO does not allow them"
-    assert caplog.messages == [wanted]
+    expected = f"{tmp_path}/t.conll, line 5: 2 tags, the first in this sentence, stand where BIO does not allow them"
+    assert caplog.messages == [expected]
 
 
 def test_json_lines(tmp_path: Path) -> None:

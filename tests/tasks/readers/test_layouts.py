@@ -107,15 +107,15 @@ GLUE = {
 
 
 def test_the_files_of_glue_need_no_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for form, (name, rows, wanted) in GLUE.items():
+    for form, (name, rows, expected) in GLUE.items():
         caplog.clear()
         path = write(tmp_path, name, cells(*rows))
-        dataset = read(path, labelled=wanted[2] is not None, regression=form.startswith("STS-B"))
+        dataset = read(path, labelled=expected[2] is not None, regression=form.startswith("STS-B"))
         example = dataset[0]
-        assert (example.text, example.pair, example.label, example.id) == wanted, form
+        assert (example.text, example.pair, example.label, example.id) == expected, form
         assert len(dataset) == len(rows) - (form not in ("CoLA-train", "CoLA-dev")), form
         assert bool(caplog.messages) == (form in ("CoLA-train", "CoLA-dev")), form
-        if wanted[2] is None:
+        if expected[2] is None:
             with pytest.raises(UserError, match=r"line 1: no column of .*fastbert predict"):
                 read(path, regression=form.startswith("STS-B"))
 
@@ -182,12 +182,12 @@ OTHERS = {
 def test_files_of_others_need_no_flag_and_what_was_taken_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for form, (name, content, wanted, said) in OTHERS.items():
+    for form, (name, content, expected, message) in OTHERS.items():
         caplog.clear()
         path = write(tmp_path, name, content)
-        assert [(example.text, example.label) for example in read(path)] == wanted, form
-        assert said in caplog.messages[0], form
-        assert [example.text for example in read(path, labelled=False)] == [text for text, _ in wanted], form
+        assert [(example.text, example.label) for example in read(path)] == expected, form
+        assert message in caplog.messages[0], form
+        assert [example.text for example in read(path, labelled=False)] == [text for text, _ in expected], form
 
 
 def test_77_classes_of_the_column_that_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

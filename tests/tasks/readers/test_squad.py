@@ -15,8 +15,8 @@ CONTEXT = "The  Rhine (1998)\nis a long\u00a0river."
 
 
 def question(name: object, *answers: tuple[str, object], **more: Any) -> dict[str, Any]:
-    given = [{"text": text, "answer_start": start} for text, start in answers]
-    return {"id": name, "question": f"What is {name}?", "answers": given, **more}
+    records = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": f"What is {name}?", "answers": records, **more}
 
 
 def written(folder: Path, *questions: dict[str, Any], context: object = CONTEXT) -> str:
@@ -26,24 +26,24 @@ def written(folder: Path, *questions: dict[str, Any], context: object = CONTEXT)
 
 
 def read(path: str, *, labelled: bool = True, spans: bool = True) -> tuple[Dataset[QuestionExample], list[str]]:
-    said: list[str] = []
-    return read_squad(path, labelled=labelled, report=said.append, spans=spans), said
+    messages: list[str] = []
+    return read_squad(path, labelled=labelled, report=messages.append, spans=spans), messages
 
 
 def test_both_versions(tmp_path: Path) -> None:
     path = written(
         tmp_path, question("a", ("Rhine", 5)), question("b", ("x", 0), is_impossible=True), question(3, ("1998", 12))
     )
-    dataset, said = read(path)
+    dataset, messages = read(path)
     assert [(e.id, e.location, e.answers) for e in dataset] == [
         ("a", "question a", (Answer("Rhine", 5),)), ("b", "question b", ()), ("3", "question 3", (Answer("1998", 12),)),
     ]  # fmt: skip
-    assert not said
+    assert not messages
     assert [example.answers for example in read(path, labelled=False)[0]] == [None] * 3
 
 
 @pytest.mark.parametrize(
-    ("text", "start", "found"),
+    ("text", "start", "result"),
     [
         ("The Rhine", 0, Answer("The  Rhine", 0)),
         (" Rhine ", 4, Answer("Rhine", 5)),
@@ -53,11 +53,11 @@ def test_both_versions(tmp_path: Path) -> None:
         ("river", 26, Answer("river", 28)),
     ],
 )
-def test_answers_are_the_text_of_the_context(tmp_path: Path, text: str, start: int, found: Answer) -> None:
-    dataset, said = read(written(tmp_path, question("a", (text, start))))
-    assert dataset[0].answers == (found,)
-    assert dataset[0].context[found.start : found.start + len(found.text)] == found.text
-    assert not said
+def test_answers_are_the_text_of_the_context(tmp_path: Path, text: str, start: int, result: Answer) -> None:
+    dataset, messages = read(written(tmp_path, question("a", (text, start))))
+    assert dataset[0].answers == (result,)
+    assert dataset[0].context[result.start : result.start + len(result.text)] == result.text
+    assert not messages
 
 
 def test_answers_that_are_nowhere_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
@@ -68,15 +68,15 @@ def test_answers_that_are_nowhere_are_counted_and_the_first_is_named(tmp_path: P
         question("d", ("Rhine", -1), ("Rhine", 4000)),
     )
     path = written(tmp_path, *questions)
-    dataset, said = read(path)
+    dataset, messages = read(path)
     assert [(e.id, e.answers) for e in dataset] == [("a", (Answer("Rhine", 5),)), ("b", (Answer("Rhine", 5),))]
-    assert said == [
+    assert messages == [
         f"{path}: 4 answers are not in their context where `answer_start` says, the first that of question b: 'Rhine'"
         " at 20; left out, with 2 questions that have no other answer"
     ]
-    dataset, said = read(path, spans=False)
+    dataset, messages = read(path, spans=False)
     assert [len(e.answers or ()) for e in dataset] == [1, 2, 1, 2]
-    assert not said
+    assert not messages
 
     def strict(message: str) -> None:
         raise UserError(message)
@@ -136,8 +136,8 @@ def test_contexts_and_documents_that_are_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("train-v1.1.prefix.json", 4370), ("dev-v1.1.rebuilt.json", 10570)])
 def test_real_files(tmp_path: Path, data_dir: Path, name: str, count: int) -> None:
-    dataset, said = read(task_file(data_dir, "squad", name, tmp_path))
+    dataset, messages = read(task_file(data_dir, "squad", name, tmp_path))
     assert len(dataset) == count
-    assert not said
+    assert not messages
     for example in dataset:
         assert all(example.context.startswith(answer.text, answer.start) for answer in example.answers or ())

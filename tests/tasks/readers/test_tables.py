@@ -113,8 +113,8 @@ def test_a_cut_archive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[]", " [ ] ", "", "[1]", "[1, [2, 3], {}]", "1 2 3", '"a" "b"', "[1,2,]"])
 def test_values_of_json(text: str) -> None:
-    wanted = {"": [], "1 2 3": [1, 2, 3], '"a" "b"': ["a", "b"], "[1,2,]": [1, 2]}
-    assert [value for _, value in json_values(text, "t")] == (wanted[text] if text in wanted else json.loads(text))
+    expected = {"": [], "1 2 3": [1, 2, 3], '"a" "b"': ["a", "b"], "[1,2,]": [1, 2]}
+    assert [value for _, value in json_values(text, "t")] == (expected[text] if text in expected else json.loads(text))
 
 
 def test_a_wrong_document_is_named_by_its_line(tmp_path: Path) -> None:
@@ -152,10 +152,10 @@ def test_whatever_a_file_holds_it_is_read_or_refused_in_a_line(
 ) -> None:
     content = b"".join(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
     path = write(tmp_path / f"f{kind}", content)
-    said = f"{path}, line 1"
+    message = f"{path}, line 1"
     try:
         READERS[reader](str(path), labelled)
     except UserError as error:
-        said = str(error)
-    assert str(path) in said
-    assert "\n" not in said
+        message = str(error)
+    assert str(path) in message
+    assert "\n" not in message

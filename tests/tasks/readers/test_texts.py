@@ -45,9 +45,9 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_are_known_by_their_columns(tmp_path: Path, form: str) -> None:
-    rows, wanted = FORMS[form]
+    rows, expected = FORMS[form]
     example = read(tsv(tmp_path, *rows))[0]
-    assert (example.text, example.pair, example.label, example.id) == wanted
+    assert (example.text, example.pair, example.label, example.id) == expected
     assert example.location == f"line {1 if form == 'CoLA' else 2}"
 
 
@@ -185,22 +185,22 @@ def test_ids_that_nobody_asked_for_may_repeat(tmp_path: Path, caplog: pytest.Log
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    def given(text: str) -> None:
+    def feed(text: str) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
-    given("A b.\n\nC d.")
+    feed("A b.\n\nC d.")
     assert [(e.text, e.pair) for e in read("-", labelled=False)] == [("A b.", None), ("", None), ("C d.", None)]
-    given("A b.\tC d.\nE\tF\n")
+    feed("A b.\tC d.\nE\tF\n")
     assert [(e.text, e.pair, e.location) for e in read("-", labelled=False)] == [
         ("A b.", "C d.", "line 1"),
         ("E", "F", "line 2"),
     ]
-    given('{"premise": "A", "hypothesis": "B", "id": 7}\n')
+    feed('{"premise": "A", "hypothesis": "B", "id": 7}\n')
     assert [(e.id, e.text, e.pair) for e in read("-", labelled=False)] == [("7", "A", "B")]
-    given("A\tB\nC\n")
+    feed("A\tB\nC\n")
     with pytest.raises(UserError, match=r"standard input, line 2: has 1 cells, not 2"):
         read("-", labelled=False)
-    given("\n\n")
+    feed("\n\n")
     with pytest.raises(UserError, match=r"standard input, line 1: column 1 is empty in all rows"):
         read("-", labelled=False)
 
