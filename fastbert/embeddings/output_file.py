@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from fastbert.errors import UserError
-from fastbert.io.atomic_write import partial_path, replace_synced
+from fastbert.io.atomic_write import name_full_disk, partial_path, replace_synced
 
 
 class OutputFile(ABC):
@@ -24,7 +24,6 @@ class OutputFile(ABC):
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
-        self.partial = partial_path(self.path)
         if self.path.suffix not in self.suffixes:
             raise UserError(f"{self.path}: must end in {', '.join(self.suffixes)}")
         if self.path.is_dir() or not self.path.parent.is_dir():
@@ -34,16 +33,21 @@ class OutputFile(ABC):
             raise UserError(f"{self.path} exists; give another name, or --overwrite to replace it")
         if self.path.suffix == ".parquet":
             import_pyarrow()
+        self.partial = partial_path(self.path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
+            name_full_disk(error, self.path)
             if kind is None:
                 self._finish()
                 if self.partial.exists():
                     replace_synced(self.partial, self.path)
+        except OSError as late:
+            name_full_disk(late, self.path)
+            raise
         finally:
             with contextlib.suppress(OSError):  # of a full disk, which has been reported
                 self._close()

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ABANDONED_SECONDS = 86_400.0  # without a change: the temporary file of a killed process
 
 
@@ -34,10 +35,17 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield partial
         replace_synced(partial, path)
-    except BaseException:
+    except BaseException as error:
+        name_full_disk(error, path)
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def name_full_disk(error: BaseException | None, path: Path) -> None:
+    """Add the file's path to the error of a full disk: unlike open(), write() raises it without one."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL_DISK:
+        error.filename = str(path)
 
 
 def write_atomic(path: Path, text: str) -> None:
