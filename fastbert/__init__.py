@@ -74,6 +74,13 @@ __all__ = [
 ]
 
 
+def embed_texts(model: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _Any:
+    """Call `fastbert.embeddings.embed.embed` for `model.embed`, whose module cannot import it."""
+    from fastbert.embeddings.embed import embed
+
+    return embed(model, texts, tokenizer, **options)
+
+
 def __getattr__(name: str) -> _Any:
     if name == "__version__":
         from importlib.metadata import version
@@ -84,8 +91,6 @@ def __getattr__(name: str) -> _Any:
     if not home:
         raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
     value = getattr(_import_module(home), name)
-    if home.startswith("fastbert.models"):
-        _import_module("fastbert.embeddings.embed")  # sets EncoderModel.embed_texts
     globals()[name] = value
     return value
 

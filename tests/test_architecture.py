@@ -1,6 +1,7 @@
 """The floors of docs/architecture.md: no module imports a floor above its own, and imports form no circle.
 
-Every import counts: at the top of a file, inside functions, and under TYPE_CHECKING.
+Every import counts: at the top of a file, inside functions, under TYPE_CHECKING, relative ones, and names that are
+written out in a call of `import_module`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FLOORS = (
     ("integrations", "serving"),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
-    ("benchmarks", "__main__"),
+    ("benchmarks", "__main__", "cli.bench"),
 )  # fmt: skip
 
 
@@ -47,11 +48,24 @@ def imports(name: str, file: Path, known: dict[str, Path]) -> set[str]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom):
+            # A package is its __init__: the first dot of a relative import is the package itself.
+            parts = name.split(".")[: -(node.level - (file.name == "__init__.py")) or None] if node.level else []
+            home = ".".join([*parts, *filter(None, [node.module])])
             for alias in node.names:
-                module = f"{node.module}.{alias.name}"
-                imported.add(module if module in known else node.module)
+                module = f"{home}.{alias.name}"
+                imported.add(module if module in known else home)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            imported |= {named_module(argument) for argument in node.args[:1]}
     return {module for module in imported if module in known} - {name}
+
+
+def named_module(argument: ast.expr) -> str:
+    """Return the module that a string names, or the package that an f-string begins with; "" for other expressions."""
+    if isinstance(argument, ast.Constant):
+        return str(argument.value)
+    begin = argument.values[0] if isinstance(argument, ast.JoinedStr) and argument.values else None
+    return str(begin.value).rstrip(".") if isinstance(begin, ast.Constant) else ""
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +110,24 @@ def test_imports_form_no_circle(graph: dict[str, set[str]]) -> None:
 
 
 def test_the_walk_finds_what_it_forbids(tmp_path: Path) -> None:
-    """A lazy import, one under TYPE_CHECKING and one by the package's name all count."""
+    """A lazy import, one under TYPE_CHECKING, by the package's name, relative or by a string: all count."""
     file = tmp_path / "module.py"
     file.write_text(
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from fastbert.tasks.base import Task\n"
-        "def f():\n    from fastbert import doctor\n    import fastbert.cli.flags\n"
+        "def f():\n    from fastbert import doctor\n    import fastbert.cli.flags\n    from .. import graphs\n"
+        "    from ..training.loop import Loop\n    import_module('fastbert.serving.multi_task_model')\n"
+        "    importlib.import_module(f'fastbert.benchmarks.{name}')\n"
     )
-    result = imports("fastbert.ops.custom_op", file, modules())
-    assert result == {"fastbert.tasks.base", "fastbert.doctor", "fastbert.cli.flags"}
-    assert all(floor(module) > floor("fastbert.ops.custom_op") for module in result)
+    upward = imports("fastbert.ops.custom_op", file, modules())
+    assert upward == {
+        "fastbert.tasks.base", "fastbert.doctor", "fastbert.cli.flags", "fastbert.graphs", "fastbert.training.loop",
+        "fastbert.serving.multi_task_model", "fastbert.benchmarks",
+    }  # fmt: skip
+    assert all(floor(module) > floor("fastbert.ops.custom_op") for module in upward)
+    package = tmp_path / "__init__.py"
+    package.write_text("from . import dispatch\nfrom .. import doctor\n")
+    assert imports("fastbert.ops", package, modules()) == {"fastbert.ops.dispatch", "fastbert.doctor"}
 
 
 def test_the_document_names_every_floor() -> None:

@@ -296,6 +296,3 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
             yield bars.stage("embedding", total)
     else:
         yield lambda done: None
-
-
-EncoderModel.embed_texts = staticmethod(embed)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
 from fastbert.errors import UserError, require_package
-from fastbert.io.atomic_write import partial_path, refuse_present, replace_synced
+from fastbert.io.atomic_write import name_full_disk, partial_path, refuse_present, replace_synced
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.text_files import TextFile
 from fastbert.tokenizers import WordPieceTokenizer
@@ -34,22 +34,26 @@ class OutputFile(ABC):
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
-        self.partial = partial_path(self.path)
         if self.path.suffix not in self.suffixes:
             raise UserError(f"{self.path}: must end in {', '.join(self.suffixes)}")
         refuse_present(self.path, overwrite)
         if self.path.suffix == ".parquet":
             import_pyarrow()
+        self.partial = partial_path(self.path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
+            name_full_disk(error, self.path)
             if kind is None:
                 self._finish()
                 if self.partial.exists():
                     replace_synced(self.partial, self.path)
+        except OSError as late:
+            name_full_disk(late, self.path)
+            raise
         finally:
             with contextlib.suppress(OSError):  # of a full disk, which has been reported
                 self._close()

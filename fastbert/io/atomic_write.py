@@ -19,6 +19,7 @@ from typing import Any
 
 from fastbert.errors import UserError
 
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ABANDONED_SECONDS = 86_400.0  # without a change: the temporary file of a killed process
 
 
@@ -36,7 +37,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield partial
         replace_synced(partial, path)
-    except BaseException:
+    except BaseException as error:
+        name_full_disk(error, path)
         with suppress(OSError):
             partial.unlink()
         raise
@@ -50,6 +52,12 @@ def refuse_present(path: Path, overwrite: bool, name: str = "") -> None:
         raise UserError(f"{named} {problem}; name a file")
     if path.exists() and not overwrite:
         raise UserError(f"{named} exists; give another name, or --overwrite to replace it")
+
+
+def name_full_disk(error: BaseException | None, path: Path) -> None:
+    """Add the file's path to the error of a full disk: unlike open(), write() raises it without one."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL_DISK:
+        error.filename = str(path)
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +38,6 @@ class EmbeddingSettings(Protocol):
         """Write the settings next to the model."""
 
 
-def _unbound_embed(model: EncoderModel, texts: Iterable[str], tokenizer: Any, **options: Any) -> Tensor:
-    raise RuntimeError("embed needs fastbert.embeddings: import the model from fastbert")
-
-
 def first_indices(batch: PackedBatch) -> Tensor:
     """Return the index of each sequence's first token, int64 (sequences,), in a batch that has tokens."""
     if isinstance(batch, PaddedBatch):
@@ -62,9 +59,6 @@ class EncoderModel(PreTrainedModel):
     Padded input gives padded output, a `PackedBatch` packed output. Parameters have the names of transformers'
     `BertModel`; files have the architecture's own names.
     """
-
-    embed_texts: ClassVar[Callable[..., Tensor]] = staticmethod(_unbound_embed)
-    """The function behind `embed`: `fastbert.embeddings.embed.embed`, set by that module, which builds on this one."""
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         """Make a model with new weights, from torch's global generator; without a pooler there is no pooled output."""
@@ -254,4 +248,6 @@ class EncoderModel(PreTrainedModel):
         "error", `batch_tokens`, `prompt`, `progress`; `fastbert.embeddings.embed.EmbedOptions` documents them. On CPUs
         a text's vector has the same bits in every batch.
         """
-        return type(self).embed_texts(self, texts, tokenizer, **options)
+        # Embeddings build on models, so the package's root, which is always loaded, calls them.
+        vectors: Tensor = sys.modules["fastbert"].embed_texts(self, texts, tokenizer, **options)
+        return vectors

@@ -156,8 +156,9 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "v.npy"
     file = VectorFile(path)
     file.partial.symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space"), file:
+    with pytest.raises(OSError, match="No space") as raised, file:
         file.append(np.zeros((1000, 300)))
+    assert raised.value.filename == str(path), "the message names the file"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -73,8 +73,9 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
             partial.symlink_to("/dev/full")
             partial.write_text("new")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as raised:
         overfull()
+    assert raised.value.filename == str(path), "the message names the file"
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
 

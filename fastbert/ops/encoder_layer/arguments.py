@@ -175,7 +175,8 @@ class EncoderLayerArguments(NamedTuple):
             )
 
     def check_shapes(self) -> None:
-        """Raise UserError for parameters and keys that kernels, which read addresses, would read beyond the end.
+        """Raise UserError for parameters and keys that kernels, which read addresses, would read beyond the end, and
+        for invalid probabilities.
 
         Called inside the operator: a compiled graph may have been traced with other parameters.
         """
@@ -189,6 +190,8 @@ class EncoderLayerArguments(NamedTuple):
                 raise UserError(
                     f"{name} of layer {self.layer_index} has shape {tuple(tensor.shape)}: it must be {shape}"
                 )
+        if not 0.0 <= batch.attention_p < 1.0:
+            raise UserError(f"attention_p={batch.attention_p} must be at least 0 and below 1")
         key, sequences = batch.dropout_key, len(batch.cu_seqlens) - 1
         if key is not None and (key.dtype != torch.int64 or key.shape != (sequences,) or key.device != x.device):
             raise UserError(

@@ -48,6 +48,11 @@ def refuse_unsupported(spec: LayerSpec) -> None:
                 f"window={attention.window}, position={attention.position!r}: attention has no such operation; use"
                 " window=None and position='none'"
             )
+        if attention is not None and attention.key_value_heads not in (None, attention.heads):
+            raise UserError(
+                f"key_value_heads={attention.key_value_heads}: attention has no grouped heads; use None, or"
+                f" heads={attention.heads}"
+            )
     if spec.feed_forward.gated:
         raise UserError("gated=True: gated feed-forward networks have no operation; use gated=False")
     for norm in (spec.attention_norm, spec.cross_attention_norm, spec.output_norm):

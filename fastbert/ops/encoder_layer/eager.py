@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fastbert.errors import UserError
 from fastbert.ops.attention.op import attention
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.op import dropout
@@ -26,7 +27,26 @@ class Eager(EagerBackend[EncoderLayerArguments]):
     def forward(self, arguments: EncoderLayerArguments, *options: Any) -> Tensor:
         """Return the layer's output, (tokens, width) or (rows, width)."""
         refuse_unsupported(arguments.spec)
+        _check_parameters(arguments)
         return compose_layer(arguments.x, _Layer(arguments), arguments.batch, arguments.layer_index)
+
+
+def _check_parameters(arguments: EncoderLayerArguments) -> None:
+    """Raise UserError for a spec of parameters that `LayerParameters` does not hold, or that have other shapes."""
+    spec, parameters = arguments.spec, arguments.parameters
+    attention, network = spec.self_attention, spec.feed_forward
+    if spec.cross_attention is not None:
+        raise UserError("cross_attention: LayerParameters hold no cross-attention; use cross_attention=None")
+    norms = [norm for norm in (spec.attention_norm, spec.output_norm) if norm is not None]
+    biases = (attention.projection_bias, attention.output_bias, network.bias, *[norm.bias for norm in norms])
+    if not all(biases):
+        raise UserError("the spec lacks a bias, but LayerParameters hold every bias: give zeros, and the spec the bias")
+    width = attention.heads * attention.head_dim
+    expected = {"query": (width, spec.hidden_size), "intermediate": (network.intermediate_size, spec.hidden_size)}
+    for name, shape in expected.items():
+        weight: Tensor = getattr(parameters, name)
+        if weight.shape != shape:
+            raise UserError(f"{name} has shape {tuple(weight.shape)}, but the spec describes {shape}")
 
 
 class _Layer:

@@ -1,0 +1,62 @@
+"""Layers by their spec: one that the parameters or the operations do not fit is refused, not computed as another."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastbert import use_backend
+from fastbert.errors import UserError
+from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.op import encoder_layer
+from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec, bert_layer
+
+WIDTH, INNER = 64, 96
+BERT = bert_layer(WIDTH, 4, INNER, "gelu", 1e-12)
+ATTENTION, NETWORK = BERT.self_attention, BERT.feed_forward
+
+
+def parameters() -> LayerParameters:
+    shapes = {"intermediate": (INNER, WIDTH), "output": (WIDTH, INNER), "intermediate_bias": (INNER,)}
+    square = ("query", "key", "value", "attention_output")
+    return LayerParameters(
+        *[
+            torch.randn(shapes.get(name, (WIDTH, WIDTH) if name in square else (WIDTH,)))
+            for name in LayerParameters._fields
+        ]
+    )
+
+
+def batch() -> LayerBatch:
+    return LayerBatch(cu_seqlens=torch.tensor([0, 2, 6], dtype=torch.int32), max_seqlen=4)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param(replace(BERT, cross_attention=ATTENTION), "hold no cross-attention", id="cross-attention"),
+        pytest.param(replace(BERT, self_attention=replace(ATTENTION, key_value_heads=2)), "key_value_heads", id="gqa"),
+        pytest.param(replace(BERT, self_attention=replace(ATTENTION, window=8)), "window=8", id="window"),
+        pytest.param(replace(BERT, self_attention=replace(ATTENTION, projection_bias=False)), "lacks a bias", id="qkv"),
+        pytest.param(replace(BERT, self_attention=replace(ATTENTION, output_bias=False)), "lacks a bias", id="output"),
+        pytest.param(replace(BERT, feed_forward=replace(NETWORK, bias=False)), "lacks a bias", id="feed-forward"),
+        pytest.param(replace(BERT, feed_forward=replace(NETWORK, gated=True)), "gated=True", id="gated"),
+        pytest.param(replace(BERT, output_norm=NormSpec(1e-12, bias=False)), "lacks a bias", id="norm"),
+        pytest.param(replace(BERT, output_norm=NormSpec(1e-12, kind="rms_norm")), "kind='rms_norm'", id="rms-norm"),
+        pytest.param(bert_layer(32, 4, INNER, "gelu", 1e-12), r"query has shape \(64, 64\).*\(32, 32\)", id="width"),
+    ],
+)
+def test_a_spec_that_does_not_fit_is_refused(spec: LayerSpec, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        encoder_layer(torch.randn(6, WIDTH), parameters(), spec, batch())
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+@pytest.mark.parametrize("name", ["attention_p", "output_p"])
+def test_a_probability_of_one_or_more_is_refused(name: str, backend: str | None) -> None:
+    index = torch.zeros(6, dtype=torch.int64)
+    tensors = {"dropout_key": torch.tensor([1, 2]), "sequence_ids": index, "offsets": index}
+    p = {"attention_p": 0.1, "output_p": 0.1} | {name: 1.5}
+    dropping = replace(batch(), **tensors, **p, attention_output_p=p["output_p"])
+    with use_backend(backend), pytest.raises(UserError, match=r"p=1\.5 must be at least 0 and below 1"):
+        encoder_layer(torch.randn(6, WIDTH), parameters(), BERT, dropping)
