@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.encoder_layer import native_inference, native_training
-from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, GradMask, LayerParameters
+from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerParameters
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table
 from fastbert.ops.native.buffers import DTYPES
@@ -31,20 +28,9 @@ class Native(NativeBackend[EncoderLayerArguments]):
         int8 = int8 and not batch.drops and not arguments.needs_backward
         return unsupported_layer(parameters, spec, x.shape[0], dtype, int8=int8)
 
-    def infer(self, arguments: EncoderLayerArguments) -> Tensor:
-        """Return the layer's output where nothing is dropped and no backward pass follows."""
-        return native_inference.infer(arguments)
-
-    def forward(self, arguments: EncoderLayerArguments, *options: Any) -> list[Tensor]:
-        """Return the output and, unless `save` is SAVE_NOTHING, what backward reads."""
-        (save,) = options
-        return native_training.forward(arguments, save)
-
-    def backward(
-        self, arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask
-    ) -> list[Tensor]:
-        """Return the gradients in the order of `GradMask`."""
-        return native_training.backward(arguments, grad, saved, mask)
+    infer = staticmethod(native_inference.infer)
+    forward = staticmethod(native_training.forward)
+    backward = staticmethod(native_training.backward)
 
 
 def unsupported_layer(
