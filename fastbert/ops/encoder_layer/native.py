@@ -9,7 +9,6 @@ from fastbert.ops.encoder_layer import native_inference, native_training
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerParameters
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table
-from fastbert.ops.native.buffers import DTYPES
 from fastbert.ops.operation import NativeBackend, Reason
 
 
@@ -21,7 +20,7 @@ class Native(NativeBackend[EncoderLayerArguments]):
     def supports(self, arguments: EncoderLayerArguments) -> Reason | None:
         """Support the specs of the fused kernels on CPUs."""
         x, parameters, spec, batch, _, dtype, _, int8, _ = arguments
-        if x.dim() != 2 or x.dtype not in DTYPES or buffers.is_transformed():
+        if x.dim() != 2 or x.dtype not in buffers.DTYPES or buffers.is_transformed():
             return Reason("x must be (tokens, width) in bfloat16 or float32, outside of torch.func's transforms")
         if batch.attention_output_p != batch.output_p:
             return Reason("both halves of the layer drop with different probabilities")
@@ -42,10 +41,10 @@ def unsupported_layer(
     width = spec.hidden_size
     if any(weight.shape != (width, width) for weight in parameters.matrices[:4]):
         return Reason(f"the projections are not {width} x {width}")
-    if dtype not in DTYPES or spec.self_attention.head_dim > MAX_HEAD_DIM:
+    if dtype not in buffers.DTYPES or spec.self_attention.head_dim > MAX_HEAD_DIM:
         return Reason(f"matmuls are {dtype}, heads {spec.self_attention.head_dim} wide (at most {MAX_HEAD_DIM})")
     reason = buffers.unsupported(*parameters)
-    element, inner = DTYPES[dtype], len(parameters.intermediate)
+    element, inner = buffers.DTYPES[dtype], len(parameters.intermediate)
     if reason is None and not (int8 or matmul_table.prefers_native_layer(element, tokens, width, inner)):
         return Reason("the matmul table prefers torch's library for a layer of this size")
     return reason
