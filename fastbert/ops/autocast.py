@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-@contextlib.contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Keep torch's autocast from choosing dtypes inside an operation."""
     if torch.is_autocast_enabled(device.type):
-        with torch.autocast(device.type, enabled=False):
-            yield
-    else:
-        yield
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ import contextlib
 import importlib.util
 import logging
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,17 @@ from torch.autograd import forward_ad
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
-from fastbert.ops.operation import BACKENDS, Backend, BackendName, Operation, Reason, operation_named, operations
+from fastbert.ops.operation import (
+    BACKENDS,
+    Arguments,
+    Backend,
+    BackendName,
+    Operation,
+    Reason,
+    operation_named,
+    operations,
+)
 
-Arguments = TypeVar("Arguments")
 # The fastest first; eager supports every operation on every device.
 PREFERENCE: dict[str, tuple[BackendName, ...]] = {"cuda": ("triton", "eager"), "cpu": ("native", "eager")}
 # Searched for, not imported: the kernels are imported when they first run.

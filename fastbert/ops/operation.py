@@ -44,7 +44,7 @@ class Backend(Generic[Arguments]):
     def supports(self, arguments: Arguments) -> Reason | None:
         """Return why this backend cannot compute a call, None if it can.
 
-        Reads dtypes, devices, ranks and static sizes only, so that a compiler can trace it.
+        Reads dtypes, devices, ranks, static sizes and strides only, so that a compiler can trace it.
         """
         return None
 

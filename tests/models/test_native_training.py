@@ -19,6 +19,7 @@ from fastbert.errors import UserError
 from fastbert.models.layers import layer_batch
 from fastbert.models.modules import Layer
 from fastbert.ops.encoder_layer import native_training
+from fastbert.ops.encoder_layer.native import Native
 from fastbert.ops.native import caching_allocator, matmul_table
 from fastbert.training.optimizer import adamw
 
@@ -54,13 +55,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
 
     def counting(name: str) -> None:
-        original = getattr(native_training, name)
+        original = getattr(Native, name)
 
         def counted(*arguments):
             made.append(name)
             return original(*arguments)
 
-        monkeypatch.setattr(native_training, name, counted)
+        monkeypatch.setattr(Native, name, staticmethod(counted))
 
     counting("forward")
     counting("backward")

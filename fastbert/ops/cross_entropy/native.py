@@ -10,7 +10,6 @@ from fastbert.ops.autocast import matmul_dtype
 from fastbert.ops.cross_entropy.arguments import CrossEntropyArguments
 from fastbert.ops.linear.arguments import GradMask
 from fastbert.ops.native import buffers, caching_allocator, matmul, matmul_table, prepacked_weights
-from fastbert.ops.native.buffers import DTYPES
 from fastbert.ops.operation import NativeBackend, Reason
 
 # The logits of a chunk of rows: smaller chunks would write the weight's gradient more often.
@@ -29,9 +28,9 @@ class Native(NativeBackend[CrossEntropyArguments]):
         if torch.compiler.is_compiling() or buffers.is_transformed():
             return Reason("torch traces or transforms the call")
         reason, dtype = buffers.unsupported(x, weight, bias), matmul_dtype(x)
-        if reason is None and dtype not in DTYPES:
+        if reason is None and dtype not in buffers.DTYPES:
             return Reason(f"autocast multiplies {dtype}, not bfloat16 or float32")
-        if reason is None and not matmul_table.prefers_native(DTYPES[dtype], x.shape[0], *weight.shape):
+        if reason is None and not matmul_table.prefers_native(buffers.DTYPES[dtype], x.shape[0], *weight.shape):
             return Reason("the table of matmuls prefers PyTorch's")
         return reason
 
@@ -46,7 +45,7 @@ class Native(NativeBackend[CrossEntropyArguments]):
         arguments.check_labels()
         x, weight, bias, labels, options = arguments
         x, labels = x.contiguous(), labels.contiguous()
-        rows, element = len(x), DTYPES[x.dtype]
+        rows, element = len(x), buffers.DTYPES[x.dtype]
         losses = torch.zeros(rows, dtype=torch.float32, device="cpu")
         correct = torch.zeros(rows, dtype=torch.uint8, device="cpu")
         dx = caching_allocator.empty(x.shape if mask.x else (0,), x.dtype)

@@ -12,7 +12,6 @@ from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.embedding.arguments import EmbeddingArguments
 from fastbert.ops.embedding.ids import refuse_id
 from fastbert.ops.native import buffers, rowwise
-from fastbert.ops.native.buffers import DTYPES
 from fastbert.ops.native.caching_allocator import empty
 from fastbert.ops.operation import NativeBackend, Reason
 
@@ -27,7 +26,7 @@ class Native(NativeBackend[EmbeddingArguments]):
             return Reason("the tables differ in dtype")
         if any(table.stride(1) != 1 and table.shape[1] > 1 for table in tables):
             return Reason("the elements of a table's row are not contiguous")
-        if arguments.dtype not in DTYPES:
+        if arguments.dtype not in buffers.DTYPES:
             return Reason(f"autocast asks for {arguments.dtype}")
         return rowwise.unsupported(*tables, arguments.weight, arguments.bias)
 
@@ -45,9 +44,10 @@ class Native(NativeBackend[EmbeddingArguments]):
         y, (mean, rstd) = empty((tokens, width), dtype), rowwise.empty_statistics(tokens, save)
         weight, bias, _, vector_dtype = rowwise.as_vectors(weight, bias)
         dropout, _tensors = rowwise.dropout_arguments(token_dropout, tokens)
+        element, out_element = buffers.DTYPES[tables[0].dtype], buffers.DTYPES[dtype]
         invalid = _C.embedding_layer_norm(
-            tokens, width, DTYPES[tables[0].dtype], DTYPES[dtype], _table_values(ids, tables), weight.data_ptr(),
-            bias.data_ptr(), vector_dtype, eps, dropout, y.data_ptr(), mean.data_ptr(), rstd.data_ptr(),
+            tokens, width, element, out_element, _table_values(ids, tables), weight.data_ptr(), bias.data_ptr(),
+            vector_dtype, eps, dropout, y.data_ptr(), mean.data_ptr(), rstd.data_ptr(),
         )  # fmt: skip
         if invalid is not None:
             table, position, index = invalid
@@ -76,9 +76,10 @@ class Native(NativeBackend[EmbeddingArguments]):
         buffers.address("weight", weight)
         mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
         dropout, _tensors = rowwise.dropout_arguments(token_dropout, tokens)
+        table_values = _table_values(ids, tables)
         _C.embedding_layer_norm_backward(
-            tokens, width, DTYPES[tables[0].dtype], DTYPES[grad.dtype], _table_values(ids, tables), grad.data_ptr(),
-            grad_stride, mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), DTYPES[weight.dtype], dropout,
+            tokens, width, buffers.DTYPES[tables[0].dtype], buffers.DTYPES[grad.dtype], table_values, grad.data_ptr(),
+            grad_stride, mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), buffers.DTYPES[weight.dtype], dropout,
             dsum.data_ptr(), sums.data_ptr(),
         )  # fmt: skip
         gradients = []
@@ -87,7 +88,7 @@ class Native(NativeBackend[EmbeddingArguments]):
             gradients.append(gradient)
             if needed:
                 _C.embedding_backward(
-                    tokens, width, DTYPES[table.dtype], dsum.data_ptr(), index.data_ptr(), index.stride(0),
+                    tokens, width, buffers.DTYPES[table.dtype], dsum.data_ptr(), index.data_ptr(), index.stride(0),
                     index.dtype == torch.int64, table.shape[0], gradient.data_ptr(),
                 )  # fmt: skip
         # Copies, because the results of an operator must not share memory.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.encoder_layer import native_inference, native_training
-from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, GradMask, LayerParameters
+from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerParameters
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table
-from fastbert.ops.native.buffers import DTYPES
 from fastbert.ops.operation import NativeBackend, Reason
 
 
@@ -24,27 +20,16 @@ class Native(NativeBackend[EncoderLayerArguments]):
     def supports(self, arguments: EncoderLayerArguments) -> Reason | None:
         """Support the specs of the fused kernels on CPUs."""
         x, parameters, spec, batch, _, dtype, _, int8, _ = arguments
-        if x.dim() != 2 or x.dtype not in DTYPES or buffers.is_transformed():
+        if x.dim() != 2 or x.dtype not in buffers.DTYPES or buffers.is_transformed():
             return Reason("x must be (tokens, width) in bfloat16 or float32, outside of torch.func's transforms")
         if batch.attention_output_p != batch.output_p:
             return Reason("both halves of the layer drop with different probabilities")
         int8 = int8 and not batch.drops and not arguments.needs_backward
         return unsupported_layer(parameters, spec, x.shape[0], dtype, int8=int8)
 
-    def infer(self, arguments: EncoderLayerArguments) -> Tensor:
-        """Return the layer's output where nothing is dropped and no backward pass follows."""
-        return native_inference.infer(arguments)
-
-    def forward(self, arguments: EncoderLayerArguments, *options: Any) -> list[Tensor]:
-        """Return the output and, unless `save` is SAVE_NOTHING, what backward reads."""
-        (save,) = options
-        return native_training.forward(arguments, save)
-
-    def backward(
-        self, arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask
-    ) -> list[Tensor]:
-        """Return the gradients in the order of `GradMask`."""
-        return native_training.backward(arguments, grad, saved, mask)
+    infer = staticmethod(native_inference.infer)
+    forward = staticmethod(native_training.forward)
+    backward = staticmethod(native_training.backward)
 
 
 def unsupported_layer(
@@ -56,10 +41,10 @@ def unsupported_layer(
     width = spec.hidden_size
     if any(weight.shape != (width, width) for weight in parameters.matrices[:4]):
         return Reason(f"the projections are not {width} x {width}")
-    if dtype not in DTYPES or spec.self_attention.head_dim > MAX_HEAD_DIM:
+    if dtype not in buffers.DTYPES or spec.self_attention.head_dim > MAX_HEAD_DIM:
         return Reason(f"matmuls are {dtype}, heads {spec.self_attention.head_dim} wide (at most {MAX_HEAD_DIM})")
     reason = buffers.unsupported(*parameters)
-    element, inner = DTYPES[dtype], len(parameters.intermediate)
+    element, inner = buffers.DTYPES[dtype], len(parameters.intermediate)
     if reason is None and not (int8 or matmul_table.prefers_native_layer(element, tokens, width, inner)):
         return Reason("the matmul table prefers torch's library for a layer of this size")
     return reason

@@ -17,7 +17,6 @@ from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerParameters
 from fastbert.ops.native import buffers, prepacked_weights
-from fastbert.ops.native.buffers import DTYPES
 
 
 def infer(arguments: EncoderLayerArguments) -> Tensor:
@@ -30,7 +29,7 @@ def infer(arguments: EncoderLayerArguments) -> Tensor:
     # For a call that is neither traced nor transformed, the dispatcher would only add its microseconds.
     run = _run if buffers.direct(x, *parameters) else _traced
     numbers = (spec.self_attention.heads, arguments.eps, arguments.tanh, spec.self_attention.causal)
-    element = "int8" if int8 else DTYPES[dtype]
+    element = "int8" if int8 else buffers.DTYPES[dtype]
     return run(x, list(parameters), batch.cu_seqlens, *numbers, batch.token_indices, dtype, element)
 
 
@@ -65,13 +64,13 @@ def _run(
     try:
         _C.encoder_layer(
             x=buffers.address("x", x),
-            x_dtype=DTYPES[x.dtype],
+            x_dtype=buffers.DTYPES[x.dtype],
             x_stride=x.stride(0),
             tokens=x.shape[0],
             width=x.shape[1],
             weights=prepacked,
             vectors=[
-                (0 if buffers.was_freed(vector) else vector.data_ptr(), vector.numel(), DTYPES[vector.dtype])
+                (0 if buffers.was_freed(vector) else vector.data_ptr(), vector.numel(), buffers.DTYPES[vector.dtype])
                 for vector in vectors
             ],
             cu_seqlens=cu_seqlens.data_ptr(),
@@ -82,7 +81,7 @@ def _run(
             causal=causal,
             rows=None if rows is None else (rows.data_ptr(), len(rows)),
             y=y.data_ptr(),
-            y_dtype=DTYPES[dtype],
+            y_dtype=buffers.DTYPES[dtype],
         )
     except ValueError as error:
         raise UserError(str(error)) from None

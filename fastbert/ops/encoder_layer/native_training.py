@@ -30,7 +30,6 @@ from fastbert.ops.encoder_layer.arguments import (
     LayerParameters,
 )
 from fastbert.ops.native import buffers, caching_allocator, matmul, prepacked_weights
-from fastbert.ops.native.buffers import DTYPES
 from fastbert.ops.norm.arguments import LayerNormArguments
 from fastbert.ops.norm.op import LAYER_NORM
 
@@ -49,7 +48,7 @@ class _Matrices(NamedTuple):
 
 
 def _prepacked(arguments: EncoderLayerArguments, transposed: bool = False) -> _Matrices:
-    matrices, element = arguments.parameters.matrices, DTYPES[arguments.dtype]
+    matrices, element = arguments.parameters.matrices, buffers.DTYPES[arguments.dtype]
     return _Matrices(*prepacked_weights.prepacked_group(matrices, (3, 1, 1, 1), element, transposed=transposed))
 
 

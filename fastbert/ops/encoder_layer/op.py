@@ -6,15 +6,15 @@ Where no backend fuses a layer, it is composed of the single operations, which g
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastbert.ops import dispatch
+from fastbert.ops import custom_op, dispatch
 from fastbert.ops.attention.op import tf32_allowed
 from fastbert.ops.autocast import matmul_dtype, without_autocast
-from fastbert.ops.custom_op import operator
+from fastbert.ops.encoder_layer import eager, native, triton
 from fastbert.ops.encoder_layer.arguments import (
     SAVE_ALL,
     SAVE_CHEAPLY,
@@ -24,13 +24,10 @@ from fastbert.ops.encoder_layer.arguments import (
     LayerBatch,
     LayerParameters,
 )
-from fastbert.ops.encoder_layer.eager import Eager
-from fastbert.ops.encoder_layer.native import Native
 from fastbert.ops.encoder_layer.spec import LayerSpec, decode_spec
-from fastbert.ops.encoder_layer.triton import Triton
 from fastbert.ops.operation import Backend, Operation
 
-ENCODER_LAYER = Operation("encoder_layer", Eager(), Native(), Triton())
+ENCODER_LAYER = Operation("encoder_layer", eager.Eager(), native.Native(), triton.Triton())
 
 
 def encoder_layer(
@@ -68,61 +65,43 @@ def select(arguments: EncoderLayerArguments) -> Backend[EncoderLayerArguments]:
 
 def run(arguments: EncoderLayerArguments, backend: Backend[EncoderLayerArguments]) -> Tensor:
     """Compute a layer on the backend that `select` returned."""
-    output: Tensor
     if backend.composite:
-        output = backend.forward(arguments)
-        return output
+        return backend.forward(arguments)
     arguments.check()
     dispatch.refuse_forward_mode("encoder_layer")
     trains = arguments.needs_backward
     if backend.name == "native" and not (trains or arguments.batch.drops):
-        output = backend.infer(arguments)  # type: ignore[attr-defined]
-        return output
+        return backend.infer(arguments)  # type: ignore[attr-defined]
     save = (SAVE_CHEAPLY if arguments.recompute else SAVE_ALL) if trains else SAVE_NOTHING
     x, parameters, spec, batch, index, dtype, *_ = arguments
     tf32 = dtype == torch.float32 and tf32_allowed()
-    output = _forward(x, list(parameters), spec.encoded, *_flatten(batch), index, dtype, tf32, save, backend.name)[0]
-    return output
+    flat = [getattr(batch, name) for name in FlatBatch._fields]
+    return _forward(x, list(parameters), spec.encoded, *flat, index, dtype, tf32, save, backend.name)[0]
 
 
-def _flatten(batch: LayerBatch) -> tuple[Any, ...]:
-    return (
-        batch.cu_seqlens, batch.max_seqlen, batch.attention_p, batch.output_p, batch.dropout_key, batch.sequence_ids,
-        batch.offsets, batch.token_indices,
-    )  # fmt: skip
+class FlatBatch(NamedTuple):
+    """A LayerBatch that drops with one probability behind both halves, as operators of torch receive it."""
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    attention_p: float
+    output_p: float
+    dropout_key: Tensor | None
+    sequence_ids: Tensor | None
+    offsets: Tensor | None
+    token_indices: Tensor | None
+
+    def rebuild(self) -> LayerBatch:
+        """Return the batch that was flattened."""
+        return LayerBatch(**self._asdict(), attention_output_p=self.output_p)
 
 
-def _unflatten(
-    x: Tensor, parameters: list[Tensor], spec: str, fields: tuple[Any, ...], index: int, dtype: torch.dtype, tf32: bool
-) -> EncoderLayerArguments:
-    cu_seqlens, max_seqlen, attention_p, output_p, dropout_key, sequence_ids, offsets, token_indices = fields
-    batch = LayerBatch(
-        cu_seqlens=cu_seqlens,
-        max_seqlen=max_seqlen,
-        attention_p=attention_p,
-        attention_output_p=output_p,
-        output_p=output_p,
-        dropout_key=dropout_key,
-        sequence_ids=sequence_ids,
-        offsets=offsets,
-        token_indices=token_indices,
-    )
-    return EncoderLayerArguments(x, LayerParameters(*parameters), decode_spec(spec), batch, index, dtype, tf32)
-
-
-@operator("fastbert::encoder_layer")
+@custom_op.operator("fastbert::encoder_layer")
 def _forward(
     x: Tensor,
     parameters: list[Tensor],
     spec: str,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    attention_p: float,
-    output_p: float,
-    dropout_key: Tensor | None,
-    sequence_ids: Tensor | None,
-    offsets: Tensor | None,
-    token_indices: Tensor | None,
+    batch: FlatBatch,
     index: int,
     dtype: torch.dtype,
     tf32: bool,
@@ -130,19 +109,19 @@ def _forward(
     backend: str,
 ) -> list[Tensor]:
     """Return the output and, if anything is saved, the tensors of the backend's backward."""
-    fields = (cu_seqlens, max_seqlen, attention_p, output_p, dropout_key, sequence_ids, offsets, token_indices)
-    arguments = _unflatten(x, parameters, spec, fields, index, dtype, tf32)
+    layer = (LayerParameters(*parameters), decode_spec(spec), batch.rebuild())
+    arguments = EncoderLayerArguments(x, *layer, index, dtype, tf32)
     arguments.check_shapes()
     with without_autocast(x.device):
-        tensors: list[Tensor] = ENCODER_LAYER.backend(backend).forward(arguments, save)
-    return tensors
+        return ENCODER_LAYER.backend(backend).forward(arguments, save)
 
 
 @_forward.register_fake
-def _(x: Tensor, parameters: list[Tensor], spec: str, *others: Any) -> list[Tensor]:
-    token_indices, _, dtype, _, save, _ = others[-6:]
-    tokens, width = x.shape
-    rows = tokens if token_indices is None else token_indices.shape[0]
+def _(
+    x: Tensor, parameters: list[Tensor], spec: str, batch: FlatBatch, index: int, dtype: torch.dtype, *others: Any
+) -> list[Tensor]:
+    (tokens, width), (_, save, _) = x.shape, others
+    rows = tokens if batch.token_indices is None else batch.token_indices.shape[0]
     inner, heads = LayerParameters(*parameters).intermediate.shape[0], decode_spec(spec).self_attention.heads
 
     def empty(*shape: Any, kind: torch.dtype = dtype) -> Tensor:
@@ -158,21 +137,14 @@ def _(x: Tensor, parameters: list[Tensor], spec: str, *others: Any) -> list[Tens
     return [y, *saved, *([empty(rows, width)] if save == SAVE_ALL else [])]
 
 
-@operator("fastbert::encoder_layer_backward")
+@custom_op.operator("fastbert::encoder_layer_backward")
 def _backward(
     grad: Tensor,
     saved: list[Tensor],
     x: Tensor,
     parameters: list[Tensor],
     spec: str,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    attention_p: float,
-    output_p: float,
-    dropout_key: Tensor | None,
-    sequence_ids: Tensor | None,
-    offsets: Tensor | None,
-    token_indices: Tensor | None,
+    batch: FlatBatch,
     index: int,
     dtype: torch.dtype,
     tf32: bool,
@@ -180,10 +152,9 @@ def _backward(
     mask: list[bool],
 ) -> list[Tensor]:
     """Return the gradients in the order of `GradMask`."""
-    fields = (cu_seqlens, max_seqlen, attention_p, output_p, dropout_key, sequence_ids, offsets, token_indices)
-    arguments = _unflatten(x, parameters, spec, fields, index, dtype, tf32)
-    gradients: list[Tensor] = ENCODER_LAYER.backend(backend).backward(arguments, grad, saved, GradMask(*mask))
-    return gradients
+    layer = (LayerParameters(*parameters), decode_spec(spec), batch.rebuild())
+    arguments = EncoderLayerArguments(x, *layer, index, dtype, tf32)
+    return ENCODER_LAYER.backend(backend).backward(arguments, grad, saved, GradMask(*mask))
 
 
 @_backward.register_fake
@@ -211,29 +182,22 @@ def _(grad: Tensor, saved: list[Tensor], x: Tensor, parameters: list[Tensor], *o
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, parameters, ctx.spec, *fields, index, dtype, tf32, _, backend = inputs
+    x, parameters, *options = inputs
     # The output itself is not needed: the sum before its LayerNorm is saved.
-    tensors = {i: value for i, value in enumerate(fields) if isinstance(value, Tensor)}
-    ctx.save_for_backward(x, *parameters, *tensors.values(), *output[1:])
-    ctx.tensor_fields = tuple(tensors)
-    ctx.fields = tuple(None if i in tensors else value for i, value in enumerate(fields))
-    ctx.options = (index, dtype, tf32, backend)
+    custom_op.save(ctx, x, *parameters, *options, *output[1:])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    count = len(LayerParameters._fields)
-    after = (None,) * (1 + len(ctx.fields) + 5)
+@_forward.register_autograd(setup_context=_setup_context)
+def _(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    needs_x, needs, *others = ctx.needs_input_grad
+    count, after = len(needs), [None] * len(others)
     grad = grads[0]
     if grad is None:
-        return (None, [None] * count, *after)
-    x, *tensors = ctx.saved_tensors
-    parameters, tensors = tensors[:count], tensors[count:]
-    fields = list(ctx.fields)
-    for i, tensor in zip(ctx.tensor_fields, tensors, strict=False):
-        fields[i] = tensor
-    saved = tensors[len(ctx.tensor_fields) :]
-    needs_x, needs = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        return None, [None] * count, *after
+    x, *values = custom_op.saved(ctx)
+    parameters, values = values[:count], values[count:]
+    (*options, _, backend), saved = values[: len(others)], values[len(others) :]
     by_name = LayerParameters(*needs)
     mask = GradMask(
         x=needs_x,
@@ -247,7 +211,7 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         output_vectors=True,
     )
     dx, projections, projection_biases, dwo, first, dw1, db1, dw2, last = _backward(
-        grad.contiguous(), saved, x, parameters, ctx.spec, *fields, *ctx.options, list(mask)
+        grad.contiguous(), saved, x, parameters, *options, backend, list(mask)
     )
     gradients = [
         *projections.chunk(3), *projection_biases.chunk(3), dwo, first[2], first[0], first[1], dw1, db1, dw2, last[2],
@@ -257,7 +221,4 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         gradient.to(parameter.dtype) if needed else None
         for gradient, parameter, needed in zip(gradients, parameters, needs, strict=True)
     ]
-    return (dx if needs_x else None, of_parameters, *after)
-
-
-_forward.register_autograd(_gradients, setup_context=_setup_context)
+    return dx if needs_x else None, of_parameters, *after

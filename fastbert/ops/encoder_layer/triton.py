@@ -14,8 +14,6 @@ With `LayerBatch.token_indices`, everything behind attention is computed of thes
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -52,89 +50,78 @@ class Triton(TritonBackend[EncoderLayerArguments]):
             return None
         return Reason(f"a parameter is neither {dtype} nor float32, or not on {x.device}")
 
-    def forward(self, arguments: EncoderLayerArguments, *options: Any) -> list[Tensor]:
+    def forward(self, arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
         """Return [y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if
         everything is."""
-        (save,) = options
-        return _forward(arguments, save)
+        from fastbert.kernels.attention import launchers
+        from fastbert.kernels.linear.feed_forward import up_projection
+        from fastbert.kernels.norm import layer_norm
+
+        x, w, _, batch, index, dtype, *_ = arguments
+        keep, eps = save != SAVE_NOTHING, arguments.eps
+        qkv = F.linear(x.to(dtype), _joined(arguments), torch.cat((w.query_bias, w.key_bias, w.value_bias)).to(dtype))
+        attention = arguments.attention(qkv)
+        attention.check_offsets()
+        context, lse = launchers.forward(kernel_inputs(attention))
+        context = context.flatten(1)
+        y1, z1, mean1, rstd1 = layer_norm.forward(
+            batch.gather(context) @ w.attention_output.to(dtype).t(), w.attention_output_bias, batch.gather(x),
+            w.attention_norm, w.attention_norm_bias, eps,
+            dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), keep,
+        )  # fmt: skip
+        h, u = up_projection(y1, w.intermediate.to(dtype), w.intermediate_bias, arguments.tanh, keep)
+        y2, z2, mean2, rstd2 = layer_norm.forward(
+            h @ w.output.to(dtype).t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, eps,
+            dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), keep,
+        )  # fmt: skip
+        if not keep:
+            return [y2]
+        saved = [qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2]
+        return [y2, *saved, *([y1] if save == SAVE_ALL else [])]
 
     def backward(
         self, arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask
     ) -> list[Tensor]:
         """Return the gradients in the order of `GradMask`; matrices that are not computed are empty."""
-        return _backward(arguments, grad, saved, mask)
+        from fastbert.kernels.attention import launchers
+        from fastbert.kernels.linear.feed_forward import down_projection_backward
+        from fastbert.kernels.norm import layer_norm
 
-
-def _forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
-    from fastbert.kernels.attention import launchers
-    from fastbert.kernels.linear.feed_forward import up_projection
-    from fastbert.kernels.norm import layer_norm
-
-    x, w, spec, batch, index, dtype, *_ = arguments
-    keep, tanh, norms = save != SAVE_NOTHING, spec.feed_forward.activation == "gelu_tanh", spec.attention_norm
-    assert norms is not None
-    qkv = F.linear(x.to(dtype), _joined(arguments), torch.cat((w.query_bias, w.key_bias, w.value_bias)).to(dtype))
-    attention = arguments.attention(qkv)
-    attention.check_offsets()
-    context, lse = launchers.forward(kernel_inputs(attention))
-    context = context.flatten(1)
-    y1, z1, mean1, rstd1 = layer_norm.forward(
-        batch.gather(context) @ w.attention_output.to(dtype).t(), w.attention_output_bias, batch.gather(x),
-        w.attention_norm, w.attention_norm_bias, norms.eps,
-        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), keep,
-    )  # fmt: skip
-    h, u = up_projection(y1, w.intermediate.to(dtype), w.intermediate_bias, tanh, keep)
-    y2, z2, mean2, rstd2 = layer_norm.forward(
-        h @ w.output.to(dtype).t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, norms.eps,
-        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), keep,
-    )  # fmt: skip
-    if not keep:
-        return [y2]
-    saved = [qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2]
-    return [y2, *saved, *([y1] if save == SAVE_ALL else [])]
-
-
-def _backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask) -> list[Tensor]:
-    from fastbert.kernels.attention import launchers
-    from fastbert.kernels.linear.feed_forward import down_projection_backward
-    from fastbert.kernels.norm import layer_norm
-
-    x, w, spec, batch, index, dtype, *_ = arguments
-    tanh, norms = spec.feed_forward.activation == "gelu_tanh", spec.attention_norm
-    assert norms is not None
-    qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
-    if rest:
-        y1 = rest[0]
-    else:
-        y1 = layer_norm.forward(z1, None, None, w.attention_norm, w.attention_norm_bias, norms.eps, None, False)[0]
-    df, dy1, sums2 = layer_norm.backward(
-        grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
-        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
-    )  # fmt: skip
-    du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, tanh)
-    dw2 = matmul(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
-    dw1 = matmul(du.t(), y1, w.intermediate.dtype) if mask.intermediate else w.intermediate.new_empty(0)
-    del h
-    # Without dropout that gradient is df itself, of which nothing else is read from here on.
-    dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
-    do, dx, sums1 = layer_norm.backward(
-        dy1, None, z1, mean1, rstd1, w.attention_norm,
-        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
-    )  # fmt: skip
-    wo = w.attention_output
-    dwo = matmul(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
-    dcontext = batch.scatter(do @ wo.to(dtype), len(x))
-    attention = kernel_inputs(arguments.attention(qkv))
-    shape = attention.q.shape
-    dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
-    dw = matmul(dqkv.t(), x.to(dtype), w.query.dtype) if mask.projections else w.query.new_empty(0)
-    db = dqkv.sum(0, dtype=torch.float32) if mask.projection_biases else db1.new_empty(0)
-    if mask.x:
-        residual = batch.scatter(do if dx is None else dx, len(x))
-        dx = add_matmul(residual, dqkv, _joined(arguments)).to(x.dtype)
-    else:
-        dx = x.new_empty(0)
-    return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+        x, w, _, batch, index, dtype, *_ = arguments
+        qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
+        if rest:
+            y1 = rest[0]
+        else:
+            norm = (w.attention_norm, w.attention_norm_bias, arguments.eps, None, False)
+            y1 = layer_norm.forward(z1, None, None, *norm)[0]
+        df, dy1, sums2 = layer_norm.backward(
+            grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
+            dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
+        )  # fmt: skip
+        du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, arguments.tanh)
+        dw2 = matmul(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
+        dw1 = matmul(du.t(), y1, w.intermediate.dtype) if mask.intermediate else w.intermediate.new_empty(0)
+        del h
+        # Without dropout that gradient is df itself, of which nothing else is read from here on.
+        dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
+        do, dx, sums1 = layer_norm.backward(
+            dy1, None, z1, mean1, rstd1, w.attention_norm,
+            dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
+        )  # fmt: skip
+        wo = w.attention_output
+        dwo = matmul(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
+        dcontext = batch.scatter(do @ wo.to(dtype), len(x))
+        attention = kernel_inputs(arguments.attention(qkv))
+        shape = attention.q.shape
+        dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+        dw = matmul(dqkv.t(), x.to(dtype), w.query.dtype) if mask.projections else w.query.new_empty(0)
+        db = dqkv.sum(0, dtype=torch.float32) if mask.projection_biases else db1.new_empty(0)
+        if mask.x:
+            residual = batch.scatter(do if dx is None else dx, len(x))
+            dx = add_matmul(residual, dqkv, _joined(arguments)).to(x.dtype)
+        else:
+            dx = x.new_empty(0)
+        return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
 
 
 def _joined(arguments: EncoderLayerArguments) -> Tensor:

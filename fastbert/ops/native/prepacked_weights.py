@@ -18,11 +18,13 @@ conversions of submodules under `set_swap_module_params_on_conversion`): call `f
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -49,12 +51,13 @@ class _Copies:
     """Whether the copies were used since the weights last changed."""
     content_hash: int | None = None
     """Hash of all bytes of the weights when they were packed; None if it was not computed."""
+    identities: frozenset[int] = frozenset()
+    """The weights by `id`."""
 
 
 # By the first of the weights, then by element, layout, the identities of the others, and counts.
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.RLock()
-_hooked = False
 # Of one weight: elements, layouts, and the weights that it is packed with.
 MAX_COPIES = 8
 CHECK_ALL = os.environ.get("FASTBERT_CHECK_WEIGHTS", "").strip() not in ("", "0")
@@ -83,34 +86,28 @@ def prepacked_group(
     first, key = weights[0], (element, transposed, tuple(map(id, weights[1:])), counts)
     state = _state(weights)
     content_hash = _content_hash(weights) if CHECK_ALL or rows >= HASHED_ROWS[element] else None
-    by_key = _copies.get(first)
-    copies = None if by_key is None else by_key.get(key)
+    copies = _copies.get(first, {}).get(key)
     if copies is not None and copies.state == state and content_hash in (None, copies.content_hash):
         copies.used = True
         return copies.packed
     with _lock:
         # Again under the lock: another thread may have repacked or replaced the copy, and be using it.
-        by_key = _copies.get(first)
-        copies = None if by_key is None else by_key.get(key)
-        fresh = copies is not None and copies.state == state and content_hash in (None, copies.content_hash)
-        if copies is not None and (fresh or _repack(copies, weights)):
-            copies.weights, copies.state, copies.used = tuple(map(TensorWeakRef, weights)), state, True
-            if not fresh:
-                copies.content_hash = content_hash
-            return copies.packed
-        if copies is not None and by_key is not None:
-            del by_key[key]
+        copies = _copies.get(first, {}).get(key)
+        if copies is not None:
+            fresh = copies.state == state and content_hash in (None, copies.content_hash)
+            if fresh or _repack(copies, weights):
+                copies.weights, copies.state, copies.used = tuple(map(TensorWeakRef, weights)), state, True
+                copies.content_hash = copies.content_hash if fresh else content_hash
+                return copies.packed
+            del _copies[first][key]
         del copies  # frees its memory before the new copies are allocated
     packed = _pack_in_place(weights, counts, element, transposed)
     if packed is None:
-        packed, remaining = [], [weight.detach() for weight in weights]
-        for count in counts:
-            group, remaining = remaining[:count], remaining[count:]
-            joined = (torch.cat(group) if count > 1 else group[0]).contiguous()
-            packed.append(matmul.prepack(joined, element, transposed))
-    copies = _Copies(
-        tuple(map(TensorWeakRef, weights)), counts, transposed, tuple(packed), state, content_hash=content_hash
-    )
+        groups = _groups([weight.detach() for weight in weights], counts)
+        joined = (torch.cat(group) if len(group) > 1 else group[0] for group in groups)
+        packed = [matmul.prepack(weight.contiguous(), element, transposed) for weight in joined]
+    references, identities = tuple(map(TensorWeakRef, weights)), frozenset(map(id, weights))
+    copies = _Copies(references, counts, transposed, tuple(packed), state, True, content_hash, identities)
     with _lock:
         _hook_optimizers()
         by_key = _copies.setdefault(first, {})
@@ -121,17 +118,22 @@ def prepacked_group(
     return copies.packed
 
 
+def _groups(weights: Sequence[Tensor], counts: tuple[int, ...]) -> list[list[Tensor]]:
+    """Return the weights of each copy."""
+    remaining = iter(weights)
+    return [list(islice(remaining, count)) for count in counts]
+
+
 def _pack_in_place(
     weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool
 ) -> list[_C.PrepackedWeight] | None:
     """Return new copies without concatenating weights first; None for weights that this does not support."""
     if element not in ("bf16", "fp32") or any(weight.dim() != 2 for weight in weights):
         return None
-    packed, index = [], 0
-    for count in counts:
-        rows, width = sum(weight.shape[0] for weight in weights[index : index + count]), weights[index].shape[1]
+    packed = []
+    for group in _groups(weights, counts):
+        rows, width = sum(weight.shape[0] for weight in group), group[0].shape[1]
         packed.append(_C.PrepackedWeight.empty(*((width, rows) if transposed else (rows, width)), element))
-        index += count
     parts = _parts(packed, counts, transposed, weights)
     if parts is None:
         return None
@@ -168,12 +170,12 @@ def _parts(
     copies: Sequence[_C.PrepackedWeight], counts: tuple[int, ...], transposed: bool, weights: Sequence[Tensor]
 ) -> list[tuple[_C.PrepackedWeight, bool, int, tuple[int, str, int], int]] | None:
     """Return the rows of each copy that each weight fills; None if a weight does not fit."""
-    parts, index = [], 0
-    for packed, count in zip(copies, counts, strict=True):
+    parts = []
+    for packed, group in zip(copies, _groups(weights, counts), strict=True):
         offset, (rows, width) = 0, (packed.columns, packed.depth)
         if transposed:
             rows, width = width, rows
-        for weight in weights[index : index + count]:
+        for weight in group:
             plain = weight.dim() == 2 and weight.is_contiguous() and weight.dtype in buffers.DTYPES
             if packed.element == "int8" or not plain or weight.is_neg() or weight.shape[1] != width:
                 return None
@@ -184,7 +186,6 @@ def _parts(
             offset += weight.shape[0]
         if offset != rows:
             return None
-        index += count
     return parts
 
 
@@ -200,28 +201,23 @@ class Refresh:
         """Prepacked weight, whether transposed, index of the weight, and the row of its first row in the copy."""
         self._refreshed: list[tuple[_Copies, list[Tensor]]] = []
         index = {id(weight): i for i, weight in enumerate(weights)}
-        with _lock:
-            for first, by_key in list(_copies.items()):
-                for key, copies in list(by_key.items()):
-                    group = [reference() for reference in copies.weights]
-                    if any(id(weight) in index for weight in group) and not self._collect(copies, group, index):
-                        del by_key[key]
-                if not by_key:
-                    del _copies[first]
 
-    def _collect(self, copies: _Copies, group: list[Tensor | None], index: dict[int, int]) -> bool:
-        alive = [weight for weight in group if weight is not None]
-        if len(alive) < len(group) or not copies.used or copies.packed[0].element == "int8":
+        _retain(lambda copies: copies.identities.isdisjoint(index) or self._collect(copies, index))
+
+    def _collect(self, copies: _Copies, index: dict[int, int]) -> bool:
+        alive = [weight for reference in copies.weights if (weight := reference()) is not None]
+        if (
+            len(alive) < len(copies.weights)
+            or not copies.used
+            or copies.packed[0].element == "int8"
+            or not _is_unshared(copies)
+            or copies.state != _state(alive)
+            or (CHECK_ALL and copies.content_hash != _content_hash(alive))
+        ):
             return False
-        if not _is_unshared(copies) or copies.state != _state(alive):
-            return False
-        if CHECK_ALL and copies.content_hash != _content_hash(alive):
-            return False
-        weights = iter(alive)
-        for packed, count in zip(copies.packed, copies.counts, strict=True):
+        for packed, group in zip(copies.packed, _groups(alive, copies.counts), strict=True):
             offset = 0
-            for _ in range(count):
-                weight = next(weights)
+            for weight in group:
                 if id(weight) in index:
                     self.parts.append((packed, copies.transposed, index[id(weight)], offset))
                 offset += weight.shape[0]
@@ -275,21 +271,24 @@ def _span(weight: Tensor) -> int:
 def forget(weights: Tensor | Iterable[Tensor]) -> None:
     """Drop the copies of one or several weights, which the next matmul packs again."""
     changed = {id(weights)} if isinstance(weights, Tensor) else {id(weight) for weight in weights}
+    _retain(lambda copies: copies.identities.isdisjoint(changed))
+
+
+def _retain(keep: Callable[[_Copies], bool]) -> None:
+    """Drop the copies that are not to be kept."""
     with _lock:
         for first, by_key in list(_copies.items()):
-            for key in [key for key in by_key if id(first) in changed or changed.intersection(key[2])]:
+            for key in [key for key, copies in by_key.items() if not keep(copies)]:
                 del by_key[key]
             # The dictionary's weak reference would keep torch from swapping the tensor.
             if not by_key:
                 del _copies[first]
 
 
+@functools.cache
 def _hook_optimizers() -> None:
     """Register a hook on the steps of all torch optimizers, from the first copy on."""
-    global _hooked
-    if not _hooked:
-        register_optimizer_step_post_hook(_after_step)
-        _hooked = True
+    register_optimizer_step_post_hook(_after_step)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -299,19 +298,14 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     changed = getattr(optimizer, "changed_by_torch", None)
     if changed is None:
         changed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if changed:
-        _mark_stale({id(parameter) for parameter in changed})
+    identities = {id(parameter) for parameter in changed}
 
+    def keep(copies: _Copies) -> bool:
+        """Mark the copies of changed weights as stale; keep those that were used since the last change."""
+        if copies.identities.isdisjoint(identities):
+            return True
+        used = copies.used
+        copies.state, copies.used = None, False
+        return used
 
-def _mark_stale(changed: set[int]) -> None:
-    """Mark the copies of these weights as stale; drop those that were not used since the last change."""
-    with _lock:
-        for first, by_key in list(_copies.items()):
-            for key, copies in list(by_key.items()):
-                if id(first) in changed or changed.intersection(key[2]):
-                    if copies.used:
-                        copies.state, copies.used = None, False
-                    else:
-                        del by_key[key]
-            if not by_key:
-                del _copies[first]
+    _retain(keep)
