@@ -180,9 +180,10 @@ class EncoderModel(PreTrainedModel):
         Raises `UserError` that names the field, the value and the cure.
         """
         config, offset = self.config, self.embeddings.position_offset
+        truncate = f"truncate to {config.max_sequence_length} tokens"
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),
-            ("position_ids", batch.position_ids, config.max_position_embeddings, "truncate to max_position_embeddings"),
+            ("position_ids", batch.position_ids, config.max_position_embeddings, truncate),
             ("token_type_ids", batch.token_type_ids, config.type_vocab_size, "use types below type_vocab_size"),
         ):
             if values.numel() and size:  # models without segments ignore token_type_ids

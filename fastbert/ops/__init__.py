@@ -1,6 +1,7 @@
 """The operations of a BERT encoder on packed tokens, each on the backend that suits the device.
 
-Every registered operation is a function of its name here; those listed below have types.
+The functions below are operations; other registered ones are found by name, unless a package is. They hide packages of
+the same name: write `from fastbert.ops.attention import op`, not `import fastbert.ops.attention.op as op`.
 """
 
 from collections.abc import Callable as _Callable

@@ -156,8 +156,12 @@ def supported_by(backend: BackendName) -> tuple[str, ...]:
 class _Restore(contextlib.AbstractContextManager[None]):
     """Undo `use_backend` at the end of a `with` statement."""
 
-    def __init__(self, previous: BackendName | None) -> None:
-        self.previous = previous
+    def __init__(self, name: BackendName | None, previous: BackendName | None) -> None:
+        self.name, self.previous = name, previous
+
+    def __enter__(self) -> None:
+        global _forced
+        _forced = self.name
 
     def __exit__(self, *error: object) -> None:
         global _forced
@@ -168,13 +172,14 @@ def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[N
     """Force every operation onto one backend: `"triton"`, `"native"` or `"eager"`; `None` chooses by device again.
 
     As a function it holds until the next call; as a context manager (`with use_backend("eager"): ...`) until the block
-    ends. A call that the forced backend does not support raises `UserError` with the reason.
+    ends. It holds for all threads of the process, so threads must not force different backends at the same time. A call
+    that the forced backend does not support raises `UserError` with the reason.
     """
     global _forced
     if name is not None and name not in BACKENDS:
         raise UserError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}")
     previous, _forced = _forced, name
-    return _Restore(previous)
+    return _Restore(name, previous)
 
 
 def report(device: torch.device | None = None) -> list[Choice]:
