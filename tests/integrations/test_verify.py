@@ -178,7 +178,7 @@ def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
     settings = {"model": str(tmp_path / "nothing-here"), "device": "cpu", "threads": 1}
     with module._Worker(settings, str(tmp_path), accelerate=False) as worker:
         with pytest.raises(UserError, match=r"nothing-here: transformers cannot load it .* nothing is downloaded"):
-            worker.load(["a"])
+            worker.call("load", settings=worker.settings, texts=["a"])
         with pytest.raises(UserError, match=r"process of the original model ended with code 1: \w+Error: .*nonsense"):
             worker.call("nonsense")
 

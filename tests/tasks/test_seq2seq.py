@@ -104,7 +104,7 @@ def test_rows_have_their_special_tokens(labelled: bool, caplog: pytest.LogCaptur
     assert rows.decoder.input_ids.tolist() == expected
     assert rows.decoder.offsets.tolist() == [0, 3, 5, 9, 13]
     assert [record.message for record in caplog.records] == [
-        "texts.tsv, line 4: the target has 6 tokens, more than max_target_length=4, and is cut"
+        "texts.tsv, line 4: the target has 6 tokens, more than max_target_length=4, and is truncated"
     ]
     batch = rows.batch(np.array([3, 0]), np.array([7, 8]))
     assert batch.decoder is not None
@@ -115,7 +115,7 @@ def test_rows_have_their_special_tokens(labelled: bool, caplog: pytest.LogCaptur
 
 def test_long_targets_are_counted_or_refused() -> None:
     texts = dataset(("a", "b"), ("a", "a b c"), ("b", "a b c d e"))
-    message = r"line 2: the target has 5 tokens, more than max_target_length=4, and is cut, and so are 1 more"
+    message = r"line 2: the target has 5 tokens, more than max_target_length=4, and is truncated, and so are 1 more"
     with pytest.raises(UserError, match=message):
         task(max_target_length=4, strict=True).encode(texts, TOKENIZER, labelled=True)
 

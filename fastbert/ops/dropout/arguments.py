@@ -74,11 +74,12 @@ class TokenDropout:
 class FlatDropout(NamedTuple):
     """A TokenDropout, or none, as operators of torch receive it."""
 
-    p: float = 0.0
-    key: Tensor | None = None
-    sequence_ids: Tensor | None = None
-    offsets: Tensor | None = None
-    site: int = 0
+    # Without defaults: torch.compile would trace a default number as one that may change, and compile twice.
+    p: float
+    key: Tensor | None
+    sequence_ids: Tensor | None
+    offsets: Tensor | None
+    site: int
 
     def rebuild(self) -> TokenDropout | None:
         """Return the dropout that was flattened."""
@@ -91,7 +92,7 @@ class FlatDropout(NamedTuple):
 def flatten(dropout: TokenDropout | None) -> FlatDropout:
     """Return a dropout as operators of torch receive it."""
     if dropout is None:
-        return FlatDropout()
+        return FlatDropout(0.0, None, None, None, 0)
     return FlatDropout(dropout.p, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.site)
 
 

@@ -129,13 +129,13 @@ class EncoderLayerArguments(NamedTuple):
 
     @property
     def eps(self) -> float:
-        """The eps of both LayerNorms of a spec that is not `unfused`."""
+        """Return the eps of both LayerNorms of a spec that is not `unfused`."""
         assert self.spec.output_norm is not None
         return self.spec.output_norm.eps
 
     @property
     def tanh(self) -> bool:
-        """Whether GELU is approximated by tanh."""
+        """Return whether GELU is approximated by tanh."""
         return self.spec.feed_forward.activation == "gelu_tanh"
 
     def attention(self, qkv: Tensor) -> AttentionArguments:

@@ -236,4 +236,4 @@ def test_kernels_are_forced_in_a_dry_run_only_where_they_are(monkeypatch: pytest
     monkeypatch.setattr(dispatch, "supported_by", lambda name: ("softmax", "linear"))
     assert gpu_device.own_backend(DEVICE, "softmax") == "triton"
     assert gpu_device.own_backend(DEVICE, "layer_norm") is None
-    assert gpu_linear._own(DEVICE) is None
+    assert gpu_linear._forced_backend(DEVICE) is None

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fastbert import errors
 from fastbert.errors import UserError
-from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.choices import read_choices
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.squad import read_squad
@@ -164,6 +164,6 @@ def test_what_is_damaged_or_missing_is_one_line(tmp_path: Path, monkeypatch: pyt
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(arrow_files, "import_module", missing)
+    monkeypatch.setattr(errors, "import_module", missing)
     with pytest.raises(UserError, match=r"needs the package pyarrow: `pip install 'fastbert-engine\[data\]'`"):
         read(whole)
