@@ -38,6 +38,8 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
+        self.position_offset = 0
+        """The position of a sequence's first token in the table, which a `PackedBatch` counts as 0."""
         self.new_weights: tuple[str, ...] = ()
         """Names of the weights that `from_pretrained` initialised, since the files lack them."""
         # Before loading, since torch may swap parameters; after it, since torch may write to them without counting.

@@ -66,6 +66,7 @@ class EncoderModel(PreTrainedModel):
         spec = self.architecture.spec(config)
         assert spec.unsupported is None, f"{self.architecture.name}: no modules for {spec.unsupported}"
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.position_offset = spec.embeddings.position_offset
         self.embeddings = Embeddings(spec.embeddings)
         self.encoder = Encoder(spec.layers, drops=drops)
         self.pooler = Pooler(config.hidden_size) if add_pooling_layer and spec.pooler else None
@@ -179,7 +180,7 @@ class EncoderModel(PreTrainedModel):
 
         Raises `UserError` that names the field, the value and the cure.
         """
-        config, offset = self.config, self.embeddings.position_offset
+        config, offset = self.config, self.position_offset
         truncate = f"truncate to {config.max_sequence_length} tokens"
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),

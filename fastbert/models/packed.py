@@ -124,7 +124,7 @@ def relative_positions(model: Any, input_ids: Tensor | None, position_ids: Tenso
     Where positions begin behind the padding's, as RoBERTa's do, `position_ids` count from the table's first row, and
     without them positions count the tokens that are not padding.
     """
-    offset = model.base_model.embeddings.position_offset
+    offset = model.position_offset
     if not offset:
         return position_ids
     if position_ids is not None:

@@ -79,6 +79,7 @@ class ModelWithHead(PreTrainedModel):
         super().__init__(config)
         encoder = self.architecture.model_class(EncoderModel)
         self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=self.with_pooler))
+        self.position_offset = self.base_model.position_offset
         self.add_head(config)
         self.init_weights()
 
