@@ -142,7 +142,7 @@ REASONED = 400
 
 def test_long_files_give_a_reason() -> None:
     """A file of more than 400 lines says in its first lines why it is one file ("One file: ...")."""
-    for file in modules().values():
+    for file in (*modules().values(), *(ROOT / "tests").rglob("*.py")):
         lines = file.read_text(encoding="utf-8").splitlines()
         if len(lines) > REASONED and file.suffix == ".py":
             assert any("One file" in line for line in lines[:12]), f"{file.relative_to(ROOT)}: {len(lines)} lines"

@@ -1,4 +1,7 @@
-"""The encoder on CPUs: a layer in one native call against its single operations, at every level; and what decides."""
+"""The encoder on CPUs: a layer in one native call against its single operations, at every level; and what decides.
+
+One file: every test runs the same layer at every CPU capability.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

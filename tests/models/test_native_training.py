@@ -1,4 +1,7 @@
-"""Training on CPUs: a layer as one native operation against float64 and torch at every level, and whole models."""
+"""Training on CPUs: a layer as one native operation against float64 and torch at every level, and whole models.
+
+One file: every test compares with the same float64 layer and its gradients.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
