@@ -38,7 +38,7 @@ class Config:
     """Measure fastbert and every alternative that is installed; outputs are compared before anything is timed."""
 
     what: Annotated[Literal["tokenizer", "encoder", "training", "embed"], tyro.conf.Positional] = "tokenizer"
-    """What to measure: the tokenizer, inference of an encoder, steps of training, or embeddings of texts."""
+    """Workload: the tokenizer, inference of an encoder, training steps, or embeddings of texts."""
     quick: bool = False
     """Less work and fewer rounds: 2 MB of text in all, or a tiny model."""
     json: Path | None = None

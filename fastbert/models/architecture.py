@@ -37,7 +37,7 @@ class ArchitectureSpec:
     embeddings: EmbeddingsSpec
     layers: tuple[LayerSpec, ...]
     shares_layers: bool = False
-    """Whether all layers have the same parameters (ALBERT)."""
+    """True if all layers have the same parameters (ALBERT)."""
     relative_tables: tuple[str, ...] = ()
     """Names of position tables that the encoder owns and its layers read (MPNet, DeBERTa)."""
     final_norm: NormSpec | None = None
@@ -57,7 +57,7 @@ class ArchitectureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersLayout:
-    """Where an encoder of transformers keeps its parts: paths of modules, so that nothing here imports the library.
+    """The paths of the modules of an encoder of transformers, as text, so that nothing here imports the library.
 
     Paths of a layer's parts start at the layer, the others at the encoder.
     """
@@ -98,16 +98,16 @@ class TransformersLayout:
     """Position ids: the columns, or counted over the tokens that are not padding, from the padding's own position."""
     pooler: str | None = "pooler"
     projection: str | None = None
-    """What stands between embeddings and layers."""
+    """The projection between embeddings and layers, None if there is none."""
     layer_call: Literal["bert", "distilbert"] = "bert"
-    """How the library's encoder calls a layer."""
+    """The signature with which the library's encoder calls a layer."""
     prediction_head: PredictionHeadLayout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionHeadLayout:
-    """Where a masked-LM head of transformers keeps its parts: activation and LayerNorm behind a linear layer, then the
-    matmul with the vocabulary."""
+    """The paths of the modules of a masked-LM head of transformers: activation and LayerNorm behind a linear layer,
+    then the matmul with the vocabulary."""
 
     name: str
     """Name of the head's class, in the module of its encoder."""
@@ -127,7 +127,7 @@ class ClassificationHeadSpec:
 
     activation: Literal["tanh", "relu"]
     drops_input: bool = False
-    """Whether the first token passes dropout too."""
+    """True if the first token passes dropout too."""
 
 
 Model = TypeVar("Model")

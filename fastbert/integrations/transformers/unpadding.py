@@ -51,8 +51,8 @@ def unpad(ids: Tensor, mask: Tensor | None) -> Unpadding:
 
 def with_ids(unpadding: Unpadding, positions: Tensor | None, segments: Tensor | None) -> PackedBatch:
     """Return the packed batch with given positions and segments, each (rows, columns) or one row or column of them."""
-    given = {"position_ids": positions, "token_type_ids": segments}
+    fields = {"position_ids": positions, "token_type_ids": segments}
     changed = {
-        name: unpadding.pack(ids.expand(unpadding.shape)).long() for name, ids in given.items() if ids is not None
+        name: unpadding.pack(ids.expand(unpadding.shape)).long() for name, ids in fields.items() if ids is not None
     }
     return replace(unpadding.batch, **changed) if changed else unpadding.batch  # type: ignore[arg-type]
