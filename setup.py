@@ -5,7 +5,8 @@ extension `fastbert._C` is plain pybind11 without torch headers, so one wheel se
 nothing but the C and C++ runtimes, dynamically: torch loads the system's libstdc++ anyway, and a second, static copy in
 the process would gain nothing.
 
-Environment: CXX (compiler), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at a time).
+Environment: CXX (compiler), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at a time),
+FASTBERT_BUILD_PEAK=1 (adds `fastbert._C.cpu_peak`, which measures the processor's peak rates for the benchmarks).
 """
 
 import os
@@ -47,6 +48,9 @@ if sys.platform == "darwin":
 else:
     LINK_FLAGS = ["-shared", "-pthread", "-Wl,--version-script=exports.map"]
 
+# Compiled only on request: no more than the benchmarks use it.
+PEAK_SOURCES = {"csrc/bindings/peak.cpp", *(f"csrc/cpu/peak/{name}.cpp" for name in ("peak", "avx2", "avx512"))}
+
 BUILD_TOOLS_CURE = "`pip install -U setuptools ninja pybind11`, or build without --no-build-isolation."
 
 
@@ -55,6 +59,12 @@ def refuse(message: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.write(f"\nfastbert: error: {message}\n")
     raise SystemExit(1)
+
+
+def find_sources() -> list[str]:
+    """Return the C++ files to compile, relative to the root."""
+    sources = {str(file.relative_to(ROOT)) for file in ROOT.glob("csrc/**/*.cpp")}
+    return sorted(sources if os.environ.get("FASTBERT_BUILD_PEAK") == "1" else sources - PEAK_SOURCES)
 
 
 def compiles_cxx20(command: list[str]) -> bool:
@@ -181,6 +191,6 @@ setup(
     package_dir=PACKAGE_DIR,
     package_data={"fastbert": ["py.typed", "*.pyi"]},
     include_package_data=False,
-    ext_modules=[Extension("fastbert._C", sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("csrc/**/*.cpp")))],
+    ext_modules=[Extension("fastbert._C", find_sources())],
     cmdclass={"build": CompileFirst, "build_ext": NinjaBuild},
 )

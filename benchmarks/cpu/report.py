@@ -71,7 +71,9 @@ def _table(rows: Sequence[Row], absent: Sequence[Absent]) -> Any:
     from rich.text import Text
 
     grid = Table(box=None, header_style="bold", pad_edge=False)
-    for name in COLUMNS:
+    with_peak = any("share_of_peak" in row.details for row in rows)
+    columns = [name for name in COLUMNS if with_peak or name != "peak"]
+    for name in columns:
         grid.add_column(name, justify="left" if name in ("contender", "notes") else "right", no_wrap=name != "notes")
     for row in rows:
         details = row.details
@@ -90,11 +92,12 @@ def _table(rows: Sequence[Row], absent: Sequence[Absent]) -> Any:
             "; ".join(_notes(row)),
         )
         style = "bold" if is_own(row.contender) else ("" if row.agrees else "yellow")
-        grid.add_row(*map(Text, cells), style=style)
+        shown = (cell for name, cell in zip(COLUMNS, cells, strict=True) if name in columns)
+        grid.add_row(*map(Text, shown), style=style)
     for contender in absent:
         grid.add_row(
             Text(contender.contender),
-            *["-"] * (len(COLUMNS) - 2),
+            *["-"] * (len(columns) - 2),
             Text(f"not measured: {contender.reason}"),
             style="dim",
         )

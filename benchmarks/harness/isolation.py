@@ -60,7 +60,8 @@ class Isolated:
         )
         try:
             self._ask({"class": class_path, "arguments": dict(arguments)})
-        except ContenderFailed:
+        except BaseException:  # an interrupt too: nobody else knows the process yet
+            self.process.kill()
             self.close()
             raise
 

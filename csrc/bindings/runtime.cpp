@@ -18,7 +18,6 @@
 #include "cpu/runtime/fingerprint.h"
 #include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
-#include "cpu/runtime/peak.h"
 #include "cpu/runtime/caching_allocator.h"
 
 namespace py = pybind11;
@@ -169,28 +168,10 @@ void bind_checksums(py::module_& module) {
                py::pos_only(), "Return the CRC-32C of two concatenated buffers.");
 }
 
-void bind_peak(py::module_& module) {
-    module.def(
-        "cpu_peak",
-        [](const std::string& element, int threads, double seconds) {
-            if (element != "bf16" && element != "int8" && element != "fp32")
-                throw py::value_error("element must be bf16, int8 or fp32, not " + element);
-            if (threads < 1 || threads > 4096) throw py::value_error("threads must be 1 to 4096");
-            if (!(seconds > 0.0 && seconds <= 60.0)) throw py::value_error("seconds must be above 0, at most 60");
-            const Element kind =
-                element == "bf16" ? Element::bf16 : element == "int8" ? Element::int8 : Element::fp32;
-            py::gil_scoped_release release;
-            return cpu_peak(kind, threads, seconds);
-        },
-        py::arg("element"), py::arg("threads"), py::arg("seconds"),
-        "Measure operations per second on random data in registers, with the widest instructions of the CPU capability.");
-}
-
 const Registration registration{"runtime", [](py::module_& module) {
     bind_allocator(module);
     bind_cpu_capability(module);
     bind_checksums(module);
-    bind_peak(module);
 }};
 
 }  // namespace

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 import cpu_kernels
-import emulator
 import pytest
 import torch
 from fences import Fenced
@@ -211,26 +210,3 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 def test_wrong_arguments_are_refused_by_name(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(UserError, match=message):
         call()
-
-
-# Elements that the emulator multiplies, by kernel.
-OWN_INSTRUCTIONS = {("avx512-bf16", "bf16"), ("amx", "bf16"), ("amx", "int8")}
-
-
-@pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])
-def test_the_peak_is_a_rate_of_the_kernels_own_instructions(element: str, kernel: str) -> None:
-    counted = cpu_kernels.in_software(kernel) and (kernel, element) in OWN_INSTRUCTIONS
-    executed = emulator.executed() if counted else 0
-    assert 1e6 < _C.cpu_peak(element, 1, 1e-3) < 1e14
-    if counted:
-        assert emulator.executed() > executed, "none of the kernel's own instructions ran"
-
-
-def test_the_peak_refuses_wrong_arguments_by_name() -> None:
-    for message, arguments in {
-        "element": ("fp64", 1, 0.1),
-        "threads": ("fp32", 0, 0.1),
-        "seconds": ("fp32", 1, float("nan")),
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            _C.cpu_peak(*arguments)

@@ -1,4 +1,4 @@
-#include "cpu/runtime/peak.h"
+#include "cpu/peak/peak.h"
 
 #if FASTBERT_X86
 #include <immintrin.h>
@@ -8,7 +8,7 @@ namespace {
 
 FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 
-#include "cpu/runtime/peak_registers.h"
+#include "cpu/peak/registers.h"
 
 struct Fma {
     using Vector = __m256;

@@ -1,4 +1,4 @@
-#include "cpu/runtime/peak.h"
+#include "cpu/peak/peak.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,7 +15,7 @@
 namespace fastbert {
 namespace {
 
-#include "cpu/runtime/peak_registers.h"
+#include "cpu/peak/registers.h"
 #include "cpu/simd/vector_portable.h"
 
 struct Plain {

@@ -1,6 +1,6 @@
 // Peak loops of AVX-512 and its extensions. The target region enables all of them; each function executes the
 // instructions its name states.
-#include "cpu/runtime/peak.h"
+#include "cpu/peak/peak.h"
 
 #if FASTBERT_X86
 #include <immintrin.h>
@@ -12,7 +12,7 @@ namespace {
 
 FASTBERT_TARGET_BEGIN(FASTBERT_AMX)
 
-#include "cpu/runtime/peak_registers.h"
+#include "cpu/peak/registers.h"
 
 struct Registers {
     using Vector = __m512i;
