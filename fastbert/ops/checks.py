@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.autocast import is_autocast_enabled
 
 _DTYPES = {"int64": (torch.int64,), "int32": (torch.int32,), "int64 or int32": (torch.int64, torch.int32)}
 
@@ -52,7 +53,7 @@ def check_devices(tensors: Mapping[str, Tensor | None], reference: str, device: 
 
 def check_same_dtype(tensors: Mapping[str, Tensor | None], x: Tensor) -> None:
     """Check that the operands of a matmul with `x`, None for absent ones, have its dtype or are cast by autocast."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if not is_autocast_enabled(x.device):
         for name, tensor in tensors.items():
             if tensor is not None and tensor.dtype != x.dtype:
                 raise UserError(f"{name} has dtype {tensor.dtype}, x {x.dtype}: cast one, or use torch.autocast")

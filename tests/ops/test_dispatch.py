@@ -155,3 +155,17 @@ def test_report_names_every_operation_with_a_reason() -> None:
     choices = dispatch.report(torch.device("cpu"))
     assert [choice.operation for choice in choices] == list(operations())
     assert all(choice.backend in dispatch.BACKENDS and choice.reason for choice in choices)
+
+
+def test_operations_give_shapes_on_the_meta_device() -> None:
+    """As models do that are built without memory, to be filled later."""
+    x, vector = torch.empty(6, 8, device="meta"), torch.empty(8, device="meta")
+    matrix, offsets = torch.empty(12, 8, device="meta"), torch.empty(3, dtype=torch.int32, device="meta")
+    ids, heads = torch.empty(6, dtype=torch.int64, device="meta"), x.view(6, 2, 4)
+    assert ops.linear(x, matrix, activation="gelu").shape == (6, 12)
+    assert ops.layer_norm(x, vector, vector).shape == x.shape
+    assert ops.bias_gelu(x, vector).shape == x.shape
+    assert ops.softmax(x[None, None]).shape == (1, 1, 6, 8)
+    assert ops.embedding_layer_norm([ids], [matrix], vector, vector).shape == x.shape
+    assert ops.attention(heads, heads, heads, offsets, offsets, 4, 4).shape == heads.shape
+    assert ops.linear_cross_entropy(x, matrix, None, ids).loss_sum.shape == ()

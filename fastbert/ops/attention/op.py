@@ -11,6 +11,7 @@ from torch import Tensor
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.attention import eager, native, triton
 from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.autocast import is_autocast_enabled
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
@@ -58,7 +59,7 @@ def attention(
     derivatives. Raises UserError, a ValueError, that names the wrong argument.
     """
     del deterministic
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+    if is_autocast_enabled(q.device) and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if dropout_p and dropout_key is None and cu_seqlens_q.dim() == 1 and cu_seqlens_q.shape[0] > 0:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.ops.autocast import is_autocast_enabled
 from fastbert.ops.dropout.op import dropout
 from fastbert.ops.embedding.arguments import EmbeddingArguments
 from fastbert.ops.norm.op import layer_norm
@@ -22,6 +22,6 @@ class Eager(EagerBackend[EmbeddingArguments]):
         for index, table in zip(ids[1:], tables[1:]):
             total = total + F.embedding(index, table)
         normed = layer_norm(total, weight, bias, eps)
-        if torch.is_autocast_enabled(normed.device.type):
+        if is_autocast_enabled(normed.device):
             normed = normed.to(dtype)
         return dropout(normed, token_dropout)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastbert.ops import custom_op, dispatch
+from fastbert.ops.autocast import is_autocast_enabled
 from fastbert.ops.dropout.arguments import FlatDropout, TokenDropout, flatten
 from fastbert.ops.embedding import eager, native, triton
 from fastbert.ops.embedding.arguments import EmbeddingArguments, check_counts
@@ -49,9 +50,9 @@ def embedding_layer_norm(
     check_counts(ids, tables)
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
-    device, dtype = tables[0].device.type, tables[0].dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    device, dtype = tables[0].device, tables[0].dtype
+    if is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device.type)
     arguments = EmbeddingArguments(ids, tables, weight, bias, eps, dtype, token_dropout)
     backend, direct, _ = dispatch.choose(EMBEDDING_LAYER_NORM, arguments, *tables, weight, bias)
     check_ids(ids, tables)

@@ -160,7 +160,7 @@ class EncoderLayerArguments(NamedTuple):
         )
 
     def check(self) -> None:
-        """Raise UserError for offsets and token indices that no backend supports, by what the host knows."""
+        """Raise UserError for offsets, token indices and dropout that no backend supports, by what the host knows."""
         x, offsets, indices = self.x, self.batch.cu_seqlens, self.batch.token_indices
         if offsets.dtype != torch.int32 or offsets.dim() != 1 or not len(offsets) or not offsets.is_contiguous():
             raise UserError(
@@ -173,6 +173,8 @@ class EncoderLayerArguments(NamedTuple):
                 f"token_indices must be int64 of shape (rows,) on {x.device}, not {indices.dtype}"
                 f" {tuple(indices.shape)}"
             )
+        if self.batch.drops and self.batch.dropout_key is None:
+            raise UserError("dropout_key is None: it must be int64 (sequences,) where a dropout probability is above 0")
 
     def check_shapes(self) -> None:
         """Raise UserError for parameters and keys that kernels, which read addresses, would read beyond the end, and

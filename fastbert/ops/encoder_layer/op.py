@@ -65,9 +65,9 @@ def select(arguments: EncoderLayerArguments) -> Backend[EncoderLayerArguments]:
 
 def run(arguments: EncoderLayerArguments, backend: Backend[EncoderLayerArguments]) -> Tensor:
     """Compute a layer on the backend that `select` returned."""
+    arguments.check()
     if backend.composite:
         return backend.forward(arguments)
-    arguments.check()
     dispatch.refuse_forward_mode("encoder_layer")
     trains = arguments.needs_backward
     if backend.name == "native" and not (trains or arguments.batch.drops):

@@ -27,18 +27,18 @@ class Native(NativeBackend[LinearArguments]):
     def supports(self, arguments: LinearArguments) -> Reason | None:
         """Support parameters of plain calls where the table of matmuls prefers the native one.
 
-        Traced calls pass: the operation composes them of PyTorch operations, which tracers know.
+        `use_backend` forces every call that the kernels support, traced ones too.
         """
         x, weight, bias, _ = arguments
         if buffers.is_transformed():
             return Reason("torch transforms the call")
-        if not buffers.direct(x, weight, bias):
-            return None
         reason, dtype = buffers.unsupported(x, weight, bias), matmul_dtype(x)
         if reason is None and dtype not in buffers.DTYPES:
             return Reason(f"autocast multiplies {dtype}, not bfloat16 or float32")
         if reason is not None or dispatch.forced() == self.name:
             return reason
+        if not buffers.direct(x, weight, bias):
+            return Reason("the call is traced, and tracers fuse PyTorch operations")
         if not isinstance(weight, torch.nn.Parameter):
             return Reason("weight is not a parameter: a prepacked copy of it may never be used again")
         if min(weight.shape) < MIN_TRAINED_SIZE and dispatch.needs_backward(x, weight, bias):

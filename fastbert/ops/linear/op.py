@@ -36,9 +36,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     arguments = LinearArguments(x, weight, bias, activation)
     arguments.check()
     backend = dispatch.select_backend(LINEAR, x.device, arguments)
-    if backend is _NATIVE and buffers.direct(x, weight, bias):
-        if not dispatch.needs_backward(x, weight, bias):
+    if backend is _NATIVE:
+        trains = dispatch.needs_backward(x, weight, bias)
+        if not trains and buffers.direct(x, weight, bias):
             return _NATIVE.infer(arguments)
+        dispatch.refuse_forward_mode("linear")
         rows = matmul.row_contiguous(arguments.rows.to(matmul_dtype(x)))
         y, _ = _linear_native(rows, weight, bias, activation)
     elif backend is _TRITON:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.ops.autocast import matmul_dtype, without_autocast
+from fastbert.ops.autocast import is_autocast_enabled, matmul_dtype, without_autocast
 from fastbert.ops.gelu.arguments import BiasGeluArguments
 from fastbert.ops.gelu.op import BIAS_GELU, bias_gelu
 from fastbert.ops.linear.arguments import APPROXIMATIONS, LinearArguments
@@ -29,7 +29,7 @@ class Triton(TritonBackend[LinearArguments]):
         """Return whether the fused kernel may compute a call: half precision, sizes that are multiples of 16."""
         x, weight, bias, activation = arguments
         dtype = matmul_dtype(x)
-        cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+        cast = is_autocast_enabled(x.device) and x.dtype != torch.float64
         if activation is None or dtype not in HALF or not (cast or weight.dtype == dtype):
             return False
         if bias is not None and bias.dtype not in (dtype, torch.float32):
@@ -44,7 +44,7 @@ class Triton(TritonBackend[LinearArguments]):
         approximate, dtype = APPROXIMATIONS[activation], matmul_dtype(x)
         if dtype in HALF:
             # The matmul adds the bias: a sum after it would round to half precision twice.
-            cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+            cast = is_autocast_enabled(x.device) and x.dtype != torch.float64
             bias = bias if cast or bias is None else bias.to(dtype)
             return bias_gelu(F.linear(x, weight, bias), None, approximate)
         # After the matmul, the gradient of the bias is summed in the same pass as that of GELU.

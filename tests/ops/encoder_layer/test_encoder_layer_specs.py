@@ -60,3 +60,9 @@ def test_a_probability_of_one_or_more_is_refused(name: str, backend: str | None)
     dropping = replace(batch(), **tensors, **p, attention_output_p=p["output_p"])
     with use_backend(backend), pytest.raises(UserError, match=r"p=1\.5 must be at least 0 and below 1"):
         encoder_layer(torch.randn(6, WIDTH), parameters(), BERT, dropping)
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_dropout_without_keys_is_refused(backend: str | None) -> None:
+    with use_backend(backend), pytest.raises(UserError, match="dropout_key is None"):
+        encoder_layer(torch.randn(6, WIDTH), parameters(), BERT, replace(batch(), attention_p=0.1))

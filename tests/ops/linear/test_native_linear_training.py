@@ -219,16 +219,19 @@ def test_the_operators_keep_torchs_rules(activation: str | None, seed: int) -> N
         torch.library.opcheck(backward, (*arguments, needed), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_compiled_code_gets_torchs_matmuls(seed: int, used: list[str]) -> None:
+def test_compiled_code_gets_torchs_matmuls_unless_the_native_ones_are_forced(seed: int, used: list[str]) -> None:
     tensors, upstream = operands(seed, 20, 40, 50), drawn(seed + 3, 20, 40)
     leaves = [torch.nn.Parameter(tensor) for tensor in tensors]
     compiled = torch.compile(
         lambda *arguments: ops.linear(*arguments, activation="gelu"), backend="aot_eager", fullgraph=True
     )
-    y = compiled(*leaves)
-    assert used == []
-    result = torch.autograd.grad(y, leaves, upstream)
-    torch.testing.assert_close(result, run(tensors, upstream, "gelu", False)[1], rtol=1e-4, atol=1e-4)
+    expected = run(tensors, upstream, "gelu", False)[1]
+    for backend, matmuls in ((None, []), ("native", ["matmul", "matmul", "weight_gradient"])):
+        used.clear()
+        with use_backend(backend):
+            result = torch.autograd.grad(compiled(*leaves), leaves, upstream)
+        assert used == matmuls
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_served_is_said(seed: int) -> None:
@@ -238,3 +241,8 @@ def test_what_is_not_served_is_said(seed: int) -> None:
             ops.linear(x.double(), weight.double(), bias.double())
         with pytest.raises(UserError, match="torch transforms the call"):
             torch.func.grad(lambda arguments: ops.linear(arguments, weight, bias).sum())(x)
+        with (
+            pytest.raises(UserError, match="linear has no forward-mode derivative"),
+            torch.autograd.forward_ad.dual_level(),
+        ):
+            ops.linear(x, weight, bias)
