@@ -67,7 +67,8 @@ class Compatibility(nn.Module):
         """Run `checkpoint_activations("layer")`, under transformers' name.
 
         `gradient_checkpointing_kwargs` have no effect: no random state is replayed. Raises `UserError` for other values
-        of `every_n_layers` and `offload`."""
+        of `every_n_layers` and `offload`.
+        """
         if every_n_layers != 1 or offload:
             raise UserError(
                 f"every_n_layers={every_n_layers}, offload={offload}: fastbert saves the input of every layer, on its"
