@@ -254,11 +254,6 @@ def test_the_readme_sets_everything_up() -> None:
         assert work == folder + last
 
 
-def test_the_readme_lists_every_command() -> None:
-    listed = re.findall(r"^\| `fastbert ([\w-]+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    assert listed == list(COMMANDS)
-
-
 def test_ci_runs_the_command_of_the_readme(tmp_path: Path) -> None:
     """With a Python that only records how it is called, .ci/run stops after the first word of the README's command."""
     tree = tmp_path / "tree"
