@@ -1,4 +1,4 @@
-"""How many existing files an addition edits: a throw-away operation, architecture, task and command show it.
+"""An addition edits few existing files: a throw-away operation, architecture, task and command.
 
 The files are in `additions/`. All of them are applied to one copy of the project, where their own tests run.
 """

@@ -39,7 +39,7 @@ def setup_constant(name: str) -> Any:
 
 
 def run_python(code: str, folder: Path) -> str:
-    """What `code` prints in a fresh interpreter, away from the source tree."""
+    """Return the output of `code` in a fresh interpreter, away from the source tree."""
     # The first keeps compiled modules for those after it, as for users.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
@@ -190,7 +190,7 @@ def imported_modules(tree: ast.AST) -> set[str]:
     return names
 
 
-# What is about transformers' models, which whoever has one has imported.
+# Files about transformers' models, which are imported before any of them is used.
 OF_OTHER_LIBRARIES = {
     *(ROOT / "fastbert" / "integrations").rglob("*.py"),
     ROOT / "fastbert" / "finetuning" / "adapters.py",

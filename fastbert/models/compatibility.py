@@ -28,7 +28,7 @@ class Compatibility(nn.Module):
     main_input_name: ClassVar[str] = "input_ids"
     input_modalities: ClassVar[str] = "text"
     accepts_loss_kwargs: ClassVar[bool] = False
-    """Whether forward accepts `num_items_in_batch`, the number of labels in all batches of an optimiser step."""
+    """True if forward accepts `num_items_in_batch`, the number of labels in all batches of an optimiser step."""
     tied_keys: tuple[str, ...] = ()
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:

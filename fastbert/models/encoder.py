@@ -26,7 +26,7 @@ from fastbert.packing import PackedBatch
 
 
 class EmbeddingSettings(Protocol):
-    """What an encoder requires of its settings for embeddings, which it saves with its weights."""
+    """The interface of the settings for embeddings that an encoder saves with its weights."""
 
     def check_width(self, width: int, source: str) -> None:
         """Raise UserError if the settings do not fit a model of this width."""

@@ -48,7 +48,7 @@ class _Uninitialised(TorchFunctionMode):
 
 
 class LoadableModel(nn.Module):
-    """What loading requires of a model: the interface that `fastbert.models.base.PreTrainedModel` implements."""
+    """The interface that loading requires of a model, implemented by `fastbert.models.base.PreTrainedModel`."""
 
     base_model_prefix: ClassVar[str]
     """The prefix of the encoder's weights in a checkpoint of a model with a head."""
