@@ -29,7 +29,7 @@ class PackedBatch:
     operation needs a host-device sync for it.
 
     `position_ids` default to 0, 1, 2, ... within each sequence, `token_type_ids` to 0; without `dropout_key`, keys are
-    drawn when dropout first needs them.
+    drawn when dropout first needs them. Raises `UserError` unless `input_ids` and `cu_seqlens` have one axis.
     """
 
     input_ids: Tensor
@@ -91,7 +91,10 @@ class PackedBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def __getitem__(self, index: int | slice) -> PackedBatch:
-        """Return one sequence, or a slice of consecutive sequences, as a batch."""
+        """Return one sequence, or a slice of consecutive sequences, as a batch.
+
+        Raises IndexError for a sequence that the batch does not have, and `UserError` for slices with steps.
+        """
         if isinstance(index, int):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"sequence {index} of a batch of {len(self)}")

@@ -1,4 +1,4 @@
-"""What AMX and AVX512_BF16 instructions compute, in numpy by Intel's manual; and numbers to try them with.
+"""AMX and AVX512_BF16 instructions in numpy, by Intel's manual, and numbers to try them with.
 
 Numbers are handled as their bits: bf16 as uint16, fp32 as uint32 or float32.
 """

@@ -1,4 +1,4 @@
-"""What every test can rely on: the installed package, the optional data, a printed seed and poisoned memory.
+"""Set-up of all tests: the installed package, the optional data, a printed seed and poisoned memory.
 
 Helpers in this folder are imported by their file's name: `from accuracy import assert_as_accurate`. Folders mirror the
 packages. As they can be imported too, none is called `kernels`, which is a package of Hugging Face: `fastbert_kernels`

@@ -104,5 +104,5 @@ def installed() -> bool:
 
 
 def executed() -> int:
-    """How many instructions this process has executed in software: 0 shows that a test never reached the kernel."""
+    """Return how many instructions this process has run in software: 0 shows that a test never reached the kernel."""
     return int(_library().emulator_executed())

@@ -23,7 +23,7 @@ def random(shape: tuple[int, ...], seed: int, spread: float = 1.0) -> torch.Tens
 
 
 def token_dropout(rows: int, seed: int, p: float = 0.2) -> TokenDropout:
-    """Of sequences with 7 tokens."""
+    """Return the dropout of sequences with 7 tokens."""
     generator = torch.Generator().manual_seed(seed)
     key = torch.randint(-(2**63), 2**63 - 1, (rows // 7 + 1,), generator=generator).to(DEVICE)
     token = torch.arange(rows, device=DEVICE)

@@ -1,4 +1,4 @@
-"""What tests of operations over rows share: shapes, dtypes, and a comparison with the oracle."""
+"""Checks shared by the tests of operations over rows: shapes, dtypes, and a comparison with the oracle."""
 
 import pytest
 import torch

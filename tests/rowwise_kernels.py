@@ -1,4 +1,4 @@
-"""What the tests of row-wise CPU kernels share: levels to run, random tensors, the tolerance for few elements."""
+"""Helpers of the tests of row-wise CPU kernels: levels to run, random tensors, the tolerance for few elements."""
 
 from typing import Any
 

@@ -85,7 +85,7 @@ def batches(rows: Rows, units: int) -> Iterator[TaskBatch]:
 
 
 def all_outputs(task: Any, model: Any, rows: Rows, batch_tokens: int = 400) -> list[np.ndarray]:
-    """What a model says of every row, the longest rows first, in the rows' order."""
+    """Return a model's outputs for every row in the rows' order, computed with the longest rows first."""
     result: list[Any] = [None] * len(rows)
     with torch.no_grad():
         for chosen in rows.by_length(batch_tokens):

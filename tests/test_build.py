@@ -1,4 +1,4 @@
-"""How fastbert is built: what is compiled again, what is shipped, and what a user reads when it cannot be built."""
+"""The build: what is compiled again, what is shipped, and what a user reads when it fails."""
 
 import os
 import re
@@ -103,7 +103,7 @@ def test_only_what_changed_is_compiled_again(tmp_path: Path) -> None:
 
 
 def answer(wheel: Path, folder: Path) -> str:
-    """What the small core of an unpacked wheel computes."""
+    """Return the answer of the small core in a wheel, unpacked."""
     zipfile.ZipFile(wheel).extractall(folder)
     done = run([sys.executable, "-c", "from fastbert import _C; print(_C.answer())"], folder, PYTHONPATH=str(folder))
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What emulated instructions may not do ends the process, and says why; the emulator in several processes."""
+"""Faults of emulated instructions end the process with a message; the emulator in several processes."""
 
 import os
 import signal

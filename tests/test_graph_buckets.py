@@ -32,7 +32,7 @@ def test_every_batch_fits_its_bucket(lengths: tuple[int, ...], rule: Buckets) ->
 
 
 def test_batches_of_one_bucket_differ_in_tokens_only() -> None:
-    """How many sequences a bucket has does not hang on how full it is."""
+    """The number of sequences of a bucket does not depend on how full it is."""
     found = {Buckets().of(batch_of(*[100] * 20, extra)) for extra in range(1, 100)}
     assert {bucket.sequences for bucket in found} == {24}
     assert len(found) == 2

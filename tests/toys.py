@@ -68,12 +68,12 @@ def inputs(seed: int, mask: Tensor | None, segments: bool = False) -> dict[str, 
 
 
 def real(mask: Tensor | None) -> Tensor:
-    """Where the tokens are, bool (4, COLUMNS)."""
+    """Return the mask of the tokens, bool (4, COLUMNS)."""
     return torch.ones(4, COLUMNS, dtype=torch.bool) if mask is None else mask.bool()
 
 
 def gradients(model: nn.Module, value: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """Of every parameter that a value depends on."""
+    """Return the gradients of all parameters that a value depends on."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     result = torch.autograd.grad(value, list(named.values()), upstream.to(value.dtype), allow_unused=True)
     return {name: grad for name, grad in zip(named, result, strict=True) if grad is not None}

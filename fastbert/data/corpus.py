@@ -115,7 +115,7 @@ class CorpusFlags:
     """Key that holds a document's text in .jsonl files."""
 
     def find_corpus(self) -> Corpus:
-        """Return the corpus; see `Corpus.find`."""
+        """Return the corpus, by `Corpus.find`. Raises CorpusError for paths without one."""
         return Corpus.find(self.corpus, text_format=self.text_format, text_key=self.text_key)
 
 
@@ -126,7 +126,10 @@ def read_documents(
     text_key: str = "text",
     progress: text_lines.Progress | None = None,
 ) -> Iterator[list[str]]:
-    """Yield the documents of the corpus files at `paths`; see `Corpus.find` and `Corpus.documents`."""
+    """Yield the documents of the corpus files at `paths`, by `Corpus.find` and `Corpus.documents`.
+
+    Raises CorpusError for paths without a corpus, and for files that cannot be read.
+    """
     return Corpus.find(paths, text_format=text_format, text_key=text_key).documents(progress)
 
 

@@ -101,7 +101,10 @@ class PretrainingData:
         self._plans = OrderedDict()
 
     def plan(self, epoch: int) -> _C.EpochPlan:
-        """Return the tokens of each sample of an epoch, in training order. The last two plans are cached."""
+        """Return the tokens of each sample of an epoch, in training order. The last two plans are cached.
+
+        Raises UserError for an epoch below 0 or from 2^32 on.
+        """
         epoch = self._epoch(epoch)
         if epoch in self._plans:
             self._plans.move_to_end(epoch)
@@ -124,14 +127,20 @@ class PretrainingData:
         return plan
 
     def samples_per_epoch(self, epoch: int) -> int:
-        """Return the number of samples of an epoch, which varies slightly: every epoch draws new pairs."""
+        """Return the number of samples of an epoch, which varies slightly: every epoch draws new pairs.
+
+        Raises UserError for an epoch below 0 or from 2^32 on.
+        """
         epoch = self._epoch(epoch)
         if epoch not in self._sizes:
             self.plan(epoch)
         return self._sizes[epoch]
 
     def locate(self, sample_counter: int) -> tuple[int, int]:
-        """Return the epoch of a sample counter, and the index of the sample in it."""
+        """Return the epoch of a sample counter, and the index of the sample in it.
+
+        Raises UserError for a negative counter, and CorpusError for an epoch without samples.
+        """
         if sample_counter < 0:
             raise UserError(f"sample_counter={sample_counter} must not be negative")
         epoch = 0
@@ -145,11 +154,17 @@ class PretrainingData:
         return epoch, sample_counter
 
     def batch(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> PackedBatch:
-        """Return samples of one epoch, by index, as a batch: a pure function."""
+        """Return samples of one epoch as a batch: a pure function. `indices` int64 (samples,), from 0 in each epoch.
+
+        Raises UserError for an epoch out of range, and for a sample that it does not have.
+        """
         return _packed(self._arrays(epoch, indices), with_label=self.objective != "mlm")
 
     def samples(self, counters: NDArray[np.int64] | Sequence[int] | range) -> PackedBatch:
-        """Return samples by counter, possibly of different epochs, as a batch in the order of the counters."""
+        """Return samples by counter, possibly of different epochs, as a batch in the order of the counters.
+
+        `counters` int64 (samples,). Raises UserError for a negative one, and CorpusError for an epoch without samples.
+        """
         samples = np.array([self.locate(int(counter)) for counter in counters], np.int64).reshape(-1, 2)
         epoch_ends = np.flatnonzero(np.diff(samples[:, 0])) + 1
         batches = [self._arrays(int(rows[0, 0]), rows[:, 1]) for rows in np.split(samples, epoch_ends) if len(rows)]
@@ -173,7 +188,8 @@ class PretrainingData:
         """Yield the batches of a run from sample `start` to `stop` (default: endless), `batch_size` samples per step.
 
         Rank r of `world_size` gets samples r, r + world_size, ... of every step. The batches do not depend on
-        `num_workers`; the last one may be smaller.
+        `num_workers`; the last one may be smaller. Raises UserError for a batch size below `world_size`, and for a rank
+        or a start out of range.
         """
         from torch.utils.data import DataLoader
 
@@ -235,7 +251,8 @@ def split_documents(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the training and the validation documents as ranges of sentences: int64 (documents, 2) each, in order.
 
-    The same seed gives the same split. With `validation_fraction=0` all documents are for training.
+    The same seed gives the same split. With `validation_fraction=0` all documents are for training. Raises UserError
+    for a fraction out of range, and CorpusError for a corpus that is too small to be split.
     """
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction={validation_fraction} must be at least 0 and below 1")
@@ -276,8 +293,8 @@ def unigram_cross_entropy(
 ) -> float:
     """Return the nats per token of the validation documents under the training documents' unigrams (add-one smoothed).
 
-    A language model must score lower than this, the loss of a model that has learned only token frequencies. The
-    arguments are those of the split.
+    A language model must score lower than this, the loss of a model that has learned only token frequencies. Arguments
+    and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
     held_out = shards.corpus.count(validation, shards.vocab_size)
@@ -293,7 +310,10 @@ def special_tokens(objective: Objective) -> int:
 
 
 def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
-    """Return the collator's view of the vocabulary: pieces that continue a word, and ids of random replacements."""
+    """Return the collator's view of the vocabulary: pieces that continue a word, and ids of random replacements.
+
+    Raises UserError for a vocabulary of special and unused tokens alone.
+    """
     tokens = np.array(shards.vocabulary, dtype=object)
     continues = np.array([token.startswith("##") for token in tokens], dtype=bool)
     ordinary = np.array([not (token.startswith("[unused") and token.endswith("]")) for token in tokens], dtype=bool)

@@ -60,7 +60,7 @@ class HashedFile:
         self._hash = hashlib.sha256()
 
     def write(self, values: NDArray[Any]) -> None:
-        """Append the bytes of an array."""
+        """Append the bytes of an array; `values` of any shape and dtype are written in C order."""
         data = np.ascontiguousarray(values).data.cast("B")
         self._file.write(data)
         self._hash.update(data)
@@ -80,7 +80,10 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 class IndexReader:
-    """Typed access to index.json; a missing value or a wrong type is a `UserError` of one line."""
+    """Typed access to index.json; a missing value or a wrong type is a `UserError` of one line.
+
+    Raises UserError for a folder without a readable index.json.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -117,7 +120,10 @@ class IndexReader:
         return value
 
     def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
-        """Return the path of a listed file, after checking its name and size, and with `verify` its SHA-256."""
+        """Return the path of a listed file, after checking its name and size, and with `verify` its SHA-256.
+
+        Raises UserError for a file that is missing or differs.
+        """
         entry = self.get(holder, key, dict)
         name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
         if name != expected_name:
@@ -138,14 +144,18 @@ class Shard:
     """The arrays of one shard, mapped from its files."""
 
     tokens: NDArray[Any]
+    """Ids, uint16 or uint32 (tokens,), see `token_dtype`."""
     sentence_offsets: NDArray[np.int64]
+    """Offset of each sentence in the tokens, int64 (sentences + 1,)."""
     document_offsets: NDArray[np.int64]
+    """Offset of each document in the sentences, int64 (documents + 1,)."""
 
 
 class TokenShards:
     """A tokenized corpus on disk, with the fingerprint of the tokenizer that it was made with.
 
-    Pickles as its folder, so that each worker maps the files itself.
+    `unigrams`, int64 (vocab_size,), holds the count of each id. Pickles as its folder, so that each worker maps the
+    files itself.
     """
 
     def __init__(
@@ -247,7 +257,10 @@ class TokenShards:
         return np.ascontiguousarray(np.concatenate(ranges), dtype=np.int64)
 
     def sentence(self, number: int) -> NDArray[Any]:
-        """Return the token ids of one sentence, numbered over all shards."""
+        """Return the token ids of one sentence, numbered over all shards: uint16 or uint32 (tokens,).
+
+        Raises IndexError for a sentence that the corpus does not have.
+        """
         for shard in self.shards:
             count = len(shard.sentence_offsets) - 1
             if 0 <= number < count:

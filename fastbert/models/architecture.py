@@ -148,7 +148,7 @@ class Architecture:
     config: type[BertConfig] | None = None
     """Our config class where fastbert has models of its own, else None: the architecture is accelerated only."""
     class_prefix: str = ""
-    """What the names of its models begin with: "Bert" of `BertModel` and `BertForMaskedLM`."""
+    """Prefix of the names of its models: "Bert" of `BertModel` and `BertForMaskedLM`."""
     base_model_prefix: str = ""
     """The attribute of models with a head that holds the encoder, and the prefix of its weights in their files."""
     key_map: KeyMap = BERT_NAMES

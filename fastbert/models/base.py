@@ -85,13 +85,13 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
     ) -> nn.Embedding:
-        """Resize the token embedding to `new_num_tokens` rows (None: the present number), rounded up to a multiple.
+        """Resize the token embedding to `new_num_tokens` rows (None: the current number), rounded up to a multiple.
 
-        Present rows keep their values; new rows are drawn from torch's global generator as in `init_weights`
+        Existing rows keep their values; new rows are drawn from torch's global generator as in `init_weights`
         (`fastbert.models.vocabulary_extension` initialises them better). A tied masked-LM decoder and its bias follow,
         and `config.vocab_size`. The parameters are replaced, so make the optimizer afterwards.
 
-        Returns the embedding. Raises `UserError` for less than one row, and for a table without the padding token.
+        Returns the embedding. Raises `UserError` for fewer than one row, and for a table without the padding token.
         """
         embedding = self.get_input_embeddings()
         rows = embedding.num_embeddings if new_num_tokens is None else new_num_tokens

@@ -26,7 +26,7 @@ class BiLstmConfig:
     hidden_size: int = 768
     num_layers: int = 2
     dropout: float = 0.1
-    """Of the features, between the layers and of what the classifier sees."""
+    """Dropout probability of the features, between the layers and of the classifier's inputs."""
 
     def __post_init__(self) -> None:
         for name in ("input_size", "num_labels", "input_layers", "hidden_size", "num_layers"):

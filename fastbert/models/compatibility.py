@@ -28,7 +28,7 @@ class Compatibility(nn.Module):
     main_input_name: ClassVar[str] = "input_ids"
     input_modalities: ClassVar[str] = "text"
     accepts_loss_kwargs: ClassVar[bool] = False
-    """Whether forward accepts `num_items_in_batch`, the number of labels in all batches of an optimiser step."""
+    """True if forward accepts `num_items_in_batch`, the number of labels in all batches of an optimiser step."""
     tied_keys: tuple[str, ...] = ()
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,8 @@ class Compatibility(nn.Module):
         """Run `checkpoint_activations("layer")`, under transformers' name.
 
         `gradient_checkpointing_kwargs` have no effect: no random state is replayed. Raises `UserError` for other values
-        of `every_n_layers` and `offload`."""
+        of `every_n_layers` and `offload`.
+        """
         if every_n_layers != 1 or offload:
             raise UserError(
                 f"every_n_layers={every_n_layers}, offload={offload}: fastbert saves the input of every layer, on its"

@@ -26,7 +26,7 @@ from fastbert.packing import PackedBatch
 
 
 class EmbeddingSettings(Protocol):
-    """What an encoder requires of its settings for embeddings, which it saves with its weights."""
+    """The interface of the settings for embeddings that an encoder saves with its weights."""
 
     def check_width(self, width: int, source: str) -> None:
         """Raise UserError if the settings do not fit a model of this width."""
@@ -209,10 +209,10 @@ class EncoderModel(PreTrainedModel):
         past_key_values: None = None,
         **unsupported: Unpack[TransformersArguments],
     ) -> EncoderOutput:
-        """Encode a `PackedBatch`, or padded sequences.
+        """Encode a `PackedBatch`, or B sequences padded to S columns.
 
         Args:
-            batch: a `PackedBatch`, or `input_ids` by position.
+            batch: a `PackedBatch`, or `input_ids` (B, S) by position.
             attention_mask: (B, S) of any dtype, nonzero at tokens; None: there is no padding.
             token_type_ids: int64 (B, S), the segment of each token; None: 0.
             position_ids: int64 (B, S), or (S,); None: the columns.
@@ -248,7 +248,8 @@ class EncoderModel(PreTrainedModel):
 
         Options: `pooling` "mean", "max" or "cls", `normalize`, `max_length` in tokens, `long` "truncate", "windows" or
         "error", `batch_tokens`, `prompt`, `progress`; `fastbert.embeddings.embed.EmbedOptions` documents them. On CPUs
-        a text's vector has the same bits in every batch.
+        a text's vector has the same bits in every batch. Raises `UserError` for options out of range, texts that are
+        not strings, and a tokenizer whose vocabulary is not the model's.
         """
         # Embeddings build on models, so the package's root, which is always loaded, calls them.
         vectors: Tensor = sys.modules["fastbert"].embed_texts(self, texts, tokenizer, **options)

@@ -48,7 +48,7 @@ class _Uninitialised(TorchFunctionMode):
 
 
 class LoadableModel(nn.Module):
-    """What loading requires of a model: the interface that `fastbert.models.base.PreTrainedModel` implements."""
+    """The interface that loading requires of a model, implemented by `fastbert.models.base.PreTrainedModel`."""
 
     base_model_prefix: ClassVar[str]
     """The prefix of the encoder's weights in a checkpoint of a model with a head."""
@@ -61,14 +61,17 @@ class LoadableModel(nn.Module):
     """Names of the weights that the files lacked, which were initialised."""
 
     def tie_weights(self) -> None:
-        """Make tied parameters one and the same; models without any have nothing to do."""
+        """Make tied parameters one and the same; a no-op for models without any."""
 
     def named_weights(self, weights: Weights) -> Weights:
-        """Return a checkpoint's weights as those of this model; here they are."""
+        """Return a checkpoint's weights as those of this model, by default unchanged."""
         return weights
 
     def match(self, weights: Weights) -> dict[str, str]:
-        """Map the names of the model's weights to those of a checkpoint; see `KeyMap.match`."""
+        """Map the names of the model's weights to those of a checkpoint, by `KeyMap.match`.
+
+        Raises `CheckpointError` where two of a checkpoint's names are the same weight.
+        """
         return self.key_map.match(weights.tensors, self.state_dict(), self.base_model_prefix, weights.path)
 
 

@@ -118,6 +118,7 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
         return copy(self)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: fields can be set, not removed."""
         raise TypeError(f"{type(self).__name__}: fields can be set, not removed; change a copy, dict(output)")
 
     __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
@@ -125,8 +126,12 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class EncoderOutput(ModelOutput):
-    """`last_hidden_state` (tokens, hidden_size) packed or (sequences, length, hidden_size) padded; `pooler_output`
-    (sequences, hidden_size); `hidden_states`: the embeddings' and each layer's output, if requested."""
+    """The output of an encoder, in the dtype of the parameters, or of autocast.
+
+    `last_hidden_state` (tokens, hidden_size) packed or (sequences, length, hidden_size) padded; `pooler_output`
+    (sequences, hidden_size), None without a pooler; `hidden_states`, if requested: the outputs of the embeddings and of
+    each layer, of the shape of the first.
+    """
 
     last_hidden_state: Tensor
     pooler_output: Tensor | None = None
@@ -135,8 +140,13 @@ class EncoderOutput(ModelOutput):
 
 @dataclass(eq=False)
 class PreTrainingOutput(HeadOutput):
-    """`loss` = masked-LM loss + next-sentence loss, fp32 means; `prediction_logits` (..., vocab_size);
-    `seq_relationship_logits` (sequences, 2). With labels: sums and counts, for losses weighted over several batches."""
+    """The output of both pre-training heads; `hidden_states` as in `EncoderOutput`.
+
+    `prediction_logits` (..., vocab_size) and `seq_relationship_logits` (sequences, 2) have the dtype of the parameters,
+    or of autocast. With labels, `loss` is the sum of both mean losses, an fp32 scalar. For means over several batches
+    there are scalars too: the sums over the labels (`mlm_loss_sum`, `nsp_loss_sum`, fp32), the numbers of labels
+    (`mlm_count`, `nsp_count`, int64) and the numbers of correct predictions (`mlm_correct`, `nsp_correct`, int64).
+    """
 
     loss: Tensor | None = None
     prediction_logits: Tensor | None = None
@@ -152,7 +162,11 @@ class PreTrainingOutput(HeadOutput):
 
 @dataclass(eq=False)
 class LogitsOutput(HeadOutput):
-    """`loss` from labels, the fp32 mean over them; `logits`, whose shape the head documents."""
+    """The output of a head; `hidden_states` as in `EncoderOutput`.
+
+    `loss`, if there are labels: the mean over them, an fp32 scalar; `logits`, of the shape that the head documents, in
+    the dtype of the parameters, or of autocast.
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -161,7 +175,11 @@ class LogitsOutput(HeadOutput):
 
 @dataclass(eq=False)
 class SpanOutput(HeadOutput):
-    """`start_logits` and `end_logits`, fp32, one per token; `loss`, fp32, the mean of both cross-entropies."""
+    """The output of span question answering; `hidden_states` as in `EncoderOutput`.
+
+    `start_logits` and `end_logits`, fp32 (tokens,) packed or (sequences, length) padded; `loss`, if there are
+    positions: the mean of both cross-entropies, an fp32 scalar.
+    """
 
     loss: Tensor | None = None
     start_logits: Tensor | None = None

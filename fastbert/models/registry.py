@@ -113,7 +113,7 @@ def load(source: str | Path, **options: Any) -> PreTrainedModel:
     """Load the model of a folder with its head: of its architecture's models the one that uses most of the folder's
     weights and lacks none, by preference one that config.json names, else the encoder.
 
-    `source`, options and errors are those of `from_pretrained`.
+    Raises the errors of `from_pretrained`, whose `source` and options it has.
     """
     config = verified_config(source, options)
     path = find_source(source, options.get("revision", MAIN))

@@ -31,15 +31,15 @@ class Backend(Generic[Arguments]):
 
     name: ClassVar[BackendName]
     composite: ClassVar[bool] = False
-    """Whether `forward` consists of PyTorch operations, which have gradients, fakes and transforms of their own."""
+    """True if `forward` consists of PyTorch operations, which have gradients, fakes and transforms of their own."""
     composes_others: ClassVar[bool] = False
-    """Whether a call that it does not support is composed by `eager` even where `use_backend` names this backend."""
+    """True if a call that it does not support is composed by `eager` even where `use_backend` names this backend."""
     logs_fallback: ClassVar[bool] = False
-    """Whether an unsupported call is logged, once per reason."""
+    """True if an unsupported call is logged, once per reason."""
     opaque: ClassVar[bool] = False
-    """Whether a composite backend is called as an operator while a compiler traces, because it reads values."""
+    """True if a composite backend is called as an operator while a compiler traces, because it reads values."""
     summary: ClassVar[str] = ""
-    """What `fastbert doctor` prints of a backend that supports a part of the calls."""
+    """The note of `fastbert doctor` on a backend that supports only some calls."""
 
     def supports(self, arguments: Arguments) -> Reason | None:
         """Return why this backend cannot compute a call, None if it can.

@@ -1,4 +1,4 @@
-"""What the Triton backends of all operations share."""
+"""The base of the Triton backends of all operations."""
 
 from __future__ import annotations
 

@@ -20,6 +20,10 @@ class AddedToken:
         normalized: search normalised text (lower case, without accents, as configured) for the normalised content;
             False: search the original text. None, the default: True unless `special`.
         special: removed by `skip_special_tokens`, and treated as plain text by `split_special_tokens`.
+
+    Raises:
+        TypeError: `content` is not a string, or a flag not a bool.
+        ValueError: `content` is empty, or holds a lone surrogate (half of a character).
     """
 
     content: str

@@ -42,6 +42,11 @@ class Layout:
 class Encoding(UserDict[str, Any]):
     """Model inputs by key or attribute, like transformers' `BatchEncoding`; unpacks with `**`.
 
+    `input_ids`, `token_type_ids`, `attention_mask` and `special_tokens_mask` are lists of integers per row, or int64
+    (rows, length); `offset_mapping` lists of pairs, or int64 (rows, length, 2); `length` and
+    `overflow_to_sample_mapping` a list, or int64 (rows,). Of a single text they are lists without an axis of rows,
+    unless `return_tensors` or `return_overflowing_tokens` is set.
+
     It is a `UserDict` like `BatchEncoding`: pipelines move the values of dictionaries and of `UserDict`s to the device.
 
     Values are created on first access, so unused values cost nothing. An integer index returns the `RowEncoding` of a
@@ -116,7 +121,10 @@ class Encoding(UserDict[str, Any]):
         return self
 
     def convert_to_tensors(self, tensor_type: str | None = None, prepend_batch_axis: bool = False) -> "Encoding":
-        """Convert lists to int64 arrays ("np") or tensors ("pt"); return the same object."""
+        """Convert lists to int64 arrays ("np") or tensors ("pt"); return the same object.
+
+        Raises ValueError for rows of different lengths.
+        """
         tensor_type = call.checked_tensors(tensor_type)
         for key, value in self.data.items():
             if tensor_type is None or hasattr(value, "shape"):

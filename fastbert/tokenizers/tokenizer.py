@@ -45,6 +45,10 @@ class Tokenizer(Vocabulary):
 
         Texts are truncated on the right to `max_length` tokens, including special tokens (None: not truncated). The GIL
         is released; `threads` (default: the CPUs this process may use) changes the speed, never the result.
+
+        Raises:
+            TypeError: a text is not a string.
+            ValueError: `max_length` has no room for the special tokens, or `threads` is below 1.
         """
         threads = call.checked_threads(threads)
         max_length = call.checked_max_length(max_length)
@@ -64,6 +68,10 @@ class Tokenizer(Vocabulary):
             ids, begins, ends, words: int32 (tokens,): the id, the first code point in the text and the end (exclusive),
                 and the index of the word that the token is a piece of.
             offsets: int64 (texts + 1,); text i has the items from `offsets[i]` to `offsets[i + 1]`.
+
+        Raises:
+            TypeError: a text is not a string.
+            ValueError: `threads` is below 1.
         """
         return self._core.encode_aligned_ragged(texts, call.checked_threads(threads))
 
@@ -76,11 +84,12 @@ class Tokenizer(Vocabulary):
         batch_bytes: int = 16_000_000,
         threads: int | None = None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the ids of the lines of text files (UTF-8; also .gz and .xz) as results of `encode_ragged`.
+        """Yield the ids of the lines of text files (UTF-8; also .gz and .xz) in batches.
 
-        Lines end with a line feed, optionally after a carriage return; empty lines count. A batch has whole lines of
-        one file, about `batch_bytes` bytes in total, so files may be larger than memory. Lines are truncated to
-        `max_length` tokens, including special tokens (None: not truncated).
+        A batch is a result of `encode_ragged`: ids, int32 (tokens,), and offsets, int64 (lines + 1,), of whole lines of
+        one file, about `batch_bytes` bytes in total, so files may be larger than memory. Lines end with a line feed,
+        optionally after a carriage return; empty lines count. They are truncated to `max_length` tokens, including
+        special tokens (None: not truncated).
 
         Raises:
             UserError: a file cannot be read or is not UTF-8; the message names file, line and byte.
@@ -217,7 +226,13 @@ class Tokenizer(Vocabulary):
     def pack(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = 512
     ) -> "PackedBatch":
-        """Return texts (or pairs) as a `PackedBatch` with special tokens, truncated to `max_length` (None: not)."""
+        """Return texts (or pairs) as a `PackedBatch` with special tokens, truncated to `max_length` (None: not).
+
+        Raises:
+            TypeError: a text is not a string.
+            ValueError: there are no texts, `max_length` has no room for the special tokens, or there is not one second
+                text per text.
+        """
         import torch
 
         from fastbert.packing import PackedBatch
@@ -248,13 +263,13 @@ class Tokenizer(Vocabulary):
         )
 
     def encode(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
-        """Return the ids of one text or pair; options as in a call."""
+        """Return the ids of one text or pair; options and errors are those of a call."""
         return self(text, text_pair, **options)["input_ids"]
 
     def tokenize(
         self, text: str, pair: str | None = None, add_special_tokens: bool = False, **options: Any
     ) -> list[str]:
-        """Return the tokens of a text (or pair) as strings."""
+        """Return the tokens of a text (or pair) as strings; options and errors are those of a call."""
         return self(text, pair, add_special_tokens=add_special_tokens, verbose=False, **options).tokens()
 
     # Rows of ids
@@ -273,7 +288,9 @@ class Tokenizer(Vocabulary):
         """Pad rows of ids: a mapping of lists, or a list of mappings, as collators pass them.
 
         `input_ids`, `token_type_ids`, `attention_mask` (created if missing) and `special_tokens_mask` are padded; other
-        keys are not changed.
+        keys are not changed. With `return_tensors` they are int64 (rows, length). Raises ValueError for rows without
+        `input_ids`, or of different lengths where they should become a tensor, and TypeError for rows that are not
+        mappings.
         """
         fillers = {
             "input_ids": self.pad_token_id,
@@ -306,7 +323,10 @@ class Tokenizer(Vocabulary):
     def get_special_tokens_mask(
         self, ids: Sequence[int], pair_ids: Sequence[int] | None = None, already_has_special_tokens: bool = False
     ) -> list[int]:
-        """Return 1 for special tokens: by id in a finished row, else by the positions that they will have."""
+        """Return 1 for special tokens, else 0: by id in a finished row, else by the positions that they will have.
+
+        Raises ValueError for a finished row given in two parts.
+        """
         if already_has_special_tokens:
             if pair_ids is not None:
                 raise ValueError(

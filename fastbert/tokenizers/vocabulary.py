@@ -185,6 +185,9 @@ class Vocabulary(TransformersInterface):
 
         Returns:
             The number of tokens that were not recognised as a whole before, or with different flags.
+
+        Raises:
+            TypeError: a token is neither a string nor an `AddedToken`.
         """
         # An empty token is ignored, as in transformers.
         tokens = [new_tokens] if isinstance(new_tokens, str) or not isinstance(new_tokens, Iterable) else new_tokens
@@ -208,6 +211,10 @@ class Vocabulary(TransformersInterface):
 
         Returns:
             The number of tokens that were not recognised as a whole before, or with different flags.
+
+        Raises:
+            ValueError: a role is unknown.
+            TypeError: a token is neither a string nor an `AddedToken`.
         """
         changes: dict[str, Any] = {}
         new: list[AddedToken] = []
@@ -276,7 +283,10 @@ class Vocabulary(TransformersInterface):
         return hashlib.sha256(json.dumps([self._tokens, options], sort_keys=True).encode()).hexdigest()
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
-        """Return the id of a token, or the ids of a list of tokens; unknown tokens get the id of `unk_token`."""
+        """Return the id of a token, or the ids of a list of tokens; unknown tokens get the id of `unk_token`.
+
+        Raises TypeError for tokens that are not strings.
+        """
         if isinstance(tokens, str):
             return self._ids.get(tokens, self.unk_token_id)
         if isinstance(tokens, bytes):
@@ -284,7 +294,10 @@ class Vocabulary(TransformersInterface):
         return [self._ids.get(_checked_token(token, index), self.unk_token_id) for index, token in enumerate(tokens)]
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """Return the token of an id, or the tokens of a list of ids."""
+        """Return the token of an id, or the tokens of a list of ids.
+
+        Raises IndexError for ids outside the vocabulary.
+        """
         if isinstance(ids, int | np.integer):
             return self._names[self._checked_id(ids)]
         skipped = set(self.all_special_ids) if skip_special_tokens else set()
@@ -303,6 +316,7 @@ class Vocabulary(TransformersInterface):
         """Convert ids to text, as transformers does. Ids outside the vocabulary are skipped.
 
         `token_ids` is an id, a list or an array of ids, or the result of a call; several rows give a list of texts.
+        Raises ValueError for negative ids.
         """
         ids = decoding.plain_ids(token_ids)
         if isinstance(ids, list) and ids and isinstance(ids[0], list):
@@ -321,12 +335,12 @@ class Vocabulary(TransformersInterface):
     def batch_decode(
         self, sequences: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = False
     ) -> list[str]:
-        """Convert each row of ids to text; return a list."""
+        """Convert each row of ids to text, as `decode` does; return a list."""
         texts = self.decode(sequences, skip_special_tokens, clean_up_tokenization_spaces)
         return [texts] if isinstance(texts, str) else texts
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """Convert tokens to text, as `decode` does from their ids."""
+        """Convert tokens to text, as `decode` does from their ids. Raises TypeError for tokens that are not strings."""
         if isinstance(tokens, str):
             raise TypeError("tokens must be a sequence of strings, not one string")
         return self._join_tokens(_checked_token(token, index) for index, token in enumerate(tokens))

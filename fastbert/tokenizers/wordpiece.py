@@ -36,6 +36,11 @@ class WordPieceTokenizer(Tokenizer):
         added_tokens: strings or `AddedToken`s that are recognised as a whole. Tokens in the vocabulary keep their ids;
             the others get the ids after it, in order.
         padding_side, truncation_side: "right" or "left", the default of calls.
+
+    Raises:
+        UserError: the vocabulary cannot be read, a token is empty or occurs twice, or a special token is missing.
+        TypeError: a token is not a string.
+        ValueError: a side or `model_max_length` has another value.
     """
 
     _core_options = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
@@ -89,7 +94,7 @@ class WordPieceTokenizer(Tokenizer):
         Options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`, and added
         tokens from these and `added_tokens.json`, as in transformers. Without any of them, a vocabulary with capital
         letters turns lower-casing off, which is logged. Files are compared with the `fastbert_manifest.json` beside
-        them, unless `verify` is False. Raises `UserError`.
+        them, unless `verify` is False. Raises `UserError` for files that are missing, damaged or not a tokenizer's.
         """
         path = Path(path)
         if path.is_dir():
@@ -110,11 +115,13 @@ class WordPieceTokenizer(Tokenizer):
         """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, as transformers does.
 
         A `tokenizer.json` is also written if the folder has one, or if a token ends with white space. The files'
-        checksums are entered in `fastbert_manifest.json`. transformers' other options are ignored where they have no
-        effect; `push_to_hub` and `filename_prefix` are refused.
+        checksums are entered in `fastbert_manifest.json`. Other options of transformers are ignored.
 
         Returns:
             The paths of the files.
+
+        Raises:
+            UserError: `push_to_hub` or `filename_prefix` is given, or a token holds a line end.
         """
         check_save_options(options)
         options = {

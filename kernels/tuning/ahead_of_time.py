@@ -73,13 +73,13 @@ class Resources:
     target: str
     warps: int
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     spills: int
     """Spilled bytes per thread; on AMD, registers."""
     shared: int
     """Bytes of shared memory per program."""
     programs: int
-    """That fit on a multiprocessor."""
+    """Programs that fit on a multiprocessor."""
     seconds: float
 
     @property

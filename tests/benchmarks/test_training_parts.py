@@ -1,4 +1,4 @@
-"""What the training benchmark says of a step: its memory part by part, and where its time goes."""
+"""The training benchmark's report on a step: its memory part by part, and the operations that take its time."""
 
 import gc
 from typing import Any
@@ -20,7 +20,7 @@ from fastbert.ops.native import matmul
     [pytest.param(4096, True, id="after the forward pass"), pytest.param(8, False, id="when the gradient has come")],
 )
 def test_parts_are_those_of_the_moment_when_most_is_alive(rows: int, activations_count: bool) -> None:
-    """Of a linear layer: its input is saved twice and counted once, its output is saved by what follows."""
+    """A linear layer's input is saved twice and counted once; its output is saved by the next operation."""
     model = nn.Linear(128, 128, bias=False)
     x = torch.randn(rows, 128, requires_grad=True)
     update = PlainUpdate(model)

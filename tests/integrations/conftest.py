@@ -1,4 +1,4 @@
-"""What tests of `attn_implementation="fastbert"` begin with."""
+"""Fixtures of the tests of `attn_implementation="fastbert"`."""
 
 import pytest
 

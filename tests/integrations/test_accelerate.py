@@ -27,7 +27,7 @@ HEADS = [
 
 
 def tokens_of(value: Tensor, there: Tensor) -> Tensor:
-    """Of an output that has a row a token, the rows of real ones; other outputs whole."""
+    """Return the rows of real tokens of an output with one row per token; other outputs whole."""
     return value[there] if value.shape[:2] == there.shape else value
 
 

@@ -201,7 +201,7 @@ def test_another_activation(seed: int) -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_gradient_checkpointing(dropout: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is computed again has the dropout of the first time."""
+    """Recomputed activations have the dropout of the first pass."""
     from fastbert.integrations.transformers import encoder as packed_forward
 
     kwargs, result, calls = inputs(seed, RIGHT), [], []

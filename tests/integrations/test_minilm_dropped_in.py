@@ -43,7 +43,7 @@ def texts(request: pytest.FixtureRequest, data_dir: Path) -> tuple[str, list[str
 
 @torch.no_grad()
 def vectors(model: Any, tokenizer: WordPieceTokenizer, texts: list[str]) -> tuple[Tensor, Tensor]:
-    """Of padded batches, hidden states of real tokens (tokens, hidden_size) and their means (texts, hidden_size)."""
+    """Return hidden states of real tokens (tokens, hidden_size) and their means (texts, hidden_size)."""
     states, means = [], []
     for first in range(0, len(texts), 32):
         part = texts[first : first + 32]

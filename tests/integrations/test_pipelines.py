@@ -30,7 +30,7 @@ NAMES = {0: "O", 1: "B-ANIMAL", 2: "B-THING"}
 
 @pytest.fixture
 def models(tmp_path: Path, seed: int) -> Callable[..., tuple[Any, Any, Any]]:
-    """Of a class's name: our model, transformers' of the same files, and transformers' tokenizer."""
+    """Make models by the name of a class: fastbert's, transformers' of the same files, and transformers' tokenizer."""
 
     def build(name: str, **config: Any) -> tuple[Any, Any, Any]:
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What callers of the models get wrong, one clear line each: inputs, labels, and arguments of transformers."""
+"""Wrong calls of the models raise errors of one clear line: inputs, labels, and arguments of transformers."""
 
 import re
 from dataclasses import replace

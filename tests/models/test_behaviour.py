@@ -1,4 +1,4 @@
-"""What the models promise beyond transformers: first losses, dropout by key, checkpointing, and clear refusals."""
+"""Behaviour of the models beyond transformers: first losses, dropout by key, checkpointing, and clear refusals."""
 
 import math
 from dataclasses import replace

@@ -34,7 +34,7 @@ CONFIG = BertConfig(
 
 
 class Traffic(TorchDispatchMode):
-    """Of torch's operations on the tokens: the tensors that each reads and writes, in rows of `WIDTH`."""
+    """Count the tensors that torch's operations on the tokens read and write, in rows of `WIDTH`."""
 
     NAMES = ("mm", "addmm", "addmm_", "sum", "add", "add_", "mul", "clone", "copy_", "_to_copy", "t_copy")
 

@@ -66,7 +66,7 @@ def run(
 
 @pytest.fixture
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """What the fused operation was called with: its `recompute`."""
+    """The values of `recompute` in the calls of the fused operation."""
     calls: list[bool] = []
     original = op.run
 
@@ -246,7 +246,7 @@ def test_checkpointing_changes_nothing(mode: str, backend: str | None, seed: int
 
 
 def kept_bytes(model: BertForPreTraining, batch: PackedBatch) -> int:
-    """What is alive between forward and backward and was not before: saved by autograd, or by Python for it."""
+    """Return the bytes that forward allocates and backward needs: saved by autograd, or by Python for it."""
     found: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

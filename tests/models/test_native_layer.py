@@ -36,7 +36,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the native layer was asked to multiply, a call each."""
+    """The dtypes in which the native layer multiplied, one per call."""
     made: list[str] = []
     original = native_inference._run
 

@@ -54,7 +54,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was called of the native layer."""
+    """The names of the native layer's methods that were called."""
     made: list[str] = []
 
     def counting(name: str) -> None:

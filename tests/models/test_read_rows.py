@@ -122,7 +122,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def results(model: PreTrainedModel, batch: PackedBatch, options: dict[str, Any]) -> dict[str, Tensor]:
-    """What the model returns, by name, and the gradients of its loss."""
+    """Return the tensors of the model's output by name, and the gradients of its loss."""
     model.zero_grad(set_to_none=True)
     output = model(batch, **options)
     output.loss.backward()

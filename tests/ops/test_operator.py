@@ -50,7 +50,7 @@ scaled_sum.register_autograd(gradients, setup_context=keep)
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What went through torch's dispatcher."""
+    """The calls that went through torch's dispatcher."""
     seen: list[bool] = []
     original = scaled_sum._traced
 

@@ -58,8 +58,10 @@ class MaskedLanguageModel(ModelWithHead):
 
 
 class ForPreTraining(MaskedLanguageModel):
-    """An encoder with both pre-training heads: masked LM and next-sentence prediction (Devlin et al. 2019, section
-    3.1)."""
+    """An encoder with both heads of pre-training, masked LM and next-sentence prediction.
+
+    Devlin et al. 2019, section 3.1. The decoder of the masked LM is tied to the token embedding.
+    """
 
     def add_head(self, config: BertConfig) -> None:
         """Add both heads."""
@@ -132,7 +134,7 @@ class ForPreTraining(MaskedLanguageModel):
 
 
 class ForMaskedLM(MaskedLanguageModel):
-    """An encoder with the masked-LM head."""
+    """An encoder with the masked-LM head, whose decoder is tied to the token embedding."""
 
     with_pooler = False
     accepts_loss_kwargs = True
@@ -157,9 +159,11 @@ class ForMaskedLM(MaskedLanguageModel):
 
         `logits` are (B, S, vocab_size), or (tokens, vocab_size) of a packed batch. With labels there are none, unless
         `return_logits=True`: then they are those of the tokens with a label, (labels, vocab_size). In evaluation,
-        padded input has logits at every position beside the loss, unless `return_logits=False`.
+        padded input has logits at every position beside the loss, unless `return_logits=False`. They have the dtype of
+        the parameters, or of autocast.
 
-        The loss, fp32, is the mean over the labels, or their sum divided by `num_items_in_batch`.
+        The loss, an fp32 scalar, is the mean over the labels, or their sum divided by `num_items_in_batch`, a number or
+        a scalar. Raises `UserError` for labels of the wrong shape, dtype or range.
         """
         packed = read_inputs(
             self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,

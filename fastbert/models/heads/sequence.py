@@ -54,7 +54,7 @@ class ForNextSentencePrediction(ModelWithHead):
         """Compute `logits` (B, 2), class 0 = B follows A, and, from labels, the loss; inputs as in `BertModel`.
 
         `labels` int64 (B,), or `next_sentence_label` of the `PackedBatch`, with -100 for sequences without a label. The
-        loss is that of `BertForMaskedLM`.
+        loss is that of `BertForMaskedLM`. Raises `UserError` for labels of the wrong shape, dtype or range.
         """
         packed = read_inputs(
             self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
@@ -72,11 +72,12 @@ class ForNextSentencePrediction(ModelWithHead):
 
 
 class ForSequenceClassification(ModelWithHead):
-    """An encoder with a classifier or regressor of each sequence's first token (Devlin et al. 2019, section 4.1).
+    """An encoder with a classifier or regressor of sequences.
 
-    The config's `problem_type` selects the loss: `"regression"` is the squared error, `"single_label_classification"`
-    the cross-entropy and `"multi_label_classification"` the binary cross-entropy of each class. If it is None,
-    `num_labels=1` or floating-point labels mean regression, everything else one class per sequence.
+    The head reads each sequence's first token (Devlin et al. 2019, section 4.1). The config's `problem_type` selects
+    the loss: `"regression"` is the squared error, `"single_label_classification"` the cross-entropy and
+    `"multi_label_classification"` the binary cross-entropy of each class. If it is None, `num_labels=1` or floating-
+    point labels mean regression, everything else one class per sequence.
     """
 
     accepts_loss_kwargs = True
@@ -108,8 +109,8 @@ class ForSequenceClassification(ModelWithHead):
         """Compute `logits` (B, num_labels) and, from labels, the loss; inputs as in `BertModel`.
 
         `labels` are int64 (B,), -100 without a label; for regression (B, num_labels) numbers, (B,) if `num_labels=1`;
-        for several classes at once (B, num_labels) of 0 to 1. The loss, fp32, is the mean over the labels, or their sum
-        divided by `num_items_in_batch`. Raises `UserError` for labels of the wrong shape, dtype or range.
+        for several classes at once (B, num_labels) of 0 to 1. The loss is that of `BertForMaskedLM`, in fp32. Raises
+        `UserError` for labels of the wrong shape, dtype or range.
         """
         packed = read_inputs(
             self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
@@ -142,8 +143,10 @@ class ForSequenceClassification(ModelWithHead):
 
 
 class ForMultipleChoice(ModelWithHead):
-    """An encoder with one score per choice and a softmax over a question's choices (Devlin et al. 2019, section
-    4.4)."""
+    """An encoder with one score per choice.
+
+    The loss is that of a softmax over a question's choices (Devlin et al. 2019, section 4.4).
+    """
 
     accepts_loss_kwargs = True
 

@@ -22,7 +22,10 @@ from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 
 class ForTokenClassification(ModelWithHead):
-    """An encoder with a linear classifier of each token, for tagging (Devlin et al. 2019, section 5.3)."""
+    """An encoder with a linear classifier of each token, for tagging.
+
+    Devlin et al. 2019, section 5.3.
+    """
 
     with_pooler = False
     accepts_loss_kwargs = True
@@ -50,7 +53,8 @@ class ForTokenClassification(ModelWithHead):
         """Compute logits and, from labels, the loss; inputs as in `BertModel`, labels as in `BertForPreTraining`.
 
         `logits` are (B, S, num_labels), or (tokens, num_labels) of a packed batch. Which of them are returned beside a
-        loss, and what the loss is, follows `BertForMaskedLM`.
+        loss, and what the loss is, follows `BertForMaskedLM`. Raises `UserError` for labels of the wrong shape, dtype
+        or range.
         """
         packed = read_inputs(
             self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
@@ -67,8 +71,10 @@ class ForTokenClassification(ModelWithHead):
 
 
 class ForQuestionAnswering(ModelWithHead):
-    """An encoder with a start and an end score per token, for answers that are spans (Devlin et al. 2019, section
-    4.2)."""
+    """An encoder with a start and an end score per token, for answers that are spans of the text.
+
+    Devlin et al. 2019, section 4.2.
+    """
 
     with_pooler = False
 

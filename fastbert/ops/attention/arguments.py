@@ -29,7 +29,7 @@ class AttentionArguments(NamedTuple):
     bias: Tensor | None
     scale: float
     tf32: bool
-    """Whether fp32 matmuls may round their operands to tf32."""
+    """True if fp32 matmuls may round their operands to tf32."""
 
     @property
     def sequences(self) -> int:

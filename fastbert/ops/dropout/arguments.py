@@ -1,4 +1,4 @@
-"""Where and how token vectors are dropped, and the arguments of `dropout` as every backend receives them.
+"""The sites and keys of token dropout, and the arguments of `dropout` as every backend receives them.
 
 A mask is a function of the key of a sequence, the layer and site, and the position of an element, never of state: the
 counter of an element's Philox block is (block, position in the sequence or query, head, layer and site), and the
@@ -20,7 +20,7 @@ from fastbert.ops.checks import check_devices, check_dropout, check_tensor
 
 
 class Site(IntEnum):
-    """Where dropout is applied; with the layer's number it makes the last word of the counter."""
+    """A place in the model where dropout is applied; with the layer's number it makes the last word of the counter."""
 
     EMBEDDING = 0
     ATTENTION = 1

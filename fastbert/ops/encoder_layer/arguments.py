@@ -116,11 +116,11 @@ class EncoderLayerArguments(NamedTuple):
     layer_index: int
     dtype: torch.dtype
     tf32: bool = False
-    """Whether fp32 matmuls may round their operands to tf32."""
+    """True if fp32 matmuls may round their operands to tf32."""
     int8: bool = False
-    """Whether inference without dropout is quantised."""
+    """True if inference without dropout is quantised."""
     recompute: bool = False
-    """Whether backward computes LayerNorms again instead of keeping their outputs."""
+    """True if backward recomputes LayerNorms instead of keeping their outputs."""
 
     @property
     def needs_backward(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a Transformer layer is: static, hashable records without tensors.
+"""The specification of a Transformer layer: static, hashable records without tensors.
 
 A fused kernel states which specs it supports; every other layer is composed of the single operations
 (`fastbert.ops.encoder_layer.composition`).
@@ -32,7 +32,7 @@ class AttentionSpec:
     position: Literal["none", "rotary", "alibi", "relative", "disentangled"] = "none"
     """Position encoding inside attention; "none" where positions are added to the embeddings."""
     projection_bias: bool = True
-    """Whether the query, key and value projections have biases."""
+    """True if the query, key and value projections have biases."""
     output_bias: bool = True
     scale: float | None = None
     """Factor of the scores; None: 1 / sqrt(head_dim)."""

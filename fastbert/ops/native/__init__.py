@@ -1,1 +1,1 @@
-"""What native backends share: matmul, prepacked weights, row-wise kernels, the caching allocator."""
+"""Code shared by the native backends: matmul, prepacked weights, row-wise kernels, the caching allocator."""

@@ -48,7 +48,7 @@ class _Copies:
     state: tuple[Any, ...] | None
     """State of the weights when they were packed; None: stale."""
     used: bool = True
-    """Whether the copies were used since the weights last changed."""
+    """True if the copies were used since the weights last changed."""
     content_hash: int | None = None
     """Hash of all bytes of the weights when they were packed; None if it was not computed."""
     identities: frozenset[int] = frozenset()

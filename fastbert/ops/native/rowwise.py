@@ -1,4 +1,4 @@
-"""How tensors reach the row-wise kernels of csrc/cpu/rowwise, and which calls do.
+"""Calls of the row-wise kernels of csrc/cpu/rowwise: which they support, and how tensors are passed to them.
 
 A kernel reads its arguments and writes to memory of its own, so arguments may share memory, rows may have any stride,
 coincide, or overlap. Gradients of vectors are fp32, summed in blocks of a fixed number of rows and then in the order of

@@ -38,7 +38,7 @@ def name_of(way: tuple[str, torch.dtype]) -> str:
 
 @pytest.fixture(params=WAYS, ids=name_of)
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    """What is multiplied, while a level runs it; in software where this processor lacks its instructions."""
+    """The dtype of the matmuls, while a CPU level runs them; in software where the processor lacks its instructions."""
     level, dtype = request.param
     with cpu_kernels.running(level):
         before = emulator.executed() if cpu_kernels.in_software(level) else -1

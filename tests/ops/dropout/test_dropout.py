@@ -163,7 +163,7 @@ def test_native_and_eager_backends_drop_the_same_elements() -> None:
 
 
 def test_drops_inside_of_transforms(seed: int) -> None:
-    """Of torch.func, where new tensors have no memory for the native generator to write to."""
+    """Inside torch.func new tensors have no memory for the native generator to write to."""
     dropout = TokenDropout(0.25, torch.tensor([seed, 5]), torch.zeros(70).long(), torch.arange(70), 3)
     x = torch.randn(70, 64, generator=torch.Generator().manual_seed(seed))
     found = torch.func.grad(lambda x: ops.dropout(x, dropout).square().sum())(x)

@@ -136,7 +136,7 @@ def resident() -> int:
 
 
 def test_two_thousand_steps_of_any_size_do_not_grow(seed: int) -> None:
-    """What is held stays near the busiest moment, whatever sizes came before."""
+    """The memory held stays near its peak use, whatever sizes came before."""
     draw = random.Random(seed)
 
     def step() -> None:

@@ -39,7 +39,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def dropping(rows: int, seed: int, p: float = 0.2) -> TokenDropout:
-    """Of sequences with 7 tokens; ids of both dtypes."""
+    """Return the dropout of sequences with 7 tokens; ids of both dtypes."""
     key = torch.randint(-(2**63), 2**63 - 1, (rows // 7 + 1,), generator=torch.Generator().manual_seed(seed))
     token = torch.arange(rows)
     return TokenDropout(p, key, token // 7, (token % 7).int(), SITE)
