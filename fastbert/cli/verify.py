@@ -53,9 +53,13 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Compare both, print the report, and return 0 if they agree."""
+    from fastbert.checkpoints.hub import is_id
+    from fastbert.checkpoints.source import find_source
     from fastbert.integrations.verify import verify
 
     name = require(config.model or None, "MODEL", "the folder of a Hugging Face model")
+    if not is_id(name):
+        find_source(name)
     texts = _texts(require(config.text, "--text", "a file with one text per line, for example sentences.txt"))
     device = config.device
     if device == "auto":

@@ -141,3 +141,11 @@ def test_wrong_input_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("fastbert: error: ")
     assert message in line
+
+
+def test_a_folder_that_does_not_exist_is_named(
+    text: Path, calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", str(tmp_path / "nope"), "--text", str(text)]) == 2
+    assert f"{tmp_path / 'nope'}: no such folder; name one with config.json" in capsys.readouterr().err
+    assert not calls
