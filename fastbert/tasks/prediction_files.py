@@ -63,13 +63,6 @@ def write_predictions(
         write_atomic(Path(path), text)
 
 
-def write_null_scores(path: str | Path, predictions: Sequence[Prediction]) -> None:
-    """Write the second file that SQuAD 2.0's scorer reads: by how much the score of no answer exceeds the best
-    answer's, by id."""
-    content = {prediction["id"]: prediction["null_score_difference"] for prediction in predictions}
-    write_atomic(Path(path), json.dumps(content, indent=1) + "\n")
-
-
 def read_predictions(path: str | Path, task_name: str, dataset: Dataset[Any]) -> list[Prediction]:
     """Read the predictions of a file for the examples of a dataset, in the dataset's order.
 

@@ -87,6 +87,8 @@ def read_conll(path: str, columns: Columns, *, labelled: bool, skip_bad: bool | 
     if labelled:
         examples = _without_odd_tags(examples, bad)
     bad.settle(len(examples))
+    if not examples:
+        raise UserError(f"{name} holds no sentence: name a file that does")
     dataset = Dataset(name, tuple(example for _, example in examples))
     if labelled:
         _report_scheme(dataset)

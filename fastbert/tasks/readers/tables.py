@@ -157,10 +157,10 @@ def _read(
     name, kind = name_of(path), kind_of(path)
     if kind in arrow_files.KINDS:
         columns = arrow_files.read_columns(path)
-        rows = [Row(number, cells) for number, cells in enumerate(zip(*columns.values, strict=True), 1)]
+        rows = [Row(number, cells) for number, cells in enumerate(zip(*columns.values(), strict=True), 1)]
         if not rows:
             raise UserError(f"{name}, row 1: the file has no rows; name one with examples")
-        return Table(name, columns.names, rows, unit="row")
+        return Table(name, tuple(columns), rows, unit="row")
     with opened(path) as stream:
         if kind == ".json":
             return _table_of_records(
