@@ -91,14 +91,12 @@ def run(config: Config, *, quiet: bool = False) -> int:
         raise UserError(f"--report {config.report}: is a folder; name a file")
     if config.base is not None:
         return _run_delta(config, source, out, config.base, quiet)
-    import torch
-
     from fastbert.checkpoints.convert import Options, convert
+    from fastbert.tasks.inference import LONG_NAMES
 
-    dtypes = {"keep": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     options = Options(
         to=config.to,
-        dtype=dtypes[config.dtype],
+        dtype=LONG_NAMES.get(config.dtype),
         pickles=config.pickles,
         revision=config.revision,
         model_class=config.model_class,

@@ -25,6 +25,7 @@ from fastbert.io.log import logger
 from fastbert.models.encoder import EncoderModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
+from fastbert.tasks.rows import by_length
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -195,7 +196,7 @@ class _Embedder:
         """Return the embeddings of this number of texts from their rows."""
         order, pooled = [], []
         with inferring(self.model), matmul_table.same_in_every_batch():
-            for indices in rows.batches(self.batch_tokens):
+            for indices in by_length(rows.lengths, self.batch_tokens):
                 order.append(indices)
                 pooled.append(self._pooled_batch(rows, indices))
         row_indices = torch.from_numpy(np.concatenate(order))

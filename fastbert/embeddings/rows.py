@@ -6,14 +6,13 @@ a range of its tokens, so that each token of a text counts once in overlapping w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
-from fastbert.tasks.rows import by_length
 from fastbert.tokenizers import WordPieceTokenizer
 
 LONG = ("truncate", "windows", "error")
@@ -54,11 +53,6 @@ class Rows:
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row, special ones included."""
         return self.sizes + SPECIAL
-
-    def batches(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """Return rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands
-        alone."""
-        return by_length(self.lengths, batch_tokens)
 
 
 def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
-from fastbert.tasks.readers.tags import scheme_of, to_bio
+from fastbert.tasks.readers.tags import convert, scheme_of
 
 
 def tagging_scores(
@@ -33,7 +33,7 @@ def tagging_scores(
     if not any(tag != "O" for tags in gold for tag in tags):
         logger.warning("%s: has no entity: recall and F1 are 0 by convention", where)
     seqeval = library("seqeval.metrics")
-    x, y = [list(to_bio(tags, scheme)) for tags in gold], [list(to_bio(tags, scheme)) for tags in predicted]
+    x, y = ([list(convert(tags, scheme, "BIO")) for tags in sentences] for sentences in (gold, predicted))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of types that are never predicted
         report = seqeval.classification_report(x, y, output_dict=True, zero_division=0) if _any(x) or _any(y) else {}

@@ -192,7 +192,7 @@ def _of_objects(path: str, columns: Columns, labelled: bool, bad: BadRows) -> li
     table = read_table(path, bad=bad)
     words = _key(table, columns.text, WORD_KEYS, "--text-column")
     tags = _key(table, columns.label, TAG_KEYS, "--label-column") if labelled else None
-    name = table.named(columns.id, "--id-column") if columns.id is not None else table.find("id")
+    name = table.chosen(columns.id, "--id-column", table.find("id"))
     examples: list[tuple[int, TaggedExample]] = []
     ids: dict[str, int] = {}
     for i, row in table.numbered(bad):

@@ -20,7 +20,7 @@ from fastbert.tasks.readers.cells import number
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.span.decode import Search, find_answers
+from fastbert.tasks.span.decode import find_answers
 from fastbert.tasks.span.flags import SpanFlags
 from fastbert.tasks.span.rows import QUESTION_LENGTH, Contexts, SpanRows, Windows, cut_windows, lay_out, read_contexts
 from fastbert.tokenizers import WordPieceTokenizer
@@ -163,13 +163,7 @@ class SpanAnswers(Task[QuestionExample]):
         answer minus the best answer's; an empty text, whose start and end are None, predicts that there is no answer.
         """
         assert isinstance(rows, SpanRows)
-        settings = self.settings
-        search = Search(
-            n_best=settings.n_best,
-            max_answer_length=settings.max_answer_length,
-            null_threshold=settings.null_threshold if settings.unanswerable else None,
-        )
-        return find_answers(dataset, rows, outputs, search)
+        return find_answers(dataset, rows, outputs, self.settings)
 
     def gold_prediction(self, example: QuestionExample) -> Prediction:
         text = example.answers[0].text if example.answers else ""
