@@ -72,10 +72,8 @@ class Config:
         if self.bits is not None and self.base is None:
             raise UserError("--bits is for a delta: name the model that SOURCE was fine-tuned from with --base")
         if self.base is not None:
-            usual = {"to": "hf", "dtype": "keep", "pickles": False, "revision": "main"}
-            usual |= dict.fromkeys(("model_class", "tokenizer", "max_shard_size"))
-            for name, value in usual.items():
-                if getattr(self, name) != value:
+            for name in ("to", "dtype", "pickles", "revision", "model_class", "tokenizer", "max_shard_size"):
+                if getattr(self, name) != getattr(Config, name):
                     raise UserError(
                         f"--{name.replace('_', '-')} cannot be combined with --base: convert the model first"
                     )

@@ -25,12 +25,10 @@ from fastbert.io.log import logger
 from fastbert.models.encoder import EncoderModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
-from fastbert.tasks.rows import by_length
+from fastbert.tasks.rows import BATCH_TOKENS, by_length
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
-# Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
-BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Texts per chunk, which is read, sorted and computed at a time; a longer text is a chunk of its own.
 CHUNK_TEXTS = {"cpu": 1024, "cuda": 32768}
 CHUNK_CHARACTERS = 1 << 24

@@ -123,10 +123,7 @@ def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) 
     counts = np.array([len(offsets) for offsets in starts])
     texts = np.repeat(np.arange(len(sizes)), counts)
     start = np.concatenate(starts)
-    is_first, is_last = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
-    last = np.cumsum(counts) - 1
-    is_last[last] = True
-    is_first[last - counts + 1] = True
+    is_first, is_last = np.diff(texts, prepend=-1) > 0, np.diff(texts, append=len(sizes)) > 0
     width = np.minimum(sizes, room)[texts]
     # The middle of the overlap of a window and the next of the same text, in tokens of the text.
     middle = (start[1:] + start[:-1] + width[:-1]) // 2

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastbert.embeddings.embed import BATCH_TOKENS, inferring
+from fastbert.embeddings.embed import inferring
 from fastbert.embeddings.pooling import packed
 from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError, require_whole
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
-from fastbert.tasks.rows import bounds, by_length
+from fastbert.tasks.rows import BATCH_TOKENS, bounds, by_length, runs
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -248,9 +248,8 @@ def _states(
             # The indices of the rows' items: among all items, and among the batch's tokens.
             firsts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1)
             counts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1 + rows.sizes[indices]) - firsts
-            items = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            lengths = rows.lengths[indices]
-            shift = np.cumsum(lengths) - lengths + 1 - (rows.begins[indices] - 1)
+            items = runs(firsts, counts)
+            shift = bounds(rows.lengths[indices])[:-1] + 2 - rows.begins[indices]
             tokens = torch.from_numpy(layout.item_tokens[items] + np.repeat(shift, counts)).to(model.device)
             _, states = model.encode(batch, output_hidden_states=True)
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)

@@ -12,11 +12,9 @@ import torch
 from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.rows import BATCH_TOKENS, Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
-
-BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:

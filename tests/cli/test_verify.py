@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
-from fastbert.integrations import verify as module
 from fastbert.integrations.verify import Measured, VerifyReport
 
 REPORT = VerifyReport(
@@ -50,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append((model, texts, options))
         return report
 
-    monkeypatch.setattr(module, "verify", answer)
+    monkeypatch.setattr("fastbert.cli.verify.verify", answer)
     return seen
 
 

@@ -104,8 +104,7 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
             if file.name.startswith("cache-"):
                 continue  # of `map` and the like
             inside = [part for part in file.parent.relative_to(folder).parts if part != "data"]
-            pattern_of = _SHARD if file.suffix == ".parquet" else _CACHED
-            match = pattern_of.fullmatch(file.stem)
+            match = (_SHARD if file.suffix == ".parquet" else _CACHED).fullmatch(file.stem)
             name = file.stem if match is None else match["split"]
             splits.setdefault("/".join([*inside, name] if name else inside) or "all", []).append(file)
     return {name: tuple(files) for name, files in splits.items()}

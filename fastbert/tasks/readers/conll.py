@@ -158,7 +158,7 @@ def _sentences(lines: Lines, layout: ConllColumns, bad: BadRows) -> list[_Senten
         if number == layout.header:
             continue
         inside = True
-        cells = layout.cells(number, line)
+        cells = layout.cells(line)
         problem = _problem(cells, line, layout)
         if problem is not None:
             bad.add(number, f"line {number}: {problem}")
