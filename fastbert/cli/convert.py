@@ -72,10 +72,8 @@ class Config:
         if self.bits is not None and self.base is None:
             raise UserError("--bits is for a delta: name the model that SOURCE was fine-tuned from with --base")
         if self.base is not None:
-            usual = {"to": "hf", "dtype": "keep", "pickles": False, "revision": "main"}
-            usual |= dict.fromkeys(("model_class", "tokenizer", "max_shard_size"))
-            for name, value in usual.items():
-                if getattr(self, name) != value:
+            for name in ("to", "dtype", "pickles", "revision", "model_class", "tokenizer", "max_shard_size"):
+                if getattr(self, name) != getattr(Config, name):
                     raise UserError(
                         f"--{name.replace('_', '-')} cannot be combined with --base: convert the model first"
                     )
@@ -91,14 +89,12 @@ def run(config: Config, *, quiet: bool = False) -> int:
         raise UserError(f"--report {config.report}: is a folder; name a file")
     if config.base is not None:
         return _run_delta(config, source, out, config.base, quiet)
-    import torch
-
     from fastbert.checkpoints.convert import Options, convert
+    from fastbert.tasks.inference import LONG_NAMES
 
-    dtypes = {"keep": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     options = Options(
         to=config.to,
-        dtype=dtypes[config.dtype],
+        dtype=LONG_NAMES.get(config.dtype),
         pickles=config.pickles,
         revision=config.revision,
         model_class=config.model_class,

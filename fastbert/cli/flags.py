@@ -40,7 +40,8 @@ def parse(config: type[Any], command: str, flags: Sequence[str]) -> Any:
     except SystemExit as stopped:
         if not stopped.code:
             raise
-        raise UserError(_one_line(printed.getvalue(), command)) from None
+        raise UserError(_one_line(printed.getvalue(), config, command)) from None
+    _refuse_empty_paths(config, flags)
     return config(**{field.name: getattr(read, field.name) for field in dataclasses.fields(config) if field.init})
 
 
@@ -92,7 +93,25 @@ def _metavar(hint: Any) -> str:
     return str(hint.__name__).upper()
 
 
-def _one_line(box: str, command: str) -> str:
+def _refuse_empty_paths(config: type[Any], flags: Sequence[str]) -> None:
+    """Raise `UserError` for a flag whose path is empty, which would stand for the current folder."""
+    hints = get_type_hints(config)
+    flag = ""
+    for word in flags:
+        value = word
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            if not equals:
+                continue
+        if not value and "Path" in str(hints.get(_field(flag))):
+            raise UserError(f"{flag} '': is empty; name a file or a folder (. is the current one)")
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _one_line(box: str, config: type[Any], command: str) -> str:
     """Return the message in tyro's error box as one line."""
     # On a terminal the box has colours; without UTF-8 it has no border, and its title is a section of its own.
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
@@ -100,6 +119,7 @@ def _one_line(box: str, command: str) -> str:
     message = " ".join(sections[0].split())
     unknown = re.match(r"Unrecognized options: (.*)", message)
     wrong = re.match(r"Error parsing (\S+): no type matching \S+ could be instantiated from \[(.*?)\]", message)
+    choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'", message)
     if unknown:
         words = unknown[1].split(", ")
         named = [word for word in words if word.startswith("-")]
@@ -109,5 +129,9 @@ def _one_line(box: str, command: str) -> str:
             return f"{message}; did you mean {close[1]}?"
     elif wrong:
         message = f"{wrong[1]} {wrong[2]}: not a value that the flag takes"
+    elif choice:
+        # tyro lists them in no order, and None among those of optional flags.
+        hint = _choices(get_type_hints(config, include_extras=True)[_field(choice[2])])
+        message = f"{choice[2]} {choice[1]}: choose one of {_metavar(hint).strip('{}').replace(',', ', ')}"
     message = message.removeprefix("Error parsing ").rstrip(".")
     return f"{message}; `fastbert {command} --help` shows the flags"

@@ -25,11 +25,10 @@ from fastbert.io.log import logger
 from fastbert.models.encoder import EncoderModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
+from fastbert.tasks.rows import BATCH_TOKENS, by_length
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
-# Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
-BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Texts per chunk, which is read, sorted and computed at a time; a longer text is a chunk of its own.
 CHUNK_TEXTS = {"cpu": 1024, "cuda": 32768}
 CHUNK_CHARACTERS = 1 << 24
@@ -195,7 +194,7 @@ class _Embedder:
         """Return the embeddings of this number of texts from their rows."""
         order, pooled = [], []
         with inferring(self.model), matmul_table.same_in_every_batch():
-            for indices in rows.batches(self.batch_tokens):
+            for indices in by_length(rows.lengths, self.batch_tokens):
                 order.append(indices)
                 pooled.append(self._pooled_batch(rows, indices))
         row_indices = torch.from_numpy(np.concatenate(order))

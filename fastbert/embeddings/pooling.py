@@ -73,5 +73,5 @@ def counted_tokens(rows: Rows, indices: np.ndarray) -> tuple[Tensor | None, Tens
     offsets = bounds(counts)
     if (counts == lengths).all():
         return None, torch.from_numpy(offsets)
-    begins = np.cumsum(lengths) - lengths + rows.firsts[indices]
+    begins = bounds(lengths)[:-1] + rows.firsts[indices]
     return torch.from_numpy(runs(begins, counts)), torch.from_numpy(offsets)

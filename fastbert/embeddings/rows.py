@@ -6,14 +6,13 @@ a range of its tokens, so that each token of a text counts once in overlapping w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
-from fastbert.tasks.rows import by_length
 from fastbert.tokenizers import WordPieceTokenizer
 
 LONG = ("truncate", "windows", "error")
@@ -54,11 +53,6 @@ class Rows:
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row, special ones included."""
         return self.sizes + SPECIAL
-
-    def batches(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """Return rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands
-        alone."""
-        return by_length(self.lengths, batch_tokens)
 
 
 def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:
@@ -129,10 +123,7 @@ def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) 
     counts = np.array([len(offsets) for offsets in starts])
     texts = np.repeat(np.arange(len(sizes)), counts)
     start = np.concatenate(starts)
-    is_first, is_last = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
-    last = np.cumsum(counts) - 1
-    is_last[last] = True
-    is_first[last - counts + 1] = True
+    is_first, is_last = np.diff(texts, prepend=-1) > 0, np.diff(texts, append=len(sizes)) > 0
     width = np.minimum(sizes, room)[texts]
     # The middle of the overlap of a window and the next of the same text, in tokens of the text.
     middle = (start[1:] + start[:-1] + width[:-1]) // 2

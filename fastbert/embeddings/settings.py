@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -58,19 +57,16 @@ class Dense:
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()
 
-    def describe(self) -> dict[str, Any]:
-        """Return its config.json of sentence-transformers."""
+    def save(self, folder: Path) -> None:
+        """Write its weights and config in the format of sentence-transformers."""
         home = "torch.nn.modules.linear" if self.activation == "Identity" else "torch.nn.modules.activation"
-        return {
+        config = {
             "in_features": self.weight.shape[1],
             "out_features": self.weight.shape[0],
             "bias": self.bias is not None,
             "activation_function": f"{home}.{self.activation}",
         }
-
-    def save(self, folder: Path) -> None:
-        """Write its weights and config in the format of sentence-transformers."""
-        write_json_atomic(folder / "config.json", self.describe())
+        write_json_atomic(folder / "config.json", config)
         tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
         with atomic_write(folder / WEIGHTS) as partial:
             save_tensors({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)

@@ -20,8 +20,6 @@ from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.text_files import TextFile
 from fastbert.tokenizers import WordPieceTokenizer
 
-NPY_HEADER = 128  # bytes, whatever the shape
-
 
 class OutputFile(ABC):
     """A file written inside a `with` block: it gets its name when the block ends without an error, else it is removed.
@@ -84,18 +82,13 @@ class VectorWriter(ABC):
     """Writes fp32 (rows, width) arrays one below the other."""
 
     file: Any
-    rows = 0
 
     @abstractmethod
-    def __init__(self, path: Path, width: int) -> None:
-        """Open the file."""
+    def write(self, vectors: np.ndarray, first: int) -> None:
+        """Append vectors, fp32 (rows, width), of which this is the first row."""
 
-    @abstractmethod
-    def write(self, vectors: np.ndarray) -> None:
-        """Append vectors, fp32 (rows, width)."""
-
-    def finish(self) -> None:
-        """Complete and close the file."""
+    def finish(self, rows: int) -> None:
+        """Complete and close the file, which has this number of rows."""
         self.file.close()
 
 
@@ -118,12 +111,12 @@ class VectorFile(OutputFile):
         if self._writer is None:
             self.width = vectors.shape[1]
             self._writer = WRITERS[self.path.suffix](self.partial, self.width)
-        self._writer.write(np.ascontiguousarray(vectors, dtype=np.float32))
+        self._writer.write(np.ascontiguousarray(vectors, dtype=np.float32), self.rows)
         self.rows += len(vectors)
 
     def _finish(self) -> None:
         if self._writer is not None:
-            self._writer.finish()
+            self._writer.finish(self.rows)
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -133,22 +126,20 @@ class VectorFile(OutputFile):
 class _Npy(VectorWriter):
     def __init__(self, path: Path, width: int) -> None:
         self.file, self.width = path.open("wb"), width
-        self.file.write(self._header())
+        self._write_header(0)
 
-    def _header(self) -> bytes:
-        description = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.width)}
-        text = repr(description).encode()
-        size = NPY_HEADER - 10
-        return b"\x93NUMPY\x01\x00" + size.to_bytes(2, "little") + text.ljust(size - 1) + b"\n"
+    def _write_header(self, rows: int) -> None:
+        # NumPy leaves room in it for any number of rows.
+        description = {"descr": "<f4", "fortran_order": False, "shape": (rows, self.width)}
+        np.lib.format.write_array_header_1_0(self.file, description)
 
-    def write(self, vectors: np.ndarray) -> None:
+    def write(self, vectors: np.ndarray, first: int) -> None:
         self.file.write(vectors.astype("<f4", copy=False).data)
-        self.rows += len(vectors)
 
-    def finish(self) -> None:
+    def finish(self, rows: int) -> None:
         self.file.seek(0)
-        self.file.write(self._header())
-        super().finish()
+        self._write_header(rows)
+        super().finish(rows)
 
 
 class _Parquet(VectorWriter):
@@ -160,11 +151,10 @@ class _Parquet(VectorWriter):
         # Vectors hold no repetition: dictionaries and compression would only cost time.
         self.file = parquet.ParquetWriter(path, self.schema, use_dictionary=False, compression="none")
 
-    def write(self, vectors: np.ndarray) -> None:
-        index = self.pyarrow.array(np.arange(self.rows, self.rows + len(vectors)))
+    def write(self, vectors: np.ndarray, first: int) -> None:
+        index = self.pyarrow.array(np.arange(first, first + len(vectors)))
         columns = [index, vector_column(vectors, self.width)]
         self.file.write_table(self.pyarrow.Table.from_arrays(columns, schema=self.schema))
-        self.rows += len(vectors)
 
 
 class _JsonLines(VectorWriter):
@@ -173,17 +163,16 @@ class _JsonLines(VectorWriter):
         # Nine digits represent each fp32 exactly.
         self.line = '{"index": %d, "embedding": [' + ", ".join(["%.9g"] * width) + "]}\n"
 
-    def write(self, vectors: np.ndarray) -> None:
-        finite = np.isfinite(vectors).all(axis=1)
-        for vector, is_finite in zip(vectors.tolist(), finite.tolist(), strict=True):
-            if is_finite:
-                self.file.write(self.line % (self.rows, *vector))
+    def write(self, vectors: np.ndarray, first: int) -> None:
+        finite = np.isfinite(vectors).all(axis=1).tolist()
+        for index, vector in enumerate(vectors.tolist(), first):
+            if finite[index - first]:
+                self.file.write(self.line % (index, *vector))
             else:  # NaN and Infinity, as JSON readers accept them
-                self.file.write(json.dumps({"index": self.rows, "embedding": vector}) + "\n")
-            self.rows += 1
+                self.file.write(json.dumps({"index": index, "embedding": vector}) + "\n")
 
 
-WRITERS: dict[str, type[VectorWriter]] = {".npy": _Npy, ".parquet": _Parquet, ".jsonl": _JsonLines}
+WRITERS: dict[str, Callable[[Path, int], VectorWriter]] = {".npy": _Npy, ".parquet": _Parquet, ".jsonl": _JsonLines}
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastbert.embeddings.embed import BATCH_TOKENS, inferring
+from fastbert.embeddings.embed import inferring
 from fastbert.embeddings.pooling import packed
 from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError, require_whole
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
-from fastbert.tasks.rows import bounds
+from fastbert.tasks.rows import BATCH_TOKENS, bounds, by_length, runs
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -104,7 +104,10 @@ def extract(
     chunks = list(
         extract_chunks(model, tokenizer, texts, layers, per=per, max_length=max_length, batch_tokens=batch_tokens)
     )
-    return _joined(chunks, model.config.hidden_size * len(choose_layers(layers, len(model.encoder.layer)).numbers))
+    if chunks:
+        return joined(chunks)
+    width = model.config.hidden_size * len(choose_layers(layers, len(model.encoder.layer)).numbers)
+    return Features(values=torch.empty(0, width), offsets=np.zeros(1, dtype=np.int64), items=())
 
 
 def extract_chunks(
@@ -195,35 +198,28 @@ def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str
     whole = [text for text in texts if isinstance(text, str)]
     if per == "token" and len(whole) == len(texts):
         check_texts(whole, first)
-        ids, offsets = tokenizer.encode_ragged(whole, False, threads=1)
-        offsets = offsets.astype(np.int64)
-        items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
-        return _Layout(
-            ids=ids, token_offsets=offsets, item_tokens=np.arange(len(ids)), item_offsets=offsets, items=items
-        )
+        return _layout_of_tokens(tokenizer, *tokenizer.encode_ragged(whole, False, threads=1))
     split = [_words(text, index) for index, text in enumerate(texts, first)]
     words = [word for sentence in split for word in sentence]
     check_texts(words)
     word_offsets = bounds(np.array([len(sentence) for sentence in split], dtype=np.int64))
     # A word without tokens (control characters alone) becomes [UNK], so that each word has a vector.
     word_ids, begins = tokenizer.encode_ragged(words, False, threads=1)
-    begins = begins.astype(np.int64)
-    empty = np.flatnonzero(np.diff(begins) == 0)
-    ids = np.insert(word_ids, begins[empty], tokenizer.unk_token_id)
-    begins += np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(begins) == 0)))
+    sizes = np.diff(begins)
+    ids = np.insert(word_ids, begins[:-1][sizes == 0], tokenizer.unk_token_id)
+    begins = bounds(np.maximum(sizes, 1))
     token_offsets = begins[word_offsets]
     if per == "token":
-        items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
-        return _Layout(
-            ids=ids,
-            token_offsets=token_offsets,
-            item_tokens=np.arange(len(ids)),
-            item_offsets=token_offsets,
-            items=items,
-        )
+        return _layout_of_tokens(tokenizer, ids, token_offsets)
     return _Layout(
         ids=ids, token_offsets=token_offsets, item_tokens=begins[:-1], item_offsets=word_offsets, items=tuple(words)
     )
+
+
+def _layout_of_tokens(tokenizer: WordPieceTokenizer, ids: np.ndarray, offsets: np.ndarray) -> _Layout:
+    offsets = offsets.astype(np.int64)
+    items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
+    return _Layout(ids=ids, token_offsets=offsets, item_tokens=np.arange(len(ids)), item_offsets=offsets, items=items)
 
 
 def _words(text: object, index: int) -> list[str]:
@@ -247,14 +243,13 @@ def _states(
     rows = _parts(layout, limit - SPECIAL)
     items_states = torch.empty(len(layout.item_tokens), len(chosen.numbers), model.config.hidden_size, dtype=dtype)
     with inferring(model):
-        for indices in rows.batches(batch_tokens) if len(rows.texts) else ():
+        for indices in by_length(rows.lengths, batch_tokens):
             batch = packed(rows, indices, tokenizer.cls_token_id, tokenizer.sep_token_id).to(model.device)
             # The indices of the rows' items: among all items, and among the batch's tokens.
             firsts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1)
             counts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1 + rows.sizes[indices]) - firsts
-            items = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            lengths = rows.lengths[indices]
-            shift = np.cumsum(lengths) - lengths + 1 - (rows.begins[indices] - 1)
+            items = runs(firsts, counts)
+            shift = bounds(rows.lengths[indices])[:-1] + 2 - rows.begins[indices]
             tokens = torch.from_numpy(layout.item_tokens[items] + np.repeat(shift, counts)).to(model.device)
             _, states = model.encode(batch, output_hidden_states=True)
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
@@ -296,13 +291,10 @@ def _parts(layout: _Layout, room: int) -> Rows:
     )
 
 
-def _joined(chunks: list[Features], width: int) -> Features:
-    if not chunks:
-        return Features(values=torch.empty(0, width), offsets=np.zeros(1, dtype=np.int64), items=())
-    ends = np.cumsum([len(chunk.values) for chunk in chunks])
-    offsets = [chunk.offsets[1:] + end - len(chunk.values) for chunk, end in zip(chunks, ends, strict=True)]
+def joined(chunks: Sequence[Features]) -> Features:
+    """Return the features of the texts of all chunks."""
     return Features(
         values=torch.cat([chunk.values for chunk in chunks]),
-        offsets=np.concatenate([np.zeros(1, dtype=np.int64), *offsets]),
+        offsets=bounds(np.concatenate([np.diff(chunk.offsets) for chunk in chunks])),
         items=tuple(item for chunk in chunks for item in chunk.items),
     )

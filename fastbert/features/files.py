@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fastbert.embeddings.vector_files import OutputFile, import_pyarrow, vector_column
-from fastbert.features.extract import Features
+from fastbert.features.extract import Features, joined
 
 
 class FeatureFile(OutputFile):
@@ -26,8 +26,7 @@ class FeatureFile(OutputFile):
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         super().__init__(path, overwrite=overwrite)
-        self._lines: IO[bytes] | None = None
-        self._parquet: Any = None
+        self._file: Any = None
         self._collected: list[Features] = []
         self.texts = self.items = self.width = 0
 
@@ -35,8 +34,7 @@ class FeatureFile(OutputFile):
         """Write the features of some texts after those that were written before."""
         match self.path.suffix:
             case ".jsonl":
-                self._lines = self._lines or self.partial.open("wb")
-                self._write_lines(self._lines, features)
+                self._write_lines(features)
             case ".parquet":
                 self._write_table(features)
             case _:
@@ -51,17 +49,18 @@ class FeatureFile(OutputFile):
         self._close()
 
     def _close(self) -> None:
-        for file in (self._lines, self._parquet):
-            if file is not None:
-                file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _write_lines(self, file: IO[bytes], features: Features) -> None:
+    def _write_lines(self, features: Features) -> None:
+        if self._file is None:
+            self._file = self.partial.open("wb")
         ends = features.offsets.tolist()
         for index, (first, end) in enumerate(pairwise(ends), self.texts):
             # Nine digits represent each fp32 exactly.
             rows = [[float(f"{value:.9g}") for value in row] for row in features.values[first:end].tolist()]
             line = {"index": index, "items": features.items[first:end], "features": rows}
-            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
     def _write_table(self, features: Features) -> None:
         pyarrow, parquet = import_pyarrow()
@@ -69,25 +68,22 @@ class FeatureFile(OutputFile):
         vectors = vector_column(features.values.numpy(), features.values.shape[1])
         columns = {"text": pyarrow.array(texts), "item": pyarrow.array(features.items, pyarrow.string())}
         table = pyarrow.table({**columns, "features": vectors})
-        if self._parquet is None:
+        if self._file is None:
             # Vectors hold no repetition: compression would only cost time.
-            self._parquet = parquet.ParquetWriter(self.partial, table.schema, compression="none")
-        self._parquet.write_table(table)
+            self._file = parquet.ParquetWriter(self.partial, table.schema, compression="none")
+        self._file.write_table(table)
 
     def _write_arrays(self) -> None:
-        values = torch.cat([features.values for features in self._collected])
-        if self.path.suffix == ".npy":
-            with self.partial.open("wb") as file:
-                np.save(file, values.numpy())
-            return
-        ends = np.cumsum([0, *(count for features in self._collected for count in np.diff(features.offsets))]).astype(
-            np.int64
-        )
+        features = joined(self._collected)
         if self.path.suffix == ".safetensors":
             from fastbert.checkpoints.formats.safetensors import save_tensors
 
-            save_tensors({"features": values, "offsets": torch.from_numpy(ends)}, self.partial)
+            offsets = torch.from_numpy(features.offsets)
+            save_tensors({"features": features.values, "offsets": offsets}, self.partial)
             return
-        items = np.array([item for features in self._collected for item in features.items], dtype=np.str_)
+        values = features.values.numpy()
         with self.partial.open("wb") as file:
-            np.savez(file, features=values.numpy(), offsets=ends, items=items)
+            if self.path.suffix == ".npy":
+                np.save(file, values)
+            else:
+                np.savez(file, features=values, offsets=features.offsets, items=np.array(features.items, dtype=np.str_))

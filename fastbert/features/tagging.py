@@ -85,15 +85,12 @@ def table7(
     """Train and score the six rows by the F1 of entities on the development set.
 
     `score(gold, predicted)` replaces `fastbert.tasks.metrics.tagging.tagging_scores`, whose accuracy counts if the tags
-    are not of entities. `progress` is called with a row's name, the epoch and its score. Raises `UserError` for
-    sentences without tags and for sets without sentences.
+    are not of entities. `progress` is called with a row's name, the epoch and its score.
     """
     if score is None:
         from fastbert.tasks.metrics.tagging import tagging_scores
 
         score = tagging_scores
-    for dataset in (train, dev):
-        _check(dataset)
     labels = tuple(sorted({tag for example in train for tag in example.tags or ()}))
     sets = [_Set.of(model, tokenizer, dataset, labels, training) for dataset in (train, dev)]
     rows = []
@@ -129,11 +126,9 @@ class _Set:
         labels: Sequence[str],
         training: FeatureTraining,
     ) -> _Set:
-        examples = [example for example in dataset if example.words]
-        features = hidden_states(
-            model, tokenizer, [example.words for example in examples], max_length=training.max_length
-        )
-        gold = [list(example.tags or ()) for example in examples]
+        sentences = [example.words for example in dataset]
+        features = hidden_states(model, tokenizer, sentences, max_length=training.max_length)
+        gold = [list(example.tags or ()) for example in dataset]
         number = {tag: index for index, tag in enumerate(labels)}
         tags = torch.tensor([number.get(tag, -1) for sentence in gold for tag in sentence])
         return cls(features=features, tags=tags, gold=gold)
@@ -199,11 +194,3 @@ class _Row:
             ends = np.cumsum(lengths.numpy())
             predicted += [tags[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
         return predicted
-
-
-def _check(dataset: Dataset[TaggedExample]) -> None:
-    if not any(example.words for example in dataset):
-        raise UserError(f"{dataset.path}: holds no sentence")
-    for index, example in enumerate(dataset):
-        if example.tags is None or len(example.tags) != len(example.words):
-            raise UserError(f"{dataset.where(index)}: every word needs a tag")

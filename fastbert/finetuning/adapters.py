@@ -98,12 +98,12 @@ def head_of(model: PreTrainedModel) -> list[str]:
 def size_of(model: nn.Module) -> Size:
     """Return the numbers of parameters of a model with adapters: trained, and without the adapters."""
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    original = {
-        id(parameter): parameter.numel()
+    original = sum(
+        parameter.numel()
         for name, parameter in model.named_parameters()
         if not any(part in name for part in (".lora_", ".ia3_", ".modules_to_save."))
-    }
-    return Size(trained=trained, model=sum(original.values()))
+    )
+    return Size(trained=trained, model=original)
 
 
 def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> list[str]:
@@ -173,8 +173,7 @@ def merge(adapted: Any, folder: str | Path | None = None) -> PreTrainedModel:
     merged.new_weights = new_weights
     merged.tie_weights()
     prepacked_weights.forget(merged.parameters())
-    for parameter in merged.parameters():
-        parameter.requires_grad_(True)
+    merged.requires_grad_(True)
     if folder is not None:
         merged.save_pretrained(folder)
     return merged

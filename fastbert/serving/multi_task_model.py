@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +141,7 @@ class ServedTasks:
             if isinstance(base_layer, nn.Module):
                 for key, parameter in base_layer.named_parameters():
                     base_layer.register_parameter(key, nn.Parameter(parameter.detach().clone()))
-        return self._task(name, merge(adapted), folder)
+        return self._task(name, merge(adapted).eval(), folder)
 
     def _model(
         self,
@@ -183,14 +182,10 @@ class ServedTasks:
 
     def _task(self, name: str, model: PreTrainedModel, folder: Path) -> ServedTask:
         shared = {id(parameter) for parameter in self._shared.values()}
-        own_parameters: dict[int, Any] = {}
-        for parameter in model.parameters():
-            if id(parameter) not in shared:
-                own_parameters[id(parameter)] = parameter
-            parameter.requires_grad_(False)
+        own_bytes = sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in shared)
+        model.requires_grad_(False)
         has_tokenizer = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
         tokenizer = WordPieceTokenizer.from_pretrained(folder if has_tokenizer else self.folder)
         check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
         manifest.check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_tokenizer else self.folder))
-        size = sum(parameter.nbytes for parameter in own_parameters.values())
-        return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)
+        return ServedTask(name=name, model=model, tokenizer=tokenizer, own_bytes=own_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
@@ -53,6 +53,8 @@ class Task(ABC, Generic[E]):
     prediction_format: ClassVar[PredictionFormat]
     settings_type: ClassVar[type[TaskSettings]] = TaskSettings
     """`TaskSettings`, or a subclass with the task's own flags."""
+    least: ClassVar[Mapping[str, int]] = {}
+    """Settings that have a least value."""
     default_length: ClassVar[int] = 128
     """Tokens per row, unless --max-length sets them."""
     can_have_no_answer: ClassVar[bool] = False
@@ -68,6 +70,9 @@ class Task(ABC, Generic[E]):
             settings = self.settings_type(
                 **{field.name: getattr(settings, field.name) for field in fields(TaskSettings)}
             )
+        for name, value in self.least.items():
+            if getattr(settings, name) < value:
+                raise UserError(f"{name}={getattr(settings, name)} must be at least {value}")
         self.settings = settings
         self.labels: tuple[str, ...] | None = None if labels is None else tuple(labels)
 
@@ -174,12 +179,6 @@ class Task(ABC, Generic[E]):
     def add_no_answer(self, path: Path, dataset: Dataset[E], predictions: list[Prediction]) -> list[Prediction]:
         """Add to each prediction the probability that its question has no answer, from a file by id (SQuAD 2.0)."""
         raise UserError(f"{path}: {self.name} has no questions without an answer")
-
-    def require_least(self, **least: int) -> None:
-        """Raise UserError for a setting below its least value."""
-        for name, value in least.items():
-            if getattr(self.settings, name) < value:
-                raise UserError(f"{name}={getattr(self.settings, name)} must be at least {value}")
 
     def report_unusable(self, message: str) -> None:
         """Log a message about examples that cannot be used, or raise it as UserError with `strict`."""

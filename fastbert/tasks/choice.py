@@ -46,8 +46,8 @@ class Choice(Task[ChoiceExample]):
                 f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {LEAST_LENGTH}"
                 " or more, for example 128"
             )
-        choices = self._choices(dataset)
-        labels = self._labels(dataset, choices) if labelled else None
+        choices = len(dataset[0].endings)  # of every example: `read_choices` checks that
+        labels = [example.label for example in dataset]
         prompts = [example.prompt for example in dataset for _ in range(choices)]
         endings = [
             f"{example.start} {ending}" if example.start else ending
@@ -61,40 +61,8 @@ class Choice(Task[ChoiceExample]):
             offsets=packed.cu_seqlens.numpy().astype(np.int64),
             examples=np.repeat(np.arange(len(dataset)), choices),
             per_unit=choices,
-            unit_targets={} if labels is None else {"labels": labels},
+            unit_targets={"labels": np.array(labels, dtype=np.int64)} if labelled else {},
         )
-
-    @staticmethod
-    def _choices(dataset: Dataset[ChoiceExample]) -> int:
-        """Return the number of choices, which is the same for every example."""
-        if not len(dataset):
-            raise UserError(f"{dataset.path} holds no question: name a file that does")
-        choices = len(dataset[0].endings)
-        for index, example in enumerate(dataset):
-            if len(example.endings) < 2:
-                raise UserError(
-                    f"{dataset.where(index)}: {len(example.endings)} endings leave no choice: give 2 or more"
-                )
-            if len(example.endings) != choices:
-                raise UserError(
-                    f"{dataset.where(index)}: {len(example.endings)} endings, but {choices} in {dataset[0].location}:"
-                    " give every question as many"
-                )
-        return choices
-
-    @staticmethod
-    def _labels(dataset: Dataset[ChoiceExample], choices: int) -> np.ndarray:
-        """Return the numbers of the correct endings, int64."""
-        for index, example in enumerate(dataset):
-            if example.label is None:
-                raise UserError(
-                    f"{dataset.where(index)}: has no label that says which ending is correct: name its column"
-                )
-            if not 0 <= example.label < choices:
-                raise UserError(
-                    f"{dataset.where(index)}: the label {example.label} is not one of the endings 0 to {choices - 1}"
-                )
-        return np.array([example.label for example in dataset], dtype=np.int64)
 
     def items(self, batch: TaskBatch) -> int:
         return len(batch.targets["labels"])

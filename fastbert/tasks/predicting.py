@@ -12,11 +12,9 @@ import torch
 from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.rows import BATCH_TOKENS, Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
-
-BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
@@ -29,7 +27,6 @@ def outputs_of(
     model: Any,
     rows: Rows,
     *,
-    dtype: torch.dtype = torch.float32,
     batch_tokens: int | None = None,
     progress: Callable[[int], None] = lambda rows: None,
     source: Callable[[int], str] = "example {} (counted from 0)".format,
@@ -43,7 +40,7 @@ def outputs_of(
     device, done = model.device, 0
     most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
     outputs: list[Any] = [None] * len(rows)
-    with torch.no_grad(), autocast(device, dtype):
+    with torch.no_grad():
         for indices in rows.by_length(most):
             batch_outputs = task.outputs(model, TaskBatch(inputs=rows.packed(indices).to(device), targets={}))
             for row, values in zip(indices.tolist(), batch_outputs, strict=True):
@@ -62,14 +59,11 @@ def predict(
     tokenizer: WordPieceTokenizer,
     dataset: Dataset[Any],
     *,
-    dtype: torch.dtype = torch.float32,
     batch_tokens: int | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> list[Prediction]:
     """Return a prediction for each example of a dataset, without reading labels."""
     check_tokenizer(tokenizer, model.config.vocab_size)
     rows = task.encode(dataset, tokenizer, labelled=False)
-    outputs = outputs_of(
-        task, model, rows, dtype=dtype, batch_tokens=batch_tokens, progress=progress, source=dataset.where
-    )
+    outputs = outputs_of(task, model, rows, batch_tokens=batch_tokens, progress=progress, source=dataset.where)
     return task.decode(dataset, rows, outputs)

@@ -42,7 +42,7 @@ def write_predictions(
     """
     if [example.id for example in dataset] != [prediction["id"] for prediction in predictions]:
         raise ValueError("predictions must be those of the dataset, in its order")
-    form = _format(task_name)
+    form = task_class(task_name).prediction_format
     key = form.key
     match ".jsonl" if str(path) == STDIN else file_kind(path, task_name):
         case ".jsonl":
@@ -63,13 +63,6 @@ def write_predictions(
         write_atomic(Path(path), text)
 
 
-def write_null_scores(path: str | Path, predictions: Sequence[Prediction]) -> None:
-    """Write the second file that SQuAD 2.0's scorer reads: by how much the score of no answer exceeds the best
-    answer's, by id."""
-    content = {prediction["id"]: prediction["null_score_difference"] for prediction in predictions}
-    write_atomic(Path(path), json.dumps(content, indent=1) + "\n")
-
-
 def read_predictions(path: str | Path, task_name: str, dataset: Dataset[Any]) -> list[Prediction]:
     """Read the predictions of a file for the examples of a dataset, in the dataset's order.
 
@@ -78,7 +71,7 @@ def read_predictions(path: str | Path, task_name: str, dataset: Dataset[Any]) ->
     examples in turn. Raises UserError, naming file and line, for missing, unknown or repeated ids, a different number
     of predictions, and values that are not predictions of the task.
     """
-    kind, form = file_kind(path, task_name), _format(task_name)
+    kind, form = file_kind(path, task_name), task_class(task_name).prediction_format
     if kind == ".jsonl":
         entries = list(_json_lines(path, task_name, form))
     elif kind == ".json":
@@ -106,7 +99,7 @@ def read_no_answer_probabilities(path: str | Path, dataset: Dataset[Any]) -> dic
 
 def file_kind(path: str | Path, task_name: str) -> str:
     """Return the suffix that names a file's form. Raises UserError for a form that the task does not have."""
-    kinds = (".jsonl", *_format(task_name).suffixes)
+    kinds = (".jsonl", *task_class(task_name).prediction_format.suffixes)
     if str(path) == STDIN:
         raise UserError(f"predictions of standard input: write them to a {' or '.join(kinds)} file")
     plain = plain_name(path)
@@ -114,11 +107,6 @@ def file_kind(path: str | Path, task_name: str) -> str:
     if suffix is None:
         raise UserError(f"{path}: predictions of {task_name} are in {', '.join(kinds)} files; rename or convert it")
     return suffix
-
-
-def _format(task_name: str) -> PredictionFormat:
-    """Return a task's prediction format. Raises UserError for an unknown name."""
-    return task_class(task_name).prediction_format
 
 
 def _json_lines(path: str | Path, task_name: str, form: PredictionFormat) -> Iterator[_Entry]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from fastbert.packing import PackedBatch
 
+# Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskBatch:

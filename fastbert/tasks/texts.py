@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -73,7 +74,7 @@ class TextTask(Task[TextExample]):
         if len(train):
             self.settings = replace(self.settings, paired=train[0].pair is not None)
 
-    def rows(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer) -> Rows:
+    def encode(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         """Return a row `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` per example, cut to `max_length`, the longer
         text of a pair first."""
         pairs = [example.pair for example in dataset]
@@ -95,7 +96,12 @@ class TextTask(Task[TextExample]):
             token_type_ids=batch.token_type_ids.numpy().astype(np.int32),
             offsets=batch.cu_seqlens.numpy().astype(np.int64),
             examples=np.arange(len(dataset)),
+            unit_targets={"labels": self.targets(dataset)} if labelled else {},
         )
+
+    @abstractmethod
+    def targets(self, dataset: Dataset[TextExample]) -> np.ndarray:
+        """Return the label of each example as a model reads it."""
 
     def items(self, batch: TaskBatch) -> int:
         return len(batch.inputs)
@@ -165,14 +171,10 @@ class Classification(TextTask):
     def head_config(self, config: BertConfig) -> BertConfig:
         return replace(super().head_config(config), problem_type="single_label_classification")
 
-    def encode(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
-        rows = self.rows(dataset, tokenizer)
-        if not labelled:
-            return rows
+    def targets(self, dataset: Dataset[TextExample]) -> np.ndarray:
         self.check_labels(dataset)
         numbers = {label: number for number, label in enumerate(self.known_labels)}
-        labels = np.array([numbers[str(example.label)] for example in dataset], dtype=np.int64)
-        return replace(rows, unit_targets={"labels": labels})
+        return np.array([numbers[str(example.label)] for example in dataset], dtype=np.int64)
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         known = self.known_labels
@@ -216,12 +218,8 @@ class Regression(TextTask):
     def head_config(self, config: BertConfig) -> BertConfig:
         return replace(config, num_labels=1, label_names=None, problem_type="regression")
 
-    def encode(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
-        rows = self.rows(dataset, tokenizer)
-        if not labelled:
-            return rows
-        labels = np.array([example.label for example in dataset], dtype=np.float32)
-        return replace(rows, unit_targets={"labels": labels[:, None]})
+    def targets(self, dataset: Dataset[TextExample]) -> np.ndarray:
+        return np.array([[example.label] for example in dataset], dtype=np.float32)
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, outputs, strict=True)]

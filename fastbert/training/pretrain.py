@@ -64,8 +64,8 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
             reporter.on_message(f"{config.out}: the run is finished; --steps N trains it further")
             return done
         config = run.config
-        device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
         _check_inputs(config)
+        device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
         if config.overwrite:
             remove_run(config.out, (*RUN_FILES, *RUN_FOLDERS))
         with deterministic_algorithms(config.deterministic):

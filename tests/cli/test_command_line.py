@@ -107,7 +107,12 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
         ),
         pytest.param("try --steps x", "--steps 'x': not a value", id="optional-number"),
         pytest.param("try --max-length x", "--max-length: invalid literal for int()", id="number"),
-        pytest.param("try --kind odd", "invalid choice 'odd' for argument '--kind'. Expected one of", id="choice"),
+        pytest.param("try --kind odd", "--kind odd: choose one of soft, hard;", id="choice"),
+        pytest.param(
+            "finetune --task nope",
+            "--task nope: choose one of classification, regression, tagging, span, choice, seq2seq;",
+            id="optional-choice",
+        ),
         pytest.param("try --kind", "Missing value for argument '--kind'", id="no-value"),
         pytest.param("try --max-length 2", "--max-length 2 must be at least 3", id="value-out-of-range"),
         pytest.param("try wrong", "line 3 of corpus.txt is empty", id="user-error"),
@@ -124,6 +129,24 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert printed.err.count("\n") == 1
     assert "─" not in printed.err
     assert "--------" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        pytest.param(["try", "--corpus", "a", ""], "--corpus", id="last-of-several"),
+        pytest.param(["try", "--corpus="], "--corpus", id="after-an-equals-sign"),
+        pytest.param(["vocab", "--corpus", ".", "--out", ""], "--out", id="vocab"),
+        pytest.param(["convert", ".", "--out", ""], "--out", id="convert"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    words: list[str], flag: str, calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    message = f"{flag} '': is empty; name a file or a folder (. is the current one)"
+    assert capsys.readouterr().err == f"fastbert: error: {message}\n"
+    assert not calls
 
 
 @pytest.mark.parametrize("words", ["try wrong --debug", "--debug try missing-file", "--debug try --max-length 2"])

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
-from fastbert.integrations import verify as module
 from fastbert.integrations.verify import Measured, VerifyReport
 
 REPORT = VerifyReport(
@@ -50,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append((model, texts, options))
         return report
 
-    monkeypatch.setattr(module, "verify", answer)
+    monkeypatch.setattr("fastbert.cli.verify.verify", answer)
     return seen
 
 
@@ -141,3 +140,11 @@ def test_wrong_input_is_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("fastbert: error: ")
     assert message in line
+
+
+def test_a_folder_that_does_not_exist_is_named(
+    text: Path, calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", str(tmp_path / "nope"), "--text", str(text)]) == 2
+    assert f"{tmp_path / 'nope'}: no such folder; name one with config.json" in capsys.readouterr().err
+    assert not calls

@@ -72,12 +72,6 @@ def test_the_same_seed_gives_the_same_rows(seed: int) -> None:
     assert result[0] == result[1]
 
 
-def test_sets_that_will_not_do_are_named(seed: int) -> None:
-    model, tokenizer, good = small_model(seed), small_tokenizer(), tagged(seed, 3)
-    bare = Dataset("bare.conll", (TaggedExample(id="0", location="line 7", words=("a",)),))
-    with pytest.raises(UserError, match=r"bare\.conll, line 7: every word needs a tag"):
-        table7(model, tokenizer, good, bare, TRAINING, score=accuracy)
-    with pytest.raises(UserError, match=r"none\.conll: holds no sentence"):
-        table7(model, tokenizer, Dataset("none.conll", ()), good, TRAINING, score=accuracy)
+def test_training_needs_an_epoch() -> None:
     with pytest.raises(UserError, match="epochs=0"):
         FeatureTraining(epochs=0)

@@ -124,26 +124,6 @@ def test_accuracy_counts_the_endings_that_are_right() -> None:
     assert task().score(data, predictions) == {"accuracy": 50.0}
 
 
-@pytest.mark.parametrize(
-    ("examples", "message"),
-    [
-        ([], "choices.tsv holds no question"),
-        (
-            [prompt("a", "b", "c"), prompt("a", "b", "c", "d", number=7)],
-            r"choices.tsv, line 9: 3 endings, but 2 in line 2: give every question as many",
-        ),
-        ([prompt("a", "b")], r"choices.tsv, line 2: 1 endings leave no choice"),
-        ([prompt("a")], r"choices.tsv, line 2: 0 endings leave no choice"),
-        ([prompt("a", "b", "c", label=None)], r"choices.tsv, line 2: has no label that says which ending is correct"),
-        ([prompt("a", "b", "c", label=2)], r"choices.tsv, line 2: the label 2 is not one of the endings 0 to 1"),
-        ([prompt("a", "b", "c", label=-1)], r"choices.tsv, line 2: the label -1 is not one of"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_named(examples: list[ChoiceExample], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        task().encode(dataset(*examples), our_tokenizer(), labelled=True)
-
-
 def test_a_length_without_room_is_refused() -> None:
     with pytest.raises(UserError, match="max_length=4 leaves no room for a prompt and an ending: use 5 or more"):
         task(4).encode(dataset(prompt("a", "b", "c")), our_tokenizer(), labelled=True)

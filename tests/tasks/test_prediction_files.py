@@ -19,7 +19,6 @@ from fastbert.tasks.examples import (
 from fastbert.tasks.prediction_files import (
     read_no_answer_probabilities,
     read_predictions,
-    write_null_scores,
     write_predictions,
 )
 
@@ -74,7 +73,7 @@ def test_squad_with_probabilities(tmp_path: Path) -> None:
     predictions = [{"id": name, "text": "x", "null_score_difference": p} for name, p in (("q1", 0.25), ("q2", 1.0))]
     write_predictions(tmp_path / "p.jsonl", "span", QUESTIONS, predictions)
     assert read_predictions(tmp_path / "p.jsonl", "span", QUESTIONS) == predictions
-    write_null_scores(tmp_path / "n.json", predictions)
+    (tmp_path / "n.json").write_text('{"q1": 0.25, "q2": 1.0}')
     assert read_no_answer_probabilities(tmp_path / "n.json", QUESTIONS) == {"q1": 0.25, "q2": 1.0}
 
 

@@ -136,10 +136,6 @@ def test_what_a_task_cannot_do() -> None:
     ):
         with pytest.raises(UserError, match=message):
             task(**settings).head_config(CONFIG)
-    with pytest.raises(UserError, match=r"texts.tsv, line 2: has no target to learn"):
-        task().encode(dataset(("a", "b"), ("c", None)), TOKENIZER, labelled=True)
-    with pytest.raises(UserError, match=r"texts.tsv, line 1: has no target to score"):
-        task().score(dataset(("a", None)), [{"id": "0", "text": "b", "score": 0.0}])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -155,14 +155,6 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, int], message:
         task(**options).encode(dataset(question("a " * 30)), our_tokenizer(), labelled=False)
 
 
-def test_what_is_missing_is_named() -> None:
-    with pytest.raises(UserError, match=r"squad.json holds no question"):
-        task().encode(dataset(), our_tokenizer(), labelled=False)
-    unknown = QuestionExample(id="7", location="question 7", question="x", context="y")
-    with pytest.raises(UserError, match=r"squad.json, question 7: the answers are unknown"):
-        task().encode(dataset(unknown), our_tokenizer(), labelled=True)
-
-
 def test_a_config_of_other_labels_serves_spans() -> None:
     config = BertConfig.preset("tiny", num_labels=3, label_names=("a", "b", "c"))
     assert task().head_config(config).num_labels == 2

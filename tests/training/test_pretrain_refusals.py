@@ -83,6 +83,13 @@ def test_impossible_runs_are_refused_before_anything_is_trained(
     assert not (config.out / "metrics.jsonl").exists()
 
 
+def test_a_missing_corpus_is_refused_before_the_device_is_printed(config: PretrainConfig) -> None:
+    printed: list[str] = []
+    with pytest.raises(UserError, match="/nowhere"):
+        pretrain(replace(config, corpus=(Path("/nowhere"),)), Reporter(on_message=printed.append))
+    assert not printed
+
+
 def test_a_vocabulary_of_another_size_than_the_model_is_named(config: PretrainConfig) -> None:
     model = json.loads(Path(config.model).read_text())
     Path(config.model).write_text(json.dumps({**model, "vocab_size": 1000}))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 
 from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
-from fastbert.tasks.readers.tags import scheme_of, to_bio
+from fastbert.tasks.readers.tags import convert, scheme_of
 
 
 def tagging_scores(
@@ -19,21 +20,16 @@ def tagging_scores(
     Entities are those of seqeval's default mode and of conlleval: invalid tags are read leniently, so that `I-` after
     `O` begins an entity.
     """
-    lengths = [len(tags) for tags in gold]
-    if lengths != [len(tags) for tags in predicted]:
-        raise ValueError("predictions must have as many sentences as the gold tags, and each as many tags")
-    words = sum(lengths)
-    if not words:
-        raise ValueError("there are no tags to compare")
-    correct = sum(a == b for tags, predictions in zip(gold, predicted) for a, b in zip(tags, predictions))
-    accuracy = 100 * correct / words
+    words = zip(chain.from_iterable(gold), chain.from_iterable(predicted), strict=True)
+    correct = [tag == prediction for tag, prediction in words]
+    accuracy = 100 * sum(correct) / len(correct)
     scheme = scheme_of(gold)
     if scheme is None:
         return {"accuracy": accuracy}
     if not any(tag != "O" for tags in gold for tag in tags):
         logger.warning("%s: has no entity: recall and F1 are 0 by convention", where)
     seqeval = library("seqeval.metrics")
-    x, y = [list(to_bio(tags, scheme)) for tags in gold], [list(to_bio(tags, scheme)) for tags in predicted]
+    x, y = ([list(convert(tags, scheme, "BIO")) for tags in sentences] for sentences in (gold, predicted))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of types that are never predicted
         report = seqeval.classification_report(x, y, output_dict=True, zero_division=0) if _any(x) or _any(y) else {}

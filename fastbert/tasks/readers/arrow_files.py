@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,54 +27,34 @@ _NAME = re.compile(r"\s*-\s+name:\s*(\S.*?)\s*")
 Names = Sequence[str]
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a data set by name, values as Python objects."""
-
-    path: str
-    names: tuple[str, ...]
-    values: tuple[Sequence[Any], ...]
-
-
-@dataclass(frozen=True)
-class _Shards:
-    """The files of a split, and the classes that the folder lists for its columns."""
-
-    files: tuple[Path, ...]
-    classes: Mapping[str, Names]
-
-
 def is_arrow(path: str | Path) -> bool:
     """Return True if a path names a parquet or Arrow file, or a folder, perhaps with the name of a split."""
     file, _ = _split_of(str(path))
     return file.is_dir() or file.suffix.lower() in KINDS
 
 
-def read_columns(path: str | Path) -> Columns:
-    """Read all columns of a parquet or Arrow file, or of a split of a folder.
+def read_columns(path: str | Path) -> dict[str, list[Any]]:
+    """Read all columns of a parquet or Arrow file, or of a split of a folder: values as Python objects, by name.
 
     Raises UserError for a missing pyarrow, a damaged file, and a folder whose split is ambiguous.
     """
     source, split = _split_of(str(path))
-    if source.is_dir():
-        shards = _of_folder(source, split)
-    elif source.is_file():
-        shards = _Shards((source,), {})
-    else:
+    if not source.exists():
         raise UserError(f"{path}: no such file")
-    tables = [_table(file) for file in shards.files]
-    names = tuple(tables[0].column_names)
-    values: list[list[Any]] = [[] for _ in names]
-    for file, table in zip(shards.files, tables):
-        if tuple(table.column_names) != names:
+    files, folder_classes = _of_folder(source, split) if source.is_dir() else ((source,), {})
+    tables = [_table(file) for file in files]
+    names = tables[0].column_names
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for file, table in zip(files, tables):
+        if table.column_names != names:
             raise UserError(
                 f"{file}: has the columns {', '.join(table.column_names)}, not {', '.join(names)} as"
-                f" {shards.files[0].name}; keep such files in separate folders"
+                f" {files[0].name}; keep such files in separate folders"
             )
-        classes = {**shards.classes, **_classes_of_schema(table)}
-        for name, column in zip(names, values):
+        classes = {**folder_classes, **_classes_of_schema(table)}
+        for name, column in columns.items():
             column.extend(_values(file, name, table.column(name), classes.get(name)))
-    return Columns(str(path), names, tuple(values))
+    return columns
 
 
 def _split_of(path: str) -> tuple[Path, str | None]:
@@ -86,7 +65,8 @@ def _split_of(path: str) -> tuple[Path, str | None]:
     return Path(path), None
 
 
-def _of_folder(folder: Path, split: str | None) -> _Shards:
+def _of_folder(folder: Path, split: str | None) -> tuple[tuple[Path, ...], Mapping[str, Names]]:
+    """Return the files of a split, and the classes that the folder lists for its columns."""
     splits = _splits(folder)
     if not splits:
         raise UserError(
@@ -104,9 +84,9 @@ def _of_folder(folder: Path, split: str | None) -> _Shards:
     files = splits[chosen]
     for parent in (files[0].parent, folder):
         if (parent / "dataset_info.json").is_file():
-            return _Shards(files, _classes(read_json_object(parent / "dataset_info.json").get("features")))
+            return files, _classes(read_json_object(parent / "dataset_info.json").get("features"))
     readme = folder / README
-    return _Shards(files, _classes_of_readme(readme) if readme.is_file() else {})
+    return files, _classes_of_readme(readme) if readme.is_file() else {}
 
 
 def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
@@ -124,8 +104,7 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
             if file.name.startswith("cache-"):
                 continue  # of `map` and the like
             inside = [part for part in file.parent.relative_to(folder).parts if part != "data"]
-            pattern_of = _SHARD if file.suffix == ".parquet" else _CACHED
-            match = pattern_of.fullmatch(file.stem)
+            match = (_SHARD if file.suffix == ".parquet" else _CACHED).fullmatch(file.stem)
             name = file.stem if match is None else match["split"]
             splits.setdefault("/".join([*inside, name] if name else inside) or "all", []).append(file)
     return {name: tuple(files) for name, files in splits.items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 
@@ -11,38 +14,24 @@ NAMED = 3  # bad rows that a message describes
 class BadRows:
     """Collect the bad rows of a file.
 
-    `with bad.row(number):` records a `UserError` raised inside as the problem of that row and continues after the
-    block. `skip` is the value of `--skip-bad`, None if the command has no such flag.
+    `skip` is the value of `--skip-bad`, None if the command has no such flag.
     """
 
     def __init__(self, path: str, *, skip: bool | None = None, unit: str = "row") -> None:
         self.path, self.skip, self.unit = path, skip, unit
         self._problems: dict[int, str] = {}
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._problems)
-
-    def __contains__(self, number: object) -> bool:
-        return number in self._problems
 
     def add(self, number: int, problem: str) -> None:
         """Record the problem of a row, after its position (`line 3: ...`); only the first problem of a row is kept."""
         self._problems.setdefault(number, problem.removeprefix(f"{self.path}, "))
 
-    def row(self, number: int) -> BadRows:
-        """Return the context manager in which a row is read."""
-        self._number = number
-        return self
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> bool:
-        if not isinstance(error, UserError):
-            return False
-        self.add(self._number, str(error))
-        return True
+    @contextmanager
+    def row(self, number: int) -> Iterator[None]:
+        """Record a `UserError` raised inside as the problem of this row, and continue after the block."""
+        try:
+            yield
+        except UserError as error:
+            self.add(number, str(error))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the bad rows, in order."""

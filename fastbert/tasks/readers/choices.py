@@ -65,23 +65,17 @@ def _is_header(cells: Names) -> bool:
 
 
 def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int | None, int | None]:
-    if columns.text is not None:
-        prompt: int | None = table.named(columns.text, "--text-column")
-    else:
-        prompt = 1 if table.names is None else table.first(PROMPTS)
+    has_names = table.names is not None
+    prompt = table.chosen(columns.text, "--text-column", table.first(PROMPTS) if has_names else 1)
     if prompt is None:
         raise UserError(
             f"{table.path}, line 1: which column holds the prompt is not clear ({table.shape}); name it with"
             " --text-column, the beginning of endings by --pair-column, the rest by --label-column and --id-column"
         )
-    start = table.first(STARTS)
-    if columns.pair is not None:
-        start = table.named(columns.pair, "--pair-column")
+    start = table.chosen(columns.pair, "--pair-column", table.first(STARTS))
     if not labelled:
         return prompt, start, None
-    if columns.label is not None:
-        return prompt, start, table.named(columns.label, "--label-column")
-    label = CODAH_WIDTH - 1 if table.names is None else table.find("label")
+    label = table.chosen(columns.label, "--label-column", table.find("label") if has_names else CODAH_WIDTH - 1)
     if label is None:
         raise UserError(f"{table.path}, line 1: no column 'label' ({table.shape}); name another with --label-column")
     return prompt, start, label
@@ -95,21 +89,22 @@ def _endings(table: Table) -> Callable[[Row], tuple[str, ...]]:
     if table.names is None:
         indices = list(range(2, CODAH_WIDTH - 1))
     else:
-        indices = []
-        for pattern, first in (("ending{}", 0), ("ending{}", 1), ("choice{}", 0), ("choice{}", 1)):
-            while not indices or indices[-1] is not None:
-                column = table.find(pattern.format(first + len(indices)))
-                if column is None:
-                    break
-                indices.append(column)
-            if indices:
-                break
+        numbered = (_numbered(table, name, first) for name in ("ending", "choice") for first in (0, 1))
+        indices = next(filter(None, numbered), [])
     if len(indices) < 2:
         raise UserError(
             f"{table.path}, line 1: no endings ({table.shape}); they must be in columns ending0, ending1 ... or"
             f" choice1, choice2 ..., or in a list, {' or '.join(LISTS)}"
         )
     return lambda row: tuple(table.text(row, index) for index in indices)
+
+
+def _numbered(table: Table, name: str, first: int) -> list[int]:
+    """Return the columns of a name and the numbers from `first` on."""
+    indices: list[int] = []
+    while (index := table.find(f"{name}{first + len(indices)}")) is not None:
+        indices.append(index)
+    return indices
 
 
 def _listed(table: Table, row: Row, index: int) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ def read_conll(path: str, columns: Columns, *, labelled: bool, skip_bad: bool | 
     if labelled:
         examples = _without_odd_tags(examples, bad)
     bad.settle(len(examples))
+    if not examples:
+        raise UserError(f"{name} holds no sentence: name a file that does")
     dataset = Dataset(name, tuple(example for _, example in examples))
     if labelled:
         _report_scheme(dataset)
@@ -156,7 +158,7 @@ def _sentences(lines: Lines, layout: ConllColumns, bad: BadRows) -> list[_Senten
         if number == layout.header:
             continue
         inside = True
-        cells = layout.cells(number, line)
+        cells = layout.cells(line)
         problem = _problem(cells, line, layout)
         if problem is not None:
             bad.add(number, f"line {number}: {problem}")
@@ -190,7 +192,7 @@ def _of_objects(path: str, columns: Columns, labelled: bool, bad: BadRows) -> li
     table = read_table(path, bad=bad)
     words = _key(table, columns.text, WORD_KEYS, "--text-column")
     tags = _key(table, columns.label, TAG_KEYS, "--label-column") if labelled else None
-    name = table.named(columns.id, "--id-column") if columns.id is not None else table.find("id")
+    name = table.chosen(columns.id, "--id-column", table.find("id"))
     examples: list[tuple[int, TaggedExample]] = []
     ids: dict[str, int] = {}
     for i, row in table.numbered(bad):

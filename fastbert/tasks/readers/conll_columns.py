@@ -47,13 +47,9 @@ class ConllColumns:
     tag: int | None
     is_conll_u: bool
     header: int | None
-    split: dict[int, list[str]]
-    """The cells of the lines of that width."""
 
-    def cells(self, number: int, line: str) -> list[str]:
+    def cells(self, line: str) -> list[str]:
         """Return the cells of a line; repeated separators count once if the line would be ragged otherwise."""
-        if number in self.split:
-            return self.split[number]
         cells = _split(line, self.by_tabs, self.collapsed)
         if len(cells) != self.width and self.by_tabs:
             full = _split(line, self.by_tabs, True)
@@ -103,7 +99,7 @@ def find_columns(name: str, lines: Lines, columns: Columns, labelled: bool, bad:
             raise UserError(f"{name}, line {first}: has one column, so words and no tags; add a column of tags")
     if by_tabs and not is_conll_u:
         _refuse_texts(name, [(number, row[word]) for number, row in rows if number != header], lines)
-    return ConllColumns(by_tabs, collapsed, width, first, word, tag, is_conll_u, header, dict(rows))
+    return ConllColumns(by_tabs, collapsed, width, first, word, tag, is_conll_u, header)
 
 
 def _uniform(numbered: Lines, by_tabs: bool) -> tuple[bool, Cells]:

@@ -7,9 +7,8 @@ Columns without a usual name are reported in one log line, each with the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
@@ -171,16 +170,21 @@ def _holds_classes(table: Table, index: int) -> bool:
 
 def _report(table: Table, layout: Layout, reasons: Mapping[str, str], kind: str = "class") -> None:
     """Log one line with the columns that are used, and why."""
+    roles = [("text", layout.texts, "text")]
     if layout.pair is not None:
         roles = [("first text", layout.texts, "text"), ("second text", (layout.pair,), "pair")]
-    else:
-        roles = [("text", layout.texts, "text")]
     if layout.label is not None:
         roles.append((kind, (layout.label,), "label"))
     listed = [
         f"{role} from {' and '.join(map(table.column, columns))} ({reasons[reason]})" for role, columns, reason in roles
     ]
     logger.warning("%s: took %s; flags like --text-column name others", table.path, ", ".join(listed))
+
+
+def _found(named: Iterable[Sequence[str]], find: Callable[[str], int | None]) -> list[tuple[int, ...]]:
+    """Return the columns of each group of names that are all there."""
+    groups = [tuple(map(find, names)) for names in named]
+    return [tuple(index for index in group if index is not None) for group in groups if None not in group]
 
 
 class _Finder:
@@ -234,31 +238,31 @@ class _Finder:
             return (table.named(columns.text, "--text-column"),), pair
         if is_cola(table):
             return (COLA_TEXT,), pair
-        pairs = [names for names in PAIRS if self._has(names, table.find)]
-        singles = [name for name in SINGLES if table.find(name) is not None]
+        pairs, singles = _found(PAIRS, table.find), _found(zip(SINGLES), table.find)
         if not pairs and not singles:
             return self._texts_by_more_names(pair)
         if len(pairs) == 1 and pair is None:
-            return (table.named(pairs[0][0], "--text-column"),), table.named(pairs[0][1], "--pair-column")
+            return pairs[0][:1], pairs[0][1]
         if not pairs and len(singles) == 1:
-            return (table.named(singles[0], "--text-column"),), pair
+            return singles[0], pair
         raise self._unclear()
 
     def _texts_by_more_names(self, pair: int | None) -> tuple[tuple[int, ...], int | None]:
-        for first, second in () if pair is not None else MORE_PAIRS:
-            if self._has((first, second), self._like):
-                self._take("text", BY_NAME)
-                return (self._sure(first),), self._sure(second)
-        for names in TITLED:
-            if self._has(names, self._like):
-                self._take("text", "by their names, joined by a blank")
-                return tuple(map(self._sure, names)), pair
-        singles = [index for name in MORE_SINGLES if (index := self._like(name)) is not None]
+        pairs = _found(MORE_PAIRS, self._like) if pair is None else []
+        if pairs:
+            self._take("text", BY_NAME)
+            return pairs[0][:1], pairs[0][1]
+        titled = _found(TITLED, self._like)
+        if titled:
+            self._take("text", "by their names, joined by a blank")
+            return titled[0], pair
+        singles = _found(zip(MORE_SINGLES), self._like)
+        if not singles:
+            return (), pair
         if len(singles) > 1:
             raise self._unclear()
-        if singles:
-            self._take("text", BY_NAME)
-        return tuple(singles), pair
+        self._take("text", BY_NAME)
+        return singles[0], pair
 
     def _label(self) -> int | None:
         table, label = self.table, self.columns.label
@@ -276,26 +280,18 @@ class _Finder:
             self._take("label", BY_NAME)
         return known
 
-    def _has(self, names: Sequence[str], find: Callable[[str], int | None]) -> bool:
-        return all(find(name) is not None for name in names)
-
     def _like(self, name: str) -> int | None:
         """Return the index of the one column of a name, in whatever case."""
         names = self.table.names or ()
         indices = [index for index, column in enumerate(names) if column.strip().lower() == name]
         return indices[0] if len(indices) == 1 else None
 
-    def _sure(self, name: str) -> int:
-        index = self._like(name)
-        assert index is not None
-        return index
-
     def _is_id(self, index: int) -> bool:
         """Return True if a column holds ids or row numbers."""
-        name = (self.table.names or ())[index] if self.table.names is not None else ""
         if self.columns.id is not None and self.table.find(self.columns.id) == index:
             return True
-        return name.lower() in {"", *(usual.lower() for usual in IDS)} or name.lower().startswith("unnamed:")
+        name = self.table.names[index].lower() if self.table.names is not None else ""
+        return name in {"", *(usual.lower() for usual in IDS)} or name.startswith("unnamed:")
 
     def _may_be_label(self, index: int) -> bool:
         """Return True if a column without a usual name can hold labels: not scores for classes, not one value per
@@ -305,9 +301,8 @@ class _Finder:
             return False
         if self.regression:
             return True
-        values: list[Any] = [row.cells[index] for row in self.table.rows]
-        differ = len({str(value) for value in values})
-        return name not in (*NUMBERS, *MORE_NUMBERS) and not (len(values) >= MANY_ROWS and differ == len(values))
+        different = {str(row.cells[index]) for row in self.table.rows}
+        return name not in (*NUMBERS, *MORE_NUMBERS) and not MANY_ROWS <= len(different) == len(self.table.rows)
 
     def _unclear(self) -> UserError:
         for task, names in OTHER_TASKS:

@@ -66,14 +66,12 @@ def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int |
         if table.names is None and table.width == 1 and not labelled:
             return 0, None
         for source, target in PAIRS:
-            first, second = table.find(source), table.find(target)
-            if first is not None and (second is not None or not labelled):
-                return first, second if labelled else None
+            index, target_index = table.find(source), table.find(target)
+            if index is not None and (target_index is not None or not labelled):
+                return index, target_index if labelled else None
     elif columns.text is not None and (columns.label is not None or not labelled):
-        source_place = table.named(columns.text, "--text-column")
-        if not labelled or columns.label is None:
-            return source_place, None
-        return source_place, table.named(columns.label, "--label-column")
+        first = table.named(columns.text, "--text-column")
+        return first, table.chosen(columns.label, "--label-column", None) if labelled else None
     raise UserError(
         f"{table.path}, line 1: which columns hold source and target is not clear ({table.shape}); name them with"
         " --text-column and --label-column"

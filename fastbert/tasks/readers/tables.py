@@ -94,6 +94,10 @@ class Table:
             return None
         return next((index for index in map(self.find, names) if index is not None), None)
 
+    def chosen(self, name: str | None, flag: str, usual: int | None) -> int | None:
+        """Return the index of the column that the user named by a flag, else the usual one. Raises UserError."""
+        return usual if name is None else self.named(name, flag)
+
     def named(self, name: str, flag: str) -> int:
         """Find a column that the user named by a flag. Raises UserError if it does not exist."""
         index = self.find(name)
@@ -157,15 +161,16 @@ def _read(
     name, kind = name_of(path), kind_of(path)
     if kind in arrow_files.KINDS:
         columns = arrow_files.read_columns(path)
-        rows = [Row(number, cells) for number, cells in enumerate(zip(*columns.values, strict=True), 1)]
+        rows = [Row(number, cells) for number, cells in enumerate(zip(*columns.values(), strict=True), 1)]
         if not rows:
             raise UserError(f"{name}, row 1: the file has no rows; name one with examples")
-        return Table(name, columns.names, rows, unit="row")
+        return Table(name, tuple(columns), rows, unit="row")
     with opened(path) as stream:
         if kind == ".json":
-            return _table_of_records(
-                name, _without_squad(name, json_values("\n".join(utf8_lines(stream, name)), name)), bad
-            )
+            values = list(json_values("\n".join(utf8_lines(stream, name)), name))
+            for line, value in values:
+                refuse_squad(name, line, value)
+            return _table_of_records(name, values, bad)
         if kind == ".csv":
             cells = (Row(line, tuple(row)) for line, row in csv_rows(stream, name))
             return _table_of_rows(name, cells, is_header, forgives, bad)
@@ -258,12 +263,6 @@ def refuse_squad(name: str, line: int, value: Any) -> None:
         )
 
 
-def _without_squad(name: str, records: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    for line, record in records:
-        refuse_squad(name, line, record)
-        yield line, record
-
-
 def json_values(text: str, name: str) -> Iterator[tuple[int, Any]]:
     """Yield the values of a JSON array, or of consecutive values, with the line at which each begins."""
     decoder, end, line, counted = json.JSONDecoder(), len(text), 1, 0
@@ -329,7 +328,7 @@ def _table_of_rows(
     return Table(name, names, good)
 
 
-def _table_of_records(name: str, records: Iterator[tuple[int, Any]], bad: BadRows) -> Table:
+def _table_of_records(name: str, records: Iterable[tuple[int, Any]], bad: BadRows) -> Table:
     objects: list[tuple[int, dict[str, Any]]] = []
     names: dict[str, None] = {}
     for line, record in records:

@@ -69,11 +69,6 @@ def spans_of(tags: Sequence[str], scheme: Scheme) -> Iterator[tuple[int, int, st
         yield begun, len(tags), kind
 
 
-def to_bio(tags: Sequence[str], scheme: Scheme) -> tuple[str, ...]:
-    """Convert the tags of a sentence to BIO."""
-    return convert(tags, scheme, "BIO")
-
-
 def convert(tags: Sequence[str], scheme: Scheme, target: Scheme) -> tuple[str, ...]:
     """Convert the tags of a sentence to a scheme; to their own scheme, correct invalid tags."""
     result, ended, before = [OUTSIDE] * len(tags), -1, ""

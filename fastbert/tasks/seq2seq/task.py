@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, SequenceExample
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.rows import Rows, TaskBatch, bounds
 from fastbert.tasks.seq2seq.flags import SequenceFlags
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
@@ -44,12 +44,9 @@ class SequenceToSequence(Task[SequenceExample]):
     settings_type = SequenceSettings
     can_distill = False
     head_has_labels = False
+    least: ClassVar = {"max_length": SPECIAL, "max_target_length": SPECIAL, "num_beams": 1}
     settings: SequenceSettings
-
-    def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
-        super().__init__(settings, labels)
-        self.require_least(max_length=SPECIAL, max_target_length=SPECIAL, num_beams=1)
-        self.tokenizer: WordPieceTokenizer | None = None
+    tokenizer: WordPieceTokenizer | None = None
 
     def head(self, config: BertConfig) -> type[PreTrainedModel]:
         from fastbert.models.seq2seq.model import BertForSequenceToSequence
@@ -118,7 +115,7 @@ class SequenceToSequence(Task[SequenceExample]):
         rows = _rows(*tokenizer.encode_ragged(sources, True, max_length=self.settings.max_length), numbers)
         if not labelled:
             return rows
-        targets = _targets(dataset, "has no target to learn; give it one, or leave it out")
+        targets = [example.target or "" for example in dataset]
         ids, offsets = self._cut(dataset, *tokenizer.encode_ragged(targets, True))
         return _rows(rows.input_ids, rows.offsets, numbers, decoder=_rows(ids, offsets, numbers))
 
@@ -140,7 +137,7 @@ class SequenceToSequence(Task[SequenceExample]):
         position = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
         is_last = position == np.repeat(lengths, lengths) - 1
         selected = (position < most - 1) | is_last
-        return ids[selected], np.concatenate(([0], np.cumsum(np.minimum(lengths, most)))).astype(np.int64)
+        return ids[selected], bounds(np.minimum(lengths, most))
 
     def items(self, batch: TaskBatch) -> int:
         assert batch.decoder is not None
@@ -154,17 +151,19 @@ class SequenceToSequence(Task[SequenceExample]):
         """Return for each row its score followed by the generated ids, which fp32 represents exactly."""
         from fastbert.models.seq2seq.generation import GenerationSettings
 
-        begin, end = self._known_tokenizer().cls_token_id, self._known_tokenizer().sep_token_id
+        tokenizer = self.tokenizer
+        assert tokenizer is not None  # `encode` sets it
         how = GenerationSettings(beams=self.settings.num_beams, max_target_length=self.settings.max_target_length)
-        generated = model.generate(batch.inputs, settings=how, begin=begin, end=end)
+        generated = model.generate(batch.inputs, settings=how, begin=tokenizer.cls_token_id, end=tokenizer.sep_token_id)
         return [
             np.array([score, *tokens], dtype=np.float32)
             for score, tokens in zip(generated.scores, generated.tokens, strict=True)
         ]
 
     def decode(self, dataset: Dataset[SequenceExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
+        tokenizer = self.tokenizer
+        assert tokenizer is not None
         ids = [output[1:].astype(np.int64).tolist() for output in outputs]
-        tokenizer = self._known_tokenizer()
         texts = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=True) for row in ids]
         return [
             {"id": example.id, "text": text, "score": float(output[0])}
@@ -175,25 +174,10 @@ class SequenceToSequence(Task[SequenceExample]):
         return {"id": example.id, "text": example.target or ""}
 
     def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        if not len(dataset):
-            raise UserError(f"{dataset.path}: holds no example to score")
         from fastbert.tasks.metrics.generation import generation_scores
 
-        gold = _targets(dataset, "has no target to score against")
+        gold = [example.target or "" for example in dataset]
         return generation_scores(gold, [str(prediction["text"]) for prediction in predictions])
-
-    def _known_tokenizer(self) -> WordPieceTokenizer:
-        if self.tokenizer is None:
-            raise AssertionError("encode sets the tokenizer")
-        return self.tokenizer
-
-
-def _targets(dataset: Dataset[SequenceExample], problem: str) -> list[str]:
-    """Return the targets. Raises UserError with this problem for an example without one."""
-    for index, example in enumerate(dataset):
-        if example.target is None:
-            raise UserError(f"{dataset.where(index)}: {problem}")
-    return [example.target or "" for example in dataset]
 
 
 def _rows(ids: np.ndarray, offsets: np.ndarray, examples: np.ndarray, decoder: Rows | None = None) -> Rows:

@@ -9,73 +9,40 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fastbert.tasks.examples import Dataset, Prediction, QuestionExample
 from fastbert.tasks.rows import bounds, runs
+from fastbert.tasks.span.flags import SpanFlags
 from fastbert.tasks.span.rows import NOWHERE, SpanRows
 
 AT_ONCE = 512  # rows
 FIRST_MARK = "\u0300"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """The limits of the search; without `null_threshold` each question has an answer."""
-
-    n_best: int
-    max_answer_length: int
-    null_threshold: float | None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Spans:
-    """Candidate answers: the example, the score (fp32), the first character and the end (exclusive)."""
-
-    examples: np.ndarray
-    scores: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
-
-    def __getitem__(self, indices: np.ndarray) -> Spans:
-        return Spans(
-            examples=self.examples[indices],
-            scores=self.scores[indices],
-            begins=self.begins[indices],
-            ends=self.ends[indices],
-        )
-
-    def and_(self, other: Spans) -> Spans:
-        """Return these spans followed by others."""
-        return Spans(
-            examples=np.concatenate((self.examples, other.examples)),
-            scores=np.concatenate((self.scores, other.scores)),
-            begins=np.concatenate((self.begins, other.begins)),
-            ends=np.concatenate((self.ends, other.ends)),
-        )
+SPAN = np.dtype([("example", np.int64), ("score", np.float32), ("begin", np.int64), ("end", np.int64)])
+"""A candidate answer: the number of its example, its score, its first character and its end (exclusive)."""
 
 
 def find_answers(
-    dataset: Dataset[QuestionExample], rows: SpanRows, outputs: Sequence[np.ndarray], search: Search
+    dataset: Dataset[QuestionExample], rows: SpanRows, outputs: Sequence[np.ndarray], settings: SpanFlags
 ) -> list[Prediction]:
     """Return a prediction for each example, in their order; `outputs`: the logits (2, tokens) of each row."""
     predictions: list[Prediction] = []
     for first, last in _groups(rows.examples):
         padded = _Padded(rows, np.arange(first, last), np.concatenate(outputs[first:last], axis=1))
-        spans = padded.pairs(search)
-        missing = np.setdiff1d(padded.examples, spans.examples)
+        spans = padded.pairs(settings)
+        missing = np.setdiff1d(padded.examples, spans["example"])
         if len(missing):
-            spans = spans.and_(padded.best_spans(np.isin(padded.examples, missing), search))
+            spans = np.concatenate((spans, padded.best_spans(np.isin(padded.examples, missing), settings)))
         # By example, best first; equal scores in the order of rows and of their logits' ranks.
-        spans = spans[np.lexsort((-spans.scores, spans.examples))]
+        spans = spans[np.lexsort((-spans["score"], spans["example"]))]
         examples = np.arange(rows.examples[first], rows.examples[last - 1] + 1)
-        limits = np.searchsorted(spans.examples, np.append(examples, examples[-1] + 1))
-        best = np.minimum(np.diff(limits), search.n_best)
+        limits = np.searchsorted(spans["example"], np.append(examples, examples[-1] + 1))
+        best = np.minimum(np.diff(limits), settings.n_best)
         spans = spans[runs(limits[:-1], best)]
-        predictions += _predictions(dataset, examples, spans, bounds(best), padded.null_scores(), search)
+        predictions += _predictions(dataset, examples, spans, bounds(best), padded.null_scores(), settings)
     return predictions
 
 
@@ -103,24 +70,24 @@ class _Padded:
         self.logits = np.full((2, *inside.shape), -np.inf, dtype=np.float32)
         self.logits[:, inside] = logits
 
-    def pairs(self, search: Search) -> Spans:
+    def pairs(self, settings: SpanFlags) -> np.ndarray:
         """Return the pairs of likely starts and likely ends that may be answers."""
-        tokens = [_largest(logits, search.n_best) for logits in self.logits]
+        tokens = [_largest(logits, settings.n_best) for logits in self.logits]
         start, end = tokens[0][:, :, None], tokens[1][:, None, :]
         in_context = [np.take_along_axis(self.begins, columns, axis=1) != NOWHERE for columns in tokens]
-        fits = (end >= start) & (end - start < search.max_answer_length)
+        fits = (end >= start) & (end - start < settings.max_answer_length)
         fits &= in_context[0][:, :, None] & in_context[1][:, None, :]
         row, i, j = np.nonzero(fits)
         return self._spans(row, tokens[0][row, i], tokens[1][row, j])
 
-    def best_spans(self, mask: np.ndarray, search: Search) -> Spans:
+    def best_spans(self, mask: np.ndarray, settings: SpanFlags) -> np.ndarray:
         """Return the best of all spans in the context of each row in the mask."""
         rows = np.flatnonzero(mask)
         outside = self.begins[rows] == NOWHERE
         start, end = (np.where(outside, -np.inf, logits[rows]) for logits in self.logits)
         width = start.shape[1]
         best, first, last = np.full(len(rows), -np.inf), np.zeros(len(rows), int), np.zeros(len(rows), int)
-        for more in range(min(search.max_answer_length, width)):
+        for more in range(min(settings.max_answer_length, width)):
             scores = start[:, : width - more] + end[:, more:]
             at = scores.argmax(axis=1)
             score = scores[np.arange(len(rows)), at]
@@ -129,12 +96,10 @@ class _Padded:
         exists = best > -np.inf
         return self._spans(rows[exists], first[exists], last[exists])
 
-    def _spans(self, rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> Spans:
-        return Spans(
-            examples=self.examples[rows],
-            scores=self.logits[0][rows, first] + self.logits[1][rows, last],
-            begins=self.begins[rows, first],
-            ends=self.ends[rows, last],
+    def _spans(self, rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        scores = self.logits[0][rows, first] + self.logits[1][rows, last]
+        return np.rec.fromarrays(
+            [self.examples[rows], scores, self.begins[rows, first], self.ends[rows, last]], dtype=SPAN
         )
 
     def null_scores(self) -> np.ndarray:
@@ -155,21 +120,20 @@ def _largest(logits: np.ndarray, count: int) -> np.ndarray:
 def _predictions(
     dataset: Dataset[QuestionExample],
     examples: np.ndarray,
-    spans: Spans,
+    spans: np.ndarray,
     limits: np.ndarray,
     null_scores: np.ndarray,
-    search: Search,
+    settings: SpanFlags,
 ) -> Iterator[Prediction]:
     """Yield predictions from the best spans of each example, which lie between its limits."""
-    scores, begins, ends = spans.scores.tolist(), spans.begins.tolist(), spans.ends.tolist()
-    bound, nulls = limits.tolist(), null_scores.tolist()
+    candidates, bound, nulls = spans.tolist(), limits.tolist(), null_scores.tolist()
     for number, index in enumerate(examples.tolist()):
         context = dataset[index].context
         best: list[dict[str, Any]] = []
-        for i in range(bound[number], bound[number + 1]):
-            begin, end = begins[i], _character_end(context, ends[i])
-            best.append({"text": context[begin:end], "start": begin, "end": end, "score": scores[i]})
-        yield _prediction(dataset[index].id, best, nulls[number], search)
+        for _, score, begin, token_end in candidates[bound[number] : bound[number + 1]]:
+            end = _character_end(context, token_end)
+            best.append({"text": context[begin:end], "start": begin, "end": end, "score": score})
+        yield _prediction(dataset[index].id, best, nulls[number], settings)
 
 
 def _character_end(text: str, end: int) -> int:
@@ -179,18 +143,18 @@ def _character_end(text: str, end: int) -> int:
     return end
 
 
-def _prediction(name: str, best: list[dict[str, Any]], null_score: float, search: Search) -> Prediction:
+def _prediction(name: str, best: list[dict[str, Any]], null_score: float, settings: SpanFlags) -> Prediction:
     """Return the prediction for one example from its answers, best first."""
     nothing: dict[str, Any] = {"text": "", "start": None, "end": None, "score": null_score}
     answer = best[0] if best else nothing
     more: dict[str, Any] = {}
-    if search.null_threshold is not None:
+    if settings.unanswerable:
         # No answer is listed among the best, by its score.
         better = sum(candidate["score"] >= null_score for candidate in best)
         best = [*best[:better], nothing, *best[better:]]
-        best = best[: search.n_best] if better < search.n_best else best
+        best = best[: settings.n_best] if better < settings.n_best else best
         more = {"null_score_difference": null_score - answer["score"], "best_answer": answer["text"]}
-        if more["null_score_difference"] > search.null_threshold:
+        if more["null_score_difference"] > settings.null_threshold:
             answer = nothing
     if not best:
         best = [nothing]

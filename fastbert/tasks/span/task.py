@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fastbert.config import BertConfig
-from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, QuestionExample
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.span.decode import Search, find_answers
+from fastbert.tasks.span.decode import find_answers
 from fastbert.tasks.span.flags import SpanFlags
 from fastbert.tasks.span.rows import QUESTION_LENGTH, Contexts, SpanRows, Windows, cut_windows, lay_out, read_contexts
 from fastbert.tokenizers import WordPieceTokenizer
@@ -60,11 +59,8 @@ class SpanAnswers(Task[QuestionExample]):
     settings_type = SpanSettings
     default_length = 384
     can_have_no_answer = True
+    least: ClassVar = {"stride": 0, "n_best": 1, "max_answer_length": 1}
     settings: SpanSettings
-
-    def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
-        super().__init__(settings, None)
-        self.require_least(stride=0, n_best=1, max_answer_length=1)
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
         return read_squad(path, labelled=labelled, report=self.report_unusable, skip_bad=self.settings.skip_bad)
@@ -80,8 +76,6 @@ class SpanAnswers(Task[QuestionExample]):
         return replace(config, num_labels=2, label_names=None)
 
     def encode(self, dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> SpanRows:
-        if not len(dataset):
-            raise UserError(f"{dataset.path} holds no question: name a file that does")
         ids, offsets = tokenizer.encode_ragged([example.question for example in dataset])
         questions = np.minimum(np.diff(offsets), QUESTION_LENGTH)
         contexts = read_contexts(dataset, tokenizer)
@@ -96,8 +90,6 @@ class SpanAnswers(Task[QuestionExample]):
         starts, stops = np.zeros(len(dataset), dtype=np.int64), np.zeros(len(dataset), dtype=np.int64)
         answered = np.zeros(len(dataset), dtype=bool)
         for index, example in enumerate(dataset):
-            if example.answers is None:
-                raise UserError(f"{dataset.where(index)}: the answers are unknown: name a file that has them")
             if example.answers:
                 answer = example.answers[0]
                 answered[index] = True
@@ -171,13 +163,7 @@ class SpanAnswers(Task[QuestionExample]):
         answer minus the best answer's; an empty text, whose start and end are None, predicts that there is no answer.
         """
         assert isinstance(rows, SpanRows)
-        settings = self.settings
-        search = Search(
-            n_best=settings.n_best,
-            max_answer_length=settings.max_answer_length,
-            null_threshold=settings.null_threshold if settings.unanswerable else None,
-        )
-        return find_answers(dataset, rows, outputs, search)
+        return find_answers(dataset, rows, outputs, self.settings)
 
     def gold_prediction(self, example: QuestionExample) -> Prediction:
         text = example.answers[0].text if example.answers else ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -114,6 +114,7 @@ class Tagging(Task[TaggedExample]):
         "tags", (".conll", ".txt"), _checked_tags, write_text=_conll, read_text=_read_conll
     )
     settings_type = TaggingSettings
+    least: ClassVar = {"max_length": SPECIAL + 1, "context_tokens": 0}
     settings: TaggingSettings
 
     @property
@@ -149,7 +150,7 @@ class Tagging(Task[TaggedExample]):
                     )
 
     def encode(self, dataset: Dataset[TaggedExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> TagRows:
-        room = self._checked_room(dataset)
+        room = self.settings.max_length - SPECIAL
         ids, of_words = tokenizer.encode_ragged([word for example in dataset for word in example.words])
         sentences = bounds(np.fromiter((len(example.words) for example in dataset), np.int64, len(dataset)))
         begins = of_words[sentences]
@@ -185,19 +186,6 @@ class Tagging(Task[TaggedExample]):
             labels=self._label_numbers(dataset, sentences)[words] if labelled else np.full_like(words, UNLABELLED),
         )
 
-    def _checked_room(self, dataset: Dataset[TaggedExample]) -> int:
-        """Return the number of tokens per row besides the special ones."""
-        if not len(dataset):
-            raise UserError(f"{dataset.path} holds no sentence: name a file that does")
-        room = self.settings.max_length - SPECIAL
-        if room < 1:
-            raise UserError(
-                f"max_length={self.settings.max_length} leaves no room beside [CLS] and [SEP]: use 3 or more"
-            )
-        if self.settings.context_tokens < 0:
-            raise UserError(f"context_tokens={self.settings.context_tokens} must be at least 0")
-        return room
-
     def _context(
         self,
         dataset: Dataset[TaggedExample],
@@ -221,16 +209,10 @@ class Tagging(Task[TaggedExample]):
 
     def _label_numbers(self, dataset: Dataset[TaggedExample], sentences: np.ndarray) -> np.ndarray:
         """Return the class of every word of a dataset, int64."""
+        self.check_labels(dataset)
         numbers = {label: number for number, label in enumerate(self.known_labels)}
-        for index, example in enumerate(dataset):
-            if example.tags is None or len(example.tags) != len(example.words):
-                count = "no tags" if example.tags is None else f"{len(example.tags)} tags"
-                raise UserError(f"{dataset.where(index)}: {len(example.words)} words have {count}: give each word one")
         tags = chain.from_iterable(example.tags or () for example in dataset)
-        classes = np.fromiter((numbers.get(tag, -1) for tag in tags), np.int64, sentences[-1])
-        if (classes < 0).any():
-            self.check_labels(dataset)
-        return classes
+        return np.fromiter((numbers[tag] for tag in tags), np.int64, sentences[-1])
 
     def items(self, batch: TaskBatch) -> int:
         labels = batch.inputs.labels

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fastbert.tasks.readers.tags import Scheme, convert, count_invalid, scheme_of, spans_of, to_bio
+from fastbert.tasks.readers.tags import Scheme, convert, count_invalid, scheme_of, spans_of
 
 BIO = ("B-X", "I-X", "B-X", "O", "B-Y", "B-X", "I-X", "I-X")
 IOB1 = ("I-X", "I-X", "B-X", "O", "I-Y", "I-X", "I-X", "I-X")
@@ -17,7 +17,7 @@ BILOU = ("B-X", "L-X", "U-X", "O", "U-Y", "B-X", "I-X", "L-X")
 )
 def test_schemes_are_told_apart_and_turned_into_each_other(tags: tuple[str, ...], scheme: Scheme) -> None:
     assert scheme_of([("O", "O"), tags]) == scheme
-    assert to_bio(tags, scheme) == BIO
+    assert convert(tags, scheme, "BIO") == BIO
     assert convert(tags, scheme, "IOB1") == IOB1
     assert convert(tags, scheme, "BIOES") == BIOES
     assert count_invalid(tags, scheme) == 0
@@ -54,7 +54,7 @@ def test_a_few_mistakes_do_not_make_another_scheme() -> None:
 def test_mistakes_are_counted_and_read_as_conlleval_reads_them(
     tags: tuple[str, ...], scheme: Scheme, mended: tuple[str, ...], wrong: int
 ) -> None:
-    assert to_bio(tags, scheme) == mended
+    assert convert(tags, scheme, "BIO") == mended
     assert count_invalid(tags, scheme) == wrong
 
 
@@ -69,7 +69,7 @@ def test_random_tags_keep_their_entities_from_scheme_to_scheme(seed: int) -> Non
             for second in schemes:
                 through = convert(convert(tags, "BIO", first), first, second)
                 assert count_invalid(through, second) == 0
-                assert to_bio(through, second) == tags
+                assert convert(through, second, "BIO") == tags
 
 
 def test_entities_are_those_of_seqeval(seed: int) -> None:
