@@ -5,15 +5,9 @@ The loss of an optimiser step is a sum over its micro-batches, so that splitting
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from threading import Thread
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -48,54 +42,16 @@ class PretrainingBatches:
 
 @contextlib.contextmanager
 def prefetch(load: Callable[[int], list[Any]]) -> Iterator[Callable[[int], list[Any]]]:
-    """Yield a function like `load` that prepares the next step's batches in the background.
+    """Yield a function like `load` that prepares the next step's batches in the background."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fastbert-data") as pool:
+        pending: dict[int, Future[list[Any]]] = {}
 
-    The end of the block waits for the batches in preparation, except after a KeyboardInterrupt: planning an epoch of a
-    large corpus takes seconds.
-    """
-    requests: SimpleQueue[tuple[int, Future[list[Any]]] | None] = SimpleQueue()
-    pending: dict[int, Future[list[Any]]] = {}
+        def fetch(step: int) -> list[Any]:
+            batches = (pending.pop(step, None) or pool.submit(load, step)).result()
+            pending[step + 1] = pool.submit(load, step + 1)
+            return batches
 
-    def prepare() -> None:
-        while (request := requests.get()) is not None:
-            step, batches = request
-            try:
-                batches.set_result(load(step))
-            except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
-                batches.set_exception(error)
-
-    def submit(step: int) -> None:
-        pending[step] = Future()
-        requests.put((step, pending[step]))
-
-    def fetch(step: int) -> list[Any]:
-        if step not in pending:
-            submit(step)
-        batches = pending.pop(step).result()
-        submit(step + 1)
-        return batches
-
-    thread = Thread(target=prepare, name="fastbert-data", daemon=True)
-    thread.start()
-    atexit.register(_end_process, thread)
-    interrupted = False
-    try:
         yield fetch
-    except KeyboardInterrupt:
-        interrupted = True
-        raise
-    finally:
-        requests.put(None)
-        if not interrupted:
-            thread.join()
-
-
-def _end_process(thread: Thread) -> None:
-    """End the process if the thread is still in native code, which must not return to an interpreter that is gone."""
-    if thread.is_alive():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(128 + signal.SIGINT)
 
 
 def micro_batch_loss(output: PreTrainingOutput, per_prediction: Tensor | float, per_sequence: Tensor | float) -> Tensor:

@@ -138,7 +138,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     try:
         with kernels_of_run(config.out, device, reporter.on_message):
             validation = trainer.run()
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
         with contextlib.suppress(OSError, UserError):
             plot_runs([config.out], loss_curve, unigram=unigram)

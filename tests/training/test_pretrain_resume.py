@@ -59,35 +59,6 @@ def test_a_stop_during_a_validation_changes_nothing(config: PretrainConfig) -> N
     assert timeless(config.out) == timeless(whole.out)
 
 
-def test_a_second_interrupt_ends_the_process_at_once(config: PretrainConfig) -> None:
-    """Even while the batches of the next step are prepared, which may take long: here, without end."""
-    program = f"""
-import os, signal, sys, threading
-from fastbert.cli import main
-from fastbert.training.batches import PretrainingBatches
-
-load = PretrainingBatches.training_step
-
-def load_or_interrupt(self, step, *sizes):
-    if step < 2:
-        return load(self, step, *sizes)
-    for _ in range(2):
-        os.kill(os.getpid(), signal.SIGINT)
-        threading.Event().wait(1.0)
-    threading.Event().wait()
-
-PretrainingBatches.training_step = load_or_interrupt
-sys.exit(main(["pretrain", "--resume", "--out", {str(config.out)!r}]))
-"""
-    with pytest.raises(Stopped):
-        pretrain(replace(config, steps=40), stop_at(1))
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines()[-1] == "fastbert: interrupted"
-    assert "stopping after this step" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Equal ones are no contradiction; of another run no flag is taken; what is lost or damaged costs nobody a run."""
     whole = replace(config, out=config.out.with_name("whole"))
