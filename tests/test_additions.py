@@ -122,9 +122,11 @@ def test_additions_pass_their_own_tests(project: Project) -> None:
 def evaluate(name: str, tree: Path) -> Any:
     """Return the value of an argument of `setup` in setup.py for a copy of the project, without running the rest."""
     setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    names = {"ROOT": tree}
+    names: dict[str, Any] = {"ROOT": tree, "os": os}
+    needed = ("PACKAGE_DIR", "PACKAGES", "PEAK_SOURCES", "find_sources")
     for node in setup.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("PACKAGE_DIR", "PACKAGES"):
+        defined = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else getattr(node, "name", None)
+        if defined in needed:
             exec(ast.unparse(node), names)
     call = next(
         node.value
