@@ -68,11 +68,11 @@ VECTORS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] =
 }
 
 
-def assert_same_floats(ours: np.ndarray, expected: np.ndarray) -> None:
+def assert_same_floats(actual: np.ndarray, expected: np.ndarray) -> None:
     """Bit for bit, but one NaN is as good as another."""
     nan = np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(ours), nan)
-    np.testing.assert_array_equal(ours.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
+    np.testing.assert_array_equal(np.isnan(actual), nan)
+    np.testing.assert_array_equal(actual.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
 
 
 def random_floats(rng: np.random.Generator, kind: str, *shape: int) -> np.ndarray:

@@ -52,11 +52,11 @@ class Inputs:
         bias = leaves[3] if len(leaves) > 3 else None
         result = function(*leaves[:3], *self.cu, bias=bias, **self.options)
         upstream = Guarded(self.gradient.to(result.dtype), DEVICE)
-        found = [result, *torch.autograd.grad(result, leaves, upstream.tensor, allow_unused=True)]
+        results = [result, *torch.autograd.grad(result, leaves, upstream.tensor, allow_unused=True)]
         if guard:
             for item in [*guarded, upstream]:
                 item.check()
-        return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, [result, *leaves])]
+        return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(results, [result, *leaves])]
 
     def triton(self, q, k, v, cu_q, cu_k, **options):
         with use_backend("triton"):
@@ -69,6 +69,6 @@ NAMES = ("output", "dq", "dk", "dv", "dbias")
 def check(inputs: Inputs) -> None:
     exact = inputs.run(reference.attention, torch.float64)
     eager = inputs.run(reference.attention)
-    ours = inputs.run(inputs.triton, guard=True)
-    for name, mine, other, truth in zip(NAMES, ours, eager, exact):
+    actual = inputs.run(inputs.triton, guard=True)
+    for name, mine, other, truth in zip(NAMES, actual, eager, exact):
         assert_as_accurate(mine, other.to(mine.dtype), truth, name)

@@ -43,9 +43,9 @@ def run(backend: str, tensors: tuple[torch.Tensor | None, ...], upstream: float 
     *operands, labels = tensors
     leaves = [None if tensor is None else tensor.detach().requires_grad_() for tensor in operands]
     with use_backend(backend):
-        found = ops.linear_cross_entropy(*leaves, labels, **options)
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        return found, torch.autograd.grad(found.loss_sum, wanted, found.loss_sum.new_tensor(upstream))
+        actual = ops.linear_cross_entropy(*leaves, labels, **options)
+        differentiable = [leaf for leaf in leaves if leaf is not None]
+        return actual, torch.autograd.grad(actual.loss_sum, differentiable, actual.loss_sum.new_tensor(upstream))
 
 
 def exactly(
@@ -67,13 +67,13 @@ def exactly(
 def check(tensors: tuple[torch.Tensor | None, ...], upstream: float = 0.37, **options):
     """Compare with float64: the gradients by the tolerance rule, the sum of losses within rounding; returns ours."""
     losses, _, exact = exactly(tensors, upstream, **options)
-    ours, gradients = run("triton", tensors, upstream, **options)
-    theirs, others = run("eager", tensors, upstream, **options)
+    actual, gradients = run("triton", tensors, upstream, **options)
+    expected, others = run("eager", tensors, upstream, **options)
     for name, mine, other, truth in zip(NAMES, gradients, others, exact, strict=False):
         assert_as_accurate(mine, other, truth, name)
     half = tensors[0].dtype.itemsize == 2
-    torch.testing.assert_close(ours.loss_sum.double(), losses.sum().detach(), rtol=1e-2 if half else 1e-5, atol=1e-4)
-    assert ours.loss_sum.dtype == torch.float32
-    assert ours.count.dtype == ours.correct.dtype == torch.int64
-    assert ours.count == theirs.count == len(losses)
-    return ours, gradients
+    torch.testing.assert_close(actual.loss_sum.double(), losses.sum().detach(), rtol=1e-2 if half else 1e-5, atol=1e-4)
+    assert actual.loss_sum.dtype == torch.float32
+    assert actual.count.dtype == actual.correct.dtype == torch.int64
+    assert actual.count == expected.count == len(losses)
+    return actual, gradients

@@ -26,14 +26,14 @@ def configure(shapes: dict[int, tuple[int, int]], **fields: int) -> None:
 
 
 def configuration(shapes: dict[int, tuple[int, int]], **fields: int) -> bytes:
-    wanted = np.zeros(64, np.uint8)
-    wanted[0] = 1
+    content = np.zeros(64, np.uint8)
+    content[0] = 1
     for tile, (rows, row_bytes) in shapes.items():
-        wanted[16 + 2 * tile] = row_bytes
-        wanted[48 + tile] = rows
+        content[16 + 2 * tile] = row_bytes
+        content[48 + tile] = rows
     for name, value in fields.items():
-        wanted[int(name.removeprefix("byte"))] = value
-    return wanted.tobytes()
+        content[int(name.removeprefix("byte"))] = value
+    return content.tobytes()
 
 
 def pointer(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:

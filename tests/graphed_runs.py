@@ -63,8 +63,8 @@ class Run:
         self.messages: list[str] = []
         self.recorder = Rerun(failing=flags.pop("failing", None))
         dtype, kind = flags.pop("dtype", torch.float32), flags.pop("kind", BertForPreTraining)
-        given = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
-        config = PretrainConfig(**{**given, "eval_every": 100, "checkpoint_every": 100, **flags})
+        defaults = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
+        config = PretrainConfig(**{**defaults, "eval_every": 100, "checkpoint_every": 100, **flags})
         model = kind(BERT)
         model.init_weights(seed=data.seed % 2**31)
         folder.mkdir(exist_ok=True)
@@ -106,9 +106,9 @@ def timeless(values: dict) -> dict:
 
 def assert_same(first: Run, second: Run, tolerance: float) -> None:
     """Equal weights, lines and reports: to the bit with a tolerance of 0."""
-    found = second.weights()
+    actual = second.weights()
     for name, value in first.weights().items():
-        assert float((found[name] - value).abs().max()) <= tolerance, name
+        assert float((actual[name] - value).abs().max()) <= tolerance, name
     for a, b in ((first.lines(), second.lines()), (first.reported, second.reported)):
         assert len(a) == len(b) > 0
         for line, other in zip(a, b):

@@ -61,21 +61,21 @@ def run(backend: str, function, tensors: dict, upstream: list, dtype: torch.dtyp
         reached = [(y, g.to(y.dtype)) for y, g in zip(results, upstream) if g is not None]
         used = [y for y, _ in reached]
         gradients = torch.autograd.grad(used, list(leaves.values()), [g for _, g in reached], allow_unused=True)
-    found = dict(zip(("y", "sum"), results)) | {f"d{name}": g for name, g in zip(leaves, gradients)}
-    return {name: x for name, x in found.items() if x is not None}
+    actual = dict(zip(("y", "sum"), results)) | {f"d{name}": g for name, g in zip(leaves, gradients)}
+    return {name: x for name, x in actual.items() if x is not None}
 
 
 def check(function, tensors: dict, upstream: list, **options) -> dict:
     """Compare values and gradients with float64, by the tolerance rule; returns ours."""
     # As all of them get it: rounded before, and not on the way into the result's dtype.
     upstream = [None if g is None else g.to(tensors["x"].dtype) for g in upstream]
-    ours = run("triton", function, tensors, upstream, **options)
-    theirs = run("eager", function, tensors, upstream, **options)
+    actual = run("triton", function, tensors, upstream, **options)
+    expected = run("eager", function, tensors, upstream, **options)
     exact = run("eager", function, tensors, upstream, torch.float64, **options)
-    assert ours.keys() == exact.keys()
+    assert actual.keys() == exact.keys()
     x = tensors["x"]
     # Among few elements all of eager torch's roundings can be small by luck: half a unit of the last place is allowed.
     floor = max(1e-5, torch.finfo(x.dtype).eps / 2) if x.numel() < 1000 else 1e-5
     for name, truth in exact.items():
-        assert_as_accurate(ours[name], theirs[name], truth, name, floor=floor)
-    return ours
+        assert_as_accurate(actual[name], expected[name], truth, name, floor=floor)
+    return actual

@@ -13,15 +13,15 @@ SHAPES = [
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
 
 
-def check(ours, eager, oracle, tensors: list[torch.Tensor], dtype: torch.dtype, seed: int) -> None:
+def check(operation, eager, oracle, tensors: list[torch.Tensor], dtype: torch.dtype, seed: int) -> None:
     """Values and gradients of `ours` are as close to the oracle in float64 as eager torch's in the same dtype."""
     generator = torch.Generator().manual_seed(seed)
     exact_in = [tensor.to(dtype).double() for tensor in tensors]
     upstream = torch.randn(oracle(*exact_in).shape, generator=generator).to(dtype)
     results = []
-    for function, kind in ((ours, dtype), (eager, dtype), (oracle, torch.float64)):
+    for function, kind in ((operation, dtype), (eager, dtype), (oracle, torch.float64)):
         leaves = [tensor.to(kind).requires_grad_() for tensor in exact_in]
         output = function(*leaves)
         results.append([output, *torch.autograd.grad(output, leaves, upstream.to(output.dtype))])
-    for number, (mine, theirs, exact) in enumerate(zip(*results)):
-        assert_as_accurate(mine, theirs, exact, "output" if number == 0 else f"gradient of input {number}")
+    for number, (mine, expected, exact) in enumerate(zip(*results)):
+        assert_as_accurate(mine, expected, exact, "output" if number == 0 else f"gradient of input {number}")

@@ -31,10 +31,10 @@ def wide(tensors: list[Any]) -> list[Any]:
     return [x.double() if x.is_floating_point() else x for x in tensors]
 
 
-def check(ours: Tensor, eager: Tensor, exact: Tensor, what: str) -> None:
+def check(actual: Tensor, eager: Tensor, exact: Tensor, what: str) -> None:
     # Among few elements the errors of eager torch can all be small by luck: then two units of the last place are fine.
     few = exact.numel() < 2000
-    assert_as_accurate(ours, eager, exact, what, floor=max(1e-5, 2 * torch.finfo(ours.dtype).eps) if few else 1e-5)
+    assert_as_accurate(actual, eager, exact, what, floor=max(1e-5, 2 * torch.finfo(actual.dtype).eps) if few else 1e-5)
 
 
 def apart(x: Tensor) -> Tensor:

@@ -111,15 +111,15 @@ def their_answer(example: QuestionExample, rows: list[Any], settings: SpanSettin
                 actual.append({"offsets": (spans[start][0], spans[end][1]), "score": starts[start] + ends[end]})
     if settings.unanswerable:
         actual.append(null)
-    best = sorted(actual, key=lambda one: one["score"], reverse=True)[: settings.n_best]
-    if settings.unanswerable and not any(one["offsets"] == (0, 0) for one in best):
+    best = sorted(actual, key=lambda item: item["score"], reverse=True)[: settings.n_best]
+    if settings.unanswerable and not any(answer["offsets"] == (0, 0) for answer in best):
         best.append(null)
-    for one in best:
-        one["text"] = example.context[one["offsets"][0] : one["offsets"][1]]
-    weights = np.exp([one["score"] - best[0]["score"] for one in best]) if best else np.zeros(0)
+    for answer in best:
+        answer["text"] = example.context[answer["offsets"][0] : answer["offsets"][1]]
+    weights = np.exp([answer["score"] - best[0]["score"] for answer in best]) if best else np.zeros(0)
     result = {"text": best[0]["text"] if best else None, "n_best": best, "probabilities": weights / weights.sum()}
     if settings.unanswerable:
-        answers = [one for one in best if one["text"]]
+        answers = [answer for answer in best if answer["text"]]
         if not answers:
             return {**result, "text": None}
         result["difference"] = null["score"] - answers[0]["score"]

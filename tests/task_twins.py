@@ -70,12 +70,12 @@ def twins(name: str, folder: Path, seed: int, num_labels: int = 2) -> tuple[Any,
         attention_probs_dropout_prob=0.0,
         num_labels=num_labels,
     )
-    ours = getattr(models, name)(config)
+    model = getattr(models, name)(config)
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    ours.save_pretrained(folder)
-    return ours.train(), getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").train()
+    model.save_pretrained(folder)
+    return model.train(), getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").train()
 
 
 def batches(rows: Rows, units: int) -> Iterator[TaskBatch]:
@@ -103,11 +103,11 @@ def rows_of(rows: Rows) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def gradient_difference(ours: Any, theirs: Any) -> float:
+def gradient_difference(model: Any, original: Any) -> float:
     """The largest difference of two models' gradients, as a part of the largest gradient of the parameter."""
     worst = 0.0
-    reference = dict(theirs.named_parameters())
-    for name, parameter in ours.named_parameters():
+    reference = dict(original.named_parameters())
+    for name, parameter in model.named_parameters():
         if parameter.grad is not None and reference[name].grad is not None:
             scale = reference[name].grad.abs().max().clamp(min=1e-3)
             worst = max(worst, float((parameter.grad - reference[name].grad).abs().max() / scale))

@@ -51,10 +51,10 @@ def test_round_trip_through_transformers(tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     config = BertConfig.preset("mini", vocab_size=1000, num_labels=5, hidden_act="gelu_new")
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict("BertModel")))
-    theirs = transformers.BertConfig.from_pretrained(tmp_path)
-    assert theirs.hidden_size == 256
-    assert theirs.num_labels == 5
-    theirs.save_pretrained(tmp_path)
+    reference = transformers.BertConfig.from_pretrained(tmp_path)
+    assert reference.hidden_size == 256
+    assert reference.num_labels == 5
+    reference.save_pretrained(tmp_path)
     assert BertConfig.from_pretrained(tmp_path) == config
 
 

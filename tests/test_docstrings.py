@@ -106,7 +106,8 @@ def defined_names(name: str, module: Any) -> Iterator[tuple[str, Any]]:
 
 @cache
 def public_api() -> dict[str, Member]:
-    """Return, by name, what the public packages list in `__all__`, and what the modules of one without it define."""
+    """Return, by name, what the public packages list in `__all__`, what the modules of one without it define, and the
+    records of tensors that functions among these take or return."""
     members: list[Member] = []
     for package in PUBLIC_MODULES:
         home = importlib.import_module(package)
@@ -117,7 +118,20 @@ def public_api() -> dict[str, Member]:
         for name, value in named:
             if inspect.isclass(value) or inspect.isroutine(value):
                 members += members_of(name, value)
+    records = {f"{kind.__module__}.{kind.__name__}": kind for member in members for kind in records_of(member)}
+    members += [member for name, kind in records.items() for member in members_of(name, kind)]
     return {member.name: member for member in members}
+
+
+def records_of(member: Member) -> Iterator[type]:
+    """Yield the records of tensors that a function takes or returns."""
+    if not inspect.isclass(member.value):
+        signature = inspect.signature(member.function)
+        annotations = [signature.return_annotation, *(item.annotation for item in signature.parameters.values())]
+        for name in re.findall(r"\w+", " ".join(map(str, annotations))):
+            kind = getattr(member.function, "__globals__", {}).get(name)
+            if inspect.isclass(kind) and is_ours(kind) and tensor_fields(kind):
+                yield kind
 
 
 def contract(member: Member, seen: frozenset[str] = frozenset()) -> str:

@@ -112,12 +112,12 @@ def test_addresses_of_tile_loads(form: int, seed: int) -> None:
 
 
 def test_configurations_come_back() -> None:
-    wanted = configuration({0: (16, 64), 3: (1, 4), 7: (9, 63)})
+    content = configuration({0: (16, 64), 3: (1, 4), 7: (9, 63)})
     kept = np.full(128, 0xA5, np.uint8)
-    checks().configure_elsewhere(wanted, pointer(kept))
-    assert kept.tobytes() == wanted + wanted
+    checks().configure_elsewhere(content, pointer(kept))
+    assert kept.tobytes() == content + content
     for leave in (checks().release, lambda: checks().load_config(bytes(64))):
-        checks().load_config(wanted)
+        checks().load_config(content)
         leave()
         checks().store_config(pointer(kept))
         assert not kept[:64].any()

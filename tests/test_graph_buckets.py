@@ -33,9 +33,9 @@ def test_every_batch_fits_its_bucket(lengths: tuple[int, ...], rule: Buckets) ->
 
 def test_batches_of_one_bucket_differ_in_tokens_only() -> None:
     """The number of sequences of a bucket does not depend on how full it is."""
-    found = {Buckets().of(batch_of(*[100] * 20, extra)) for extra in range(1, 100)}
-    assert {bucket.sequences for bucket in found} == {24}
-    assert len(found) == 2
+    buckets = {Buckets().of(batch_of(*[100] * 20, extra)) for extra in range(1, 100)}
+    assert {bucket.sequences for bucket in buckets} == {24}
+    assert len(buckets) == 2
 
 
 @pytest.mark.parametrize("values", [{"tokens": 0}, {"per_doubling": -1}, {"shortest": 2.5}])

@@ -46,11 +46,11 @@ def test_replays_equal_the_model(kind: type[PreTrainedModel], seed: int, recorde
     batches = [batch_of(5, 9, draw=seed), batch_of(12), batch_of(3, 8, 1), batch_of(33, 60), batch_of(2, 9)]
     with torch.no_grad():
         for batch in batches:
-            expected, found = model(batch), fast(batch)
-            assert type(found) is type(expected)
-            assert found.keys() == expected.keys()
+            expected, actual = model(batch), fast(batch)
+            assert type(actual) is type(expected)
+            assert actual.keys() == expected.keys()
             for name, value in expected.items():
-                torch.testing.assert_close(found[name], value, rtol=0, atol=2e-6)
+                torch.testing.assert_close(actual[name], value, rtol=0, atol=2e-6)
     assert (recorder.captures, recorder.replays) == (3, 2)
     assert [(use.how, use.calls, use.replays) for use in fast.report()] == [("graph", 3, 2), *[("graph", 1, 0)] * 2]
 
@@ -71,9 +71,9 @@ def test_batches_with_few_or_no_tokens(seed: int, recorder: Rerun, lengths: tupl
     fast = GraphedModel(model, SMALL, recorder=recorder)
     with torch.no_grad():
         for _ in range(2):
-            expected, found = model(batch), fast(batch)
-            assert found.seq_relationship_logits.shape == expected.seq_relationship_logits.shape == (len(lengths), 2)
-            torch.testing.assert_close(found.prediction_logits, expected.prediction_logits, rtol=0, atol=2e-6)
+            expected, actual = model(batch), fast(batch)
+            assert actual.seq_relationship_logits.shape == expected.seq_relationship_logits.shape == (len(lengths), 2)
+            torch.testing.assert_close(actual.prediction_logits, expected.prediction_logits, rtol=0, atol=2e-6)
     assert recorder.replays == 1
 
 
@@ -81,8 +81,8 @@ def test_lengths_may_be_bounds_beyond_the_position_table(seed: int, recorder: Re
     model, batch = made(BertModel, seed), batch_of(40, 30)
     fast = GraphedModel(model, Buckets(tokens=512), recorder=recorder)
     with torch.no_grad():
-        found = fast(replace(batch, max_seqlen=1000)).last_hidden_state
-        torch.testing.assert_close(found, model(batch).last_hidden_state, rtol=0, atol=2e-6)
+        actual = fast(replace(batch, max_seqlen=1000)).last_hidden_state
+        torch.testing.assert_close(actual, model(batch).last_hidden_state, rtol=0, atol=2e-6)
 
 
 def test_padded_input_comes_back_padded(model: BertModel, recorder: Rerun) -> None:
@@ -91,9 +91,9 @@ def test_padded_input_comes_back_padded(model: BertModel, recorder: Rerun) -> No
     mask = torch.tensor([[1] * 8, [0, 0, 1, 1, 1, 1, 1, 1], [1] * 5 + [0] * 3])
     with torch.no_grad():
         for _ in range(2):
-            expected, found = model(ids, mask), fast(input_ids=ids, attention_mask=mask)
-            torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=0, atol=2e-6)
-            torch.testing.assert_close(found.pooler_output, expected.pooler_output, rtol=0, atol=2e-6)
+            expected, actual = model(ids, mask), fast(input_ids=ids, attention_mask=mask)
+            torch.testing.assert_close(actual.last_hidden_state, expected.last_hidden_state, rtol=0, atol=2e-6)
+            torch.testing.assert_close(actual.pooler_output, expected.pooler_output, rtol=0, atol=2e-6)
     assert recorder.replays == 1
 
 
@@ -123,9 +123,9 @@ def test_inference_mode_is_served(model: BertModel, recorder: Rerun) -> None:
     fast = GraphedModel(model, SMALL, recorder=recorder)
     batch = batch_of(4, 6)
     with torch.inference_mode():
-        found = [fast(batch_of(4, 6)).last_hidden_state for _ in range(2)]
+        results = [fast(batch_of(4, 6)).last_hidden_state for _ in range(2)]
     with torch.no_grad():
-        torch.testing.assert_close(fast(batch).last_hidden_state, found[1], rtol=0, atol=0)
+        torch.testing.assert_close(fast(batch).last_hidden_state, results[1], rtol=0, atol=0)
     assert recorder.captures == 1
 
 
@@ -254,7 +254,9 @@ def test_a_broken_capture_is_over_for_the_allocator(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda *arguments, **named: Broken())
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *given: calls.append(("release", *given)), raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_releasePool", lambda *arguments: calls.append(("release", *arguments)), raising=False
+    )
     recorder = CudaRecorder.__new__(CudaRecorder)
     recorder.device, recorder.stream, recorder.pool = torch.device("cuda", 1), None, (0, 7)
     with pytest.raises(KeyboardInterrupt if isinstance(cause, KeyboardInterrupt) else CaptureError) as error:

@@ -79,8 +79,8 @@ def questions(path: Path, count: int, seed: int = 0) -> Path:
     for number in range(count):
         context = sentence(random, bool(random.randrange(2)), 7)
         answer = next(word for word in context.split() if word in GOOD + BAD)
-        one = {"text": answer, "answer_start": context.index(answer)}
-        question = {"id": f"q{number}", "question": "they found ?", "answers": [one]}
+        span = {"text": answer, "answer_start": context.index(answer)}
+        question = {"id": f"q{number}", "question": "they found ?", "answers": [span]}
         paragraphs.append({"context": context, "qas": [question]})
     path.write_text(json.dumps({"version": "1.1", "data": [{"title": "toy", "paragraphs": paragraphs}]}))
     return path

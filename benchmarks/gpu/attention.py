@@ -164,7 +164,7 @@ def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:
     )
 
 
-def ours(inputs: Inputs) -> Tensor:
+def run_fastbert(inputs: Inputs) -> Tensor:
     """Call the public operation on packed tokens."""
     return ops.attention(
         inputs.q,
@@ -187,9 +187,9 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
     sets = [make_inputs(device, shape, seed) for seed in range(input_sets(device, set_bytes))]
     backward = shape.direction == "backward"
     announce(FASTBERT)
-    judged = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
+    judged = judge(shape, sets[0], run_fastbert, padded=False, factor=OWN_FACTOR)
     differences, outputs = {FASTBERT: judged[0]}, {FASTBERT: judged[1]}
-    candidates: dict[str, Callable[[], Calls]] = {FASTBERT: partial(_calls, ours, sets, backward)}
+    candidates: dict[str, Callable[[], Calls]] = {FASTBERT: partial(_calls, run_fastbert, sets, backward)}
     for name, peer in _peers(shape).items():
         candidates[name] = partial(_calls, peer.call, sets, backward, peer.padded)
         if peer.compares and not shape.dropout and name not in without:

@@ -61,7 +61,7 @@ class Pattern:
     """Inputs of shape (tokens, width) in bf16."""
     columns: tuple[str, ...]
     """Inputs of shape (width,) in fp32."""
-    ours: Callable[[Inputs], Tensor]
+    fastbert: Callable[[Inputs], Tensor]
     eager: Callable[[Named, torch.dtype, Drop], Tensor]
     element_bytes: tuple[int, int]
     """Forward and backward."""
@@ -96,30 +96,30 @@ def _embedding(t: Named, rows: torch.dtype, drop: Drop) -> Tensor:
     return drop(_eager_norm(summed, t["weight"], t["bias"]).to(rows))
 
 
-def _our_embedding(inputs: Inputs) -> Tensor:
+def _fastbert_embedding(inputs: Inputs) -> Tensor:
     t = inputs.tensors
     ids, tables = (t["ids"], t["places"], t["kinds"]), (t["words"], t["positions"], t["segments"])
     with torch.autocast(t["ids"].device.type, dtype=ROWS):
         return ops.embedding_layer_norm(ids, tables, t["weight"], t["bias"], EPS, inputs.dropout)
 
 
-def _our_dropout_add(inputs: Inputs) -> Tensor:
+def _fastbert_dropout_add(inputs: Inputs) -> Tensor:
     t = inputs.tensors
     return ops.dropout_add_layer_norm(
         t["x"], t["residual"], t["weight"], t["bias"], EPS, inputs.dropout, x_bias=t["x_bias"]
     )
 
 
-def _our_norm(inputs: Inputs) -> Tensor:
+def _fastbert_norm(inputs: Inputs) -> Tensor:
     return ops.layer_norm(inputs.tensors["x"], inputs.tensors["weight"], inputs.tensors["bias"], EPS)
 
 
-def _our_gelu_norm(inputs: Inputs) -> Tensor:
+def _fastbert_gelu_norm(inputs: Inputs) -> Tensor:
     t = inputs.tensors
     return ops.gelu_layer_norm(t["x"], t["x_bias"], t["weight"], t["bias"], EPS, "none")
 
 
-def _our_bias_gelu(inputs: Inputs) -> Tensor:
+def _fastbert_bias_gelu(inputs: Inputs) -> Tensor:
     return ops.bias_gelu(inputs.tensors["x"], inputs.tensors["x_bias"], "none")
 
 
@@ -131,7 +131,7 @@ PATTERNS = {
             operation="layer_norm",
             rows=("x",),
             columns=("weight", "bias"),
-            ours=_our_norm,
+            fastbert=_fastbert_norm,
             eager=_layer_norm,
             element_bytes=(4, 6),
         ),
@@ -140,7 +140,7 @@ PATTERNS = {
             operation="dropout_add_layer_norm",
             rows=("x", "residual"),
             columns=("x_bias", "weight", "bias"),
-            ours=_our_dropout_add,
+            fastbert=_fastbert_dropout_add,
             eager=_dropout_add,
             element_bytes=(8, 8),
             drops=True,
@@ -149,7 +149,7 @@ PATTERNS = {
             operation="gelu_layer_norm",
             rows=("x",),
             columns=("x_bias", "weight", "bias"),
-            ours=_our_gelu_norm,
+            fastbert=_fastbert_gelu_norm,
             eager=_gelu_norm,
             element_bytes=(4, 6),
         ),
@@ -158,7 +158,7 @@ PATTERNS = {
             operation="embedding_layer_norm",
             rows=(),
             columns=("weight", "bias"),
-            ours=_our_embedding,
+            fastbert=_fastbert_embedding,
             eager=_embedding,
             element_bytes=(2, 2),
             drops=True,
@@ -167,7 +167,7 @@ PATTERNS = {
             operation="bias_gelu",
             rows=("x",),
             columns=("x_bias",),
-            ours=_our_bias_gelu,
+            fastbert=_fastbert_bias_gelu,
             eager=_bias_gelu,
             element_bytes=(4, 6),
             widths=(3072, 4096),
@@ -259,7 +259,7 @@ def _functions(device: Device, pattern: Pattern, undropped: bool) -> dict[str, C
 
     drop = partial(F.dropout, p=DROPOUT) if pattern.drops and not undropped else _keep
     whole = compiled(device, partial(pattern.eager, rows=ROWS, drop=drop))
-    return {FASTBERT: pattern.ours, "eager": eager, COMPILED: lambda inputs: whole(inputs.tensors)}
+    return {FASTBERT: pattern.fastbert, "eager": eager, COMPILED: lambda inputs: whole(inputs.tensors)}
 
 
 def _keep(x: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ def moved_bytes(pattern: Pattern, inputs: Inputs, backward: bool, undropped: boo
 
 
 def _ours(pattern: Pattern, inputs: Inputs) -> dict[str, Tensor]:
-    out = pattern.ours(inputs)
+    out = pattern.fastbert(inputs)
     return _gradients(out, inputs, inputs.tensors)
 
 

@@ -84,22 +84,24 @@ def _softmax(sections: Sections) -> Iterable[Verdict]:
         name = f"softmax forward {keys}"
         yield _against(sections, "softmax", name, f"softmax {keys} / eager", EAGER_GOAL, lambda rows: ["eager"])
         goal, target = f"softmax {keys} / copy bandwidth", f">= {COPY_GOAL:.0%}"
-        ours = _row(_rows(sections, "softmax", name), FASTBERT)
-        share = None if ours is None else _share_of_copy(sections, ours)
-        if ours is None or share is None:
-            yield Verdict(goal, target, "-", _no_share(sections, "softmax", name, ours))
+        fastbert_row = _row(_rows(sections, "softmax", name), FASTBERT)
+        share = None if fastbert_row is None else _share_of_copy(sections, fastbert_row)
+        if fastbert_row is None or share is None:
+            yield Verdict(goal, target, "-", _no_share(sections, "softmax", name, fastbert_row))
             continue
-        text = f"{share:.0%} ({ours['gigabytes_per_second']:,.0f} GB/s, {ours['details']['backend']})"
-        yield Verdict(goal, target, text, _judge(ours, share >= COPY_GOAL))
+        text = f"{share:.0%} ({fastbert_row['gigabytes_per_second']:,.0f} GB/s, {fastbert_row['details']['backend']})"
+        yield Verdict(goal, target, text, _judge(fastbert_row, share >= COPY_GOAL))
 
 
-def _share_of_copy(sections: Sections, ours: Mapping[str, Any]) -> float | None:
+def _share_of_copy(sections: Sections, fastbert_row: Mapping[str, Any]) -> float | None:
     copies = [row for row in sections.get("ceilings", {}).get("rows", ()) if row["workload"] == "copy"]
-    return float(ours["gigabytes_per_second"] / copies[0]["gigabytes_per_second"]) if copies else None
+    return float(fastbert_row["gigabytes_per_second"] / copies[0]["gigabytes_per_second"]) if copies else None
 
 
-def _no_share(sections: Sections, section: str, name: str, ours: Mapping[str, Any] | None, case: str = "") -> str:
-    reason = _reason(sections, section, name, FASTBERT, case) if ours is None else "the copy was not measured"
+def _no_share(
+    sections: Sections, section: str, name: str, fastbert_row: Mapping[str, Any] | None, case: str = ""
+) -> str:
+    reason = _reason(sections, section, name, FASTBERT, case) if fastbert_row is None else "the copy was not measured"
     return f"unmeasured: {reason}"
 
 
@@ -111,19 +113,20 @@ def _fused(sections: Sections) -> Iterable[Verdict]:
             for width in widths:
                 name, case = f"{operation} {direction} {width}", f"fused {operation} {width}"
                 rows = _rows(sections, "fused", name)
-                ours, eager = _row(rows, FASTBERT), _row(rows, "eager")
-                share = None if ours is None else _share_of_copy(sections, ours)
-                if ours is None or share is None:
-                    yield Verdict(name, target, "-", _no_share(sections, "fused", name, ours, case))
+                fastbert_row, eager = _row(rows, FASTBERT), _row(rows, "eager")
+                share = None if fastbert_row is None else _share_of_copy(sections, fastbert_row)
+                if fastbert_row is None or share is None:
+                    yield Verdict(name, target, "-", _no_share(sections, "fused", name, fastbert_row, case))
                     continue
-                text = f"{share:.0%} ({ours['gigabytes_per_second']:,.0f} GB/s, {ours['details']['backend']})"
+                speed, backend = fastbert_row["gigabytes_per_second"], fastbert_row["details"]["backend"]
+                text = f"{share:.0%} ({speed:,.0f} GB/s, {backend})"
                 if eager is None:
                     reason = _reason(sections, "fused", name, "eager", case)
                     yield Verdict(name, target, text, f"unmeasured: no eager: {reason}")
                     continue
-                ratio = eager["median_ms"] / ours["median_ms"]
+                ratio = eager["median_ms"] / fastbert_row["median_ms"]
                 reached = share >= COPY_GOAL and ratio >= EAGER_GOAL
-                yield Verdict(name, target, f"{text}, {ratio:.2f}x eager", _judge(ours, reached))
+                yield Verdict(name, target, f"{text}, {ratio:.2f}x eager", _judge(fastbert_row, reached))
 
 
 def _linear(sections: Sections) -> Iterable[Verdict]:
@@ -131,13 +134,20 @@ def _linear(sections: Sections) -> Iterable[Verdict]:
         for width in LINEAR_WIDTHS:
             name, target = f"linear_gelu {direction} {width}", f">= {LINEAR_GOAL:g} TFLOP/s"
             rows = _rows(sections, "fused", name)
-            ours = _row(rows, FASTBERT)
-            if ours is None:
+            fastbert_row = _row(rows, FASTBERT)
+            if fastbert_row is None:
                 yield Verdict(name, target, "-", f"unmeasured: {_reason(sections, 'fused', name, FASTBERT)}")
                 continue
             rivals = [row for row in rows if row["contender"] != FASTBERT]
-            multiples = "".join(f", {row['median_ms'] / ours['median_ms']:.2f}x {row['contender']}" for row in rivals)
-            yield Verdict(name, target, f"{ours['tflops']:.0f}{multiples}", _judge(ours, ours["tflops"] >= LINEAR_GOAL))
+            multiples = "".join(
+                f", {row['median_ms'] / fastbert_row['median_ms']:.2f}x {row['contender']}" for row in rivals
+            )
+            yield Verdict(
+                name,
+                target,
+                f"{fastbert_row['tflops']:.0f}{multiples}",
+                _judge(fastbert_row, fastbert_row["tflops"] >= LINEAR_GOAL),
+            )
 
 
 def _loss(sections: Sections) -> Iterable[Verdict]:
@@ -145,14 +155,18 @@ def _loss(sections: Sections) -> Iterable[Verdict]:
         name = f"loss {rows}"
         yield _against(sections, "loss", name, f"{name} / eager", LOSS_GOAL, lambda candidates: ["eager"])
         goal, target = f"{name}, extra memory", f"<= {MEMORY_GOAL:.0%} of fp32 logits"
-        ours = _row(_rows(sections, "loss", name), FASTBERT)
-        extra = None if ours is None else ours["details"]["extra_bytes"]
-        if ours is None or extra is None:
-            reason = _reason(sections, "loss", name, FASTBERT) if ours is None else "the device does not count memory"
+        fastbert_row = _row(_rows(sections, "loss", name), FASTBERT)
+        extra = None if fastbert_row is None else fastbert_row["details"]["extra_bytes"]
+        if fastbert_row is None or extra is None:
+            reason = (
+                _reason(sections, "loss", name, FASTBERT)
+                if fastbert_row is None
+                else "the device does not count memory"
+            )
             yield Verdict(goal, target, "-", f"unmeasured: {reason}")
             continue
-        share = extra / ours["details"]["logits_bytes"]
-        yield Verdict(goal, target, f"{share:.1%} ({extra / 1e6:,.0f} MB)", _judge(ours, share <= MEMORY_GOAL))
+        share = extra / fastbert_row["details"]["logits_bytes"]
+        yield Verdict(goal, target, f"{share:.1%} ({extra / 1e6:,.0f} MB)", _judge(fastbert_row, share <= MEMORY_GOAL))
 
 
 def _layer(sections: Sections) -> Iterable[Verdict]:
@@ -179,11 +193,11 @@ def _pretraining(sections: Sections) -> Iterable[Verdict]:
 def _rate(sections: Sections, section: str, name: str, target: float, unit: str) -> Verdict:
     """Judge sequences or real tokens per second, from single kernels or from graphs, whichever is faster."""
     goal, text = f"{name}, {unit}/s", f">= {target:,.0f}"
-    ours = _fastest(_rows(sections, section, name), (FASTBERT, GRAPHS))
-    if ours is None:
+    fastbert_row = _fastest(_rows(sections, section, name), (FASTBERT, GRAPHS))
+    if fastbert_row is None:
         return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, FASTBERT)}")
-    rate = ours["details"][unit] / ours["median_ms"] * 1e3
-    return Verdict(goal, text, f"{rate:,.0f} ({ours['contender']})", _judge(ours, rate >= target))
+    rate = fastbert_row["details"][unit] / fastbert_row["median_ms"] * 1e3
+    return Verdict(goal, text, f"{rate:,.0f} ({fastbert_row['contender']})", _judge(fastbert_row, rate >= target))
 
 
 def _against(
@@ -197,20 +211,20 @@ def _against(
 ) -> Verdict:
     """Judge fastbert's speed as a multiple of the fastest of some contenders."""
     rows, text = _rows(sections, section, name), f">= {target:g}x"
-    ours = _fastest(rows, owns)
-    if ours is None:
+    fastbert_row = _fastest(rows, owns)
+    if fastbert_row is None:
         return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, FASTBERT)}")
     wanted_names = rivals(rows)
     best = _fastest([row for row in rows if row["outputs"] in AGREEING], wanted_names)
     if best is None:
         sought = "sdpa" if section == "attention" else wanted_names[0]
         reason = _reason(sections, section, name, sought)
-        return Verdict(goal, text, f"{ours['median_ms']:.4g} ms", f"unmeasured: no rival ran: {reason}")
-    ratio = best["median_ms"] / ours["median_ms"]
-    measured = f"{ratio:.2f}x {best['contender']} ({ours['median_ms']:.4g} ms"
-    measured += f", {ours['tflops']:.0f} TFLOP/s" if ours.get("tflops") is not None else ""
-    measured += f", {ours['contender']})" if ours["contender"] != FASTBERT else ")"
-    return Verdict(goal, text, measured, _judge(ours, ratio >= target))
+        return Verdict(goal, text, f"{fastbert_row['median_ms']:.4g} ms", f"unmeasured: no rival ran: {reason}")
+    ratio = best["median_ms"] / fastbert_row["median_ms"]
+    measured = f"{ratio:.2f}x {best['contender']} ({fastbert_row['median_ms']:.4g} ms"
+    measured += f", {fastbert_row['tflops']:.0f} TFLOP/s" if fastbert_row.get("tflops") is not None else ""
+    measured += f", {fastbert_row['contender']})" if fastbert_row["contender"] != FASTBERT else ")"
+    return Verdict(goal, text, measured, _judge(fastbert_row, ratio >= target))
 
 
 def _fastest(rows: Rows, names: Sequence[str]) -> Mapping[str, Any] | None:
@@ -224,24 +238,24 @@ def ratios(sections: Sections) -> list[dict[str, Any]]:
     entries = []
     for section in ("attention", "softmax", "fused", "loss", "layer"):
         rows = sections.get(section, {}).get("rows", ())
-        for ours in (row for row in rows if row["contender"] == FASTBERT):
-            name = ours["workload"]
+        for fastbert_row in (row for row in rows if row["contender"] == FASTBERT):
+            name = fastbert_row["workload"]
             rivals = [
                 row for row in _rows(sections, section, name) if row["contender"] not in (FASTBERT, WITHOUT_DROPOUT)
             ]
             rivals = [row for row in rivals if row["outputs"] in AGREEING]
             best = min(rivals, key=lambda row: float(row["median_ms"]), default=None)
-            entry = {name: ours.get(name) for name in ("workload", "median_ms", "tflops", "host_us", "outputs")}
+            entry = {name: fastbert_row.get(name) for name in ("workload", "median_ms", "tflops", "host_us", "outputs")}
             entry["best"] = None if best is None else best["contender"]
-            entry["ratio"] = None if best is None else float(f"{best['median_ms'] / ours['median_ms']:.4g}")
+            entry["ratio"] = None if best is None else float(f"{best['median_ms'] / fastbert_row['median_ms']:.4g}")
             entries.append(entry)
     return entries
 
 
-def _judge(ours: Mapping[str, Any], reached: bool) -> str:
-    doubt = " (Python-bound)" if ours.get("host_bound") else ""
-    if ours["outputs"] not in AGREEING:
-        return str(ours["outputs"])
+def _judge(fastbert_row: Mapping[str, Any], reached: bool) -> str:
+    doubt = " (Python-bound)" if fastbert_row.get("host_bound") else ""
+    if fastbert_row["outputs"] not in AGREEING:
+        return str(fastbert_row["outputs"])
     return ("met" if reached else "missed") + doubt
 
 

@@ -68,7 +68,7 @@ def draw(device: Device, rows: int) -> Inputs:
     )
 
 
-def ours(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+def run_fastbert(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
     """Return the mean loss."""
     return ops.linear_cross_entropy(x, weight, bias, labels).loss_sum * (1 / len(labels))
 
@@ -135,7 +135,7 @@ def _check(device: Device, inputs: Inputs) -> tuple[float, str]:
     except torch.OutOfMemoryError:
         return 0.0, "not compared"
     announce(FASTBERT)
-    return judged(device, lambda: _named(step(ours, inputs)), exact, eager_results)
+    return judged(device, lambda: _named(step(run_fastbert, inputs)), exact, eager_results)
 
 
 def _spread(inputs: Inputs, double: Inputs) -> Tensor:
@@ -149,7 +149,7 @@ def _spread(inputs: Inputs, double: Inputs) -> Tensor:
 
 
 def _functions(device: Device, rows: int) -> dict[str, Callable[..., Tensor]]:
-    functions: dict[str, Callable[..., Tensor]] = {FASTBERT: ours, "eager": eager}
+    functions: dict[str, Callable[..., Tensor]] = {FASTBERT: run_fastbert, "eager": eager}
     if device.dry_run or rows == COMPILED_ROWS:
         functions[COMPILED] = compiled(device, eager)
     return functions

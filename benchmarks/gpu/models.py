@@ -169,17 +169,17 @@ def new_model(kind: Any, config: BertConfig, device: Device) -> Any:
         return kind(config)
 
 
-def transformers_model(ours: BertModel, device: Device) -> Any:
+def transformers_model(source: BertModel, device: Device) -> Any:
     """Return transformers' BertModel with the same weights, or None if the package is missing."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import transformers
 
-    config = transformers.BertConfig.from_dict(ours.config.to_dict())
+    config = transformers.BertConfig.from_dict(source.config.to_dict())
     config._attn_implementation = "sdpa"
     with device.torch_device:
         model = transformers.BertModel(config)
-    model.load_state_dict(ours.state_dict(), strict=False)
+    model.load_state_dict(source.state_dict(), strict=False)
     return model
 
 

@@ -85,7 +85,7 @@ def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
 def _attention(device: Device, variant: dict[str, Any]) -> None:
     inputs = attention.make_inputs(device, attention.Shape(**variant["shape"]), 0)
     with dispatch.use_backend(own_backend(device, "attention")):
-        torch.autograd.grad(attention.ours(inputs), inputs.leaves(False), inputs.gradient)
+        torch.autograd.grad(attention.run_fastbert(inputs), inputs.leaves(False), inputs.gradient)
 
 
 def _compiled(device: Device, variant: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ def _softmax(device: Device, variant: dict[str, Any]) -> None:
     size = 2 if device.dry_run else 16
     scores = softmax.draw(device, size, size, variant["keys"], 0)
     with dispatch.use_backend(own_backend(device, "softmax")):
-        torch.autograd.grad(softmax.ours(scores), scores.scores, scores.gradient)
+        torch.autograd.grad(softmax.run_fastbert(scores), scores.scores, scores.gradient)
 
 
 def _case(device: Device, variant: dict[str, Any]) -> None:

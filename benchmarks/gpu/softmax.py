@@ -46,7 +46,7 @@ def draw(device: Device, sequences: int, heads: int, keys: int, seed: int) -> Sc
     return Scores(scores=(4 * scores).requires_grad_(), mask=mask, key=key, gradient=gradient)
 
 
-def ours(inputs: Scores, dropout: float = DROPOUT) -> Tensor:
+def run_fastbert(inputs: Scores, dropout: float = DROPOUT) -> Tensor:
     return ops.softmax(inputs.scores, inputs.mask, scale=SCALE, dropout_p=dropout, dropout_key=inputs.key)
 
 
@@ -75,7 +75,10 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
         backend = dispatch.preferred_backend("softmax", device.torch_device)
         sets = [draw(device, sequences, heads, int(keys), seed) for seed in range(input_sets(device, 2 * size))]
         difference, verdict = _compare(sets[0])
-        candidates = {FASTBERT: partial(_calls, ours, sets, backward), "eager": partial(_calls, eager, sets, backward)}
+        candidates = {
+            FASTBERT: partial(_calls, run_fastbert, sets, backward),
+            "eager": partial(_calls, eager, sets, backward),
+        }
         case.rows = contest(
             device,
             name,
@@ -103,7 +106,7 @@ def _backward(out: Tensor, inputs: Scores) -> Tensor:
 def _compare(inputs: Scores) -> tuple[float, str]:
     """Return fastbert's largest difference from float64 on some sequences, and whether it is at most twice eager
     torch's."""
-    actual = ours(inputs).detach()[:CHECKED].double()
+    actual = run_fastbert(inputs).detach()[:CHECKED].double()
     heads, keys = inputs.scores.shape[1], inputs.scores.shape[2]
     masks = torch.stack(
         [reference.attention_dropout_mask(heads, keys, keys, DROPOUT, key, 0) for key in inputs.key[:CHECKED]]

@@ -66,9 +66,9 @@ def test_the_work_is_that_of_real_tokens(model: Path, seed: int) -> None:
     ],
 )
 def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path, seed: int, tmp_path: Path) -> None:
-    for one in (REFERENCE, name):
-        if peers.missing("embed", one):
-            pytest.skip(f"{one} is not installed")
+    for contender_name in (REFERENCE, name):
+        if peers.missing("embed", contender_name):
+            pytest.skip(f"{contender_name} is not installed")
     path = tmp_path / "workload.npz"
     embed_contender.workload("toy", random_texts(seed, 40), model).save(path)
     results = []

@@ -96,7 +96,7 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
         pytest.skip(f"{name} is not installed")
     path = tmp_path / "workload.npz"
     workloads.batch("toy", [3, 7, 1], 8, TOY).save(path)
-    found = {}
+    results = {}
     for index, one in enumerate(("transformers eager fp32", name)):
         contender = CpuContender("encoder", one, str(model), 1, str(tmp_path / "scratch"))
         try:
@@ -106,8 +106,8 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
         assert contender.open(str(path))["calls_per_round"] >= 1
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{index}.npy"))
-        found[one] = np.load(tmp_path / f"{index}.npy")
-    expected, values = found.values()
+        results[one] = np.load(tmp_path / f"{index}.npy")
+    expected, values = results.values()
     assert values.dtype == np.float32
     assert values.shape == (11, TOY.hidden_size)
     verdict = lineup.compare(expected, values, lineup.dtype_of("encoder", name), "reference")
@@ -142,18 +142,18 @@ class Fake:
         if fails == "load":
             raise NotImplementedError("no such instruction")
         self.shift, self.fails = shift, fails
-        self.own = peers.load("encoder", "fastbert fp32")(folder, dtype="fp32", threads=threads, scratch=scratch)
+        self.engine = peers.load("encoder", "fastbert fp32")(folder, dtype="fp32", threads=threads, scratch=scratch)
 
     def open(self, arrays: Any) -> dict[str, Any]:
-        return {**self.own.open(arrays), "note": "a fake"}
+        return {**self.engine.open(arrays), "note": "a fake"}
 
     def run(self) -> Any:
-        return self.own.run()
+        return self.engine.run()
 
     def values(self, result: Any) -> np.ndarray:
-        if self.fails == "values" and len(self.own.batch) == 1:
+        if self.fails == "values" and len(self.engine.batch) == 1:
             raise RuntimeError("broke on the second workload")
-        return self.own.values(result) + self.shift
+        return self.engine.values(result) + self.shift
 
 
 def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: Path) -> None:
@@ -172,29 +172,29 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
     monkeypatch.setitem(lineup.REFERENCES, "encoder", ("absent bf16", "fastbert fp32"))
     load = peers.load
     monkeypatch.setattr(peers, "load", lambda kind, name: Fake if name in entries else load(kind, name))
-    said: list[str] = []
+    messages: list[str] = []
     steps: list[int] = []
     options = Options(rounds=2, threads=1, isolate=False)
-    result = bench_encoder.run(options, said.append, lambda done, total, name: steps.append(done))
+    result = bench_encoder.run(options, messages.append, lambda done, total, name: steps.append(done))
     assert steps == [0, 1, 2]
 
-    found = {(one.workload, one.contender): one for one in result.rows}
+    results = {(row.workload, row.contender): row for row in result.rows}
     names = ["fastbert fp32", "fastbert bf16", "good fp32", "wrong fp32"]
-    assert list(found) == [("toy", name) for name in [*names, "breaking fp32"]] + [("one", name) for name in names]
-    assert {one.contender: one.agrees for one in result.rows} == {
+    assert list(results) == [("toy", name) for name in [*names, "breaking fp32"]] + [("one", name) for name in names]
+    assert {row.contender: row.agrees for row in result.rows} == {
         "fastbert fp32": True,
         "fastbert bf16": True,
         "good fp32": True,
         "wrong fp32": False,
         "breaking fp32": True,
     }
-    good = found["toy", "good fp32"]
+    good = results["toy", "good fp32"]
     assert good.outputs == "equal"
     assert good.details["note"].endswith("a fake")
     assert good.details["reference"] == "fastbert fp32"
     assert good.details["gflops"] > 0
     assert good.details["share_of_peak"] > 0
-    reasons = {(one.workload, one.contender): one.reason for one in result.absent}
+    reasons = {(row.workload, row.contender): row.reason for row in result.absent}
     assert reasons["toy", "absent bf16"] == reasons["one", "absent bf16"] == "not installed (no module no_such_module)"
     assert reasons["toy", "unable fp32"] == reasons["one", "unable fp32"] == "NotImplementedError: no such instruction"
     assert reasons["one", "breaking fp32"] == "RuntimeError: broke on the second workload"
@@ -206,10 +206,12 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
     assert set(record) >= set(records.FIELDS)
     objects = record["rows"]
     assert len(objects) == len(result.rows) + len(result.absent)
-    assert all(set(one) >= DESIGNED for one in objects)
-    assert [one["median_ms"] for one in objects if one["outputs"] == "not measured"] == [None] * len(result.absent)
+    assert all(set(record) >= DESIGNED for record in objects)
+    assert [record["median_ms"] for record in objects if record["outputs"] == "not measured"] == [None] * len(
+        result.absent
+    )
     assert picture.stat().st_size > 10_000
-    assert sorted(one.name for one in (*tmp_path.iterdir(), *path.parent.iterdir())) == [
+    assert sorted(file.name for file in (*tmp_path.iterdir(), *path.parent.iterdir())) == [
         "chart.png",
         "new",
         "rows.json",
@@ -256,13 +258,13 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         try:
-            _, said = process.communicate(timeout=60)
+            _, message = process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == 130
-    assert b"interrupted" in said
-    assert b"Traceback" not in said
+    assert b"interrupted" in message
+    assert b"Traceback" not in message
     assert not any(map(is_running, children))
     assert list(tmp_path.iterdir()) == []
 
@@ -319,7 +321,7 @@ def test_the_command(
         seen.append(options)
         return Result(lineup.with_ratios([row("fastbert fp32", 2.0)]), [])
 
-    monkeypatch.setattr(lineup, "with_ratios", lambda rows: [with_rate(one) for one in rows])
+    monkeypatch.setattr(lineup, "with_ratios", lambda rows: [with_rate(row) for row in rows])
     monkeypatch.setattr(bench_encoder, "run", measured)
     flags = ["--device", "cpu", "--rounds", "1", "--contenders", "fastbert", "--json", str(tmp_path / "rows.json")]
     assert main(["bench", "encoder", *flags]) == 0

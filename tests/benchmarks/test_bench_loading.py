@@ -40,8 +40,8 @@ def test_rows_are_medians_and_the_worst_peak(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(bench_loading, "_in_a_process", lambda contender, *_: measured([0.5], next(seconds[contender])))
     rows = bench_loading.measure(Options(model="tiny", threads=2, rounds=3, json=None), tmp_path)
     assert [row.workload for row in rows] == [name for name in bench_loading.WORKLOADS for _ in range(2)]
-    native, theirs = rows[:2]
-    assert (native.median_ms, theirs.median_ms, theirs.ratio_to_fastbert) == (2000.0, 6000.0, 3.0)
+    native, reference = rows[:2]
+    assert (native.median_ms, reference.median_ms, reference.ratio_to_fastbert) == (2000.0, 6000.0, 3.0)
     assert native.details["peak_to_weights"] == 1.5
 
 

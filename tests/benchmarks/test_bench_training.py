@@ -47,7 +47,7 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
     workload = toy_workload(classifies)
     model = bench_training.save_model(tmp_path / "model", workload)
     workload.save(tmp_path / "workload.npz")
-    found = {}
+    results = {}
     for number, one in enumerate(("transformers fp32", name)):
         contender = TrainingContender("training", one, str(model), 1, str(tmp_path / "scratch"))
         contender.load()
@@ -56,11 +56,11 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
         assert details["calls_per_round"] % 2 == 0
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{number}.npy"))
-        found[one] = np.load(tmp_path / f"{number}.npy")
+        results[one] = np.load(tmp_path / f"{number}.npy")
         after = contender.peer.model.state_dict()
         assert all(not torch.equal(before[key], after[key]) for key in before if "weight" in key)
         assert all(parameter.grad is None for parameter in contender.peer.model.parameters())
-    expected, values = found["transformers fp32"], found[name]
+    expected, values = results["transformers fp32"], results[name]
     dtype = peers.options("training", name)["dtype"]
     verdict = lineup.compare(expected, values, dtype, "transformers fp32")
     assert verdict.outputs in measure.AGREEING, verdict
@@ -70,18 +70,18 @@ def test_verdicts(seed: int) -> None:
     rng = np.random.default_rng(seed % 2**32)
     expected = np.concatenate(([7.0, 2.0], rng.standard_normal(300)))
 
-    def said(dtype: str = "fp32", **changes: Any) -> str:
-        found = expected.copy()
+    def verdict(dtype: str = "fp32", **changes: Any) -> str:
+        actual = expected.copy()
         for place, factor in changes.items():
-            found[int(place[1:])] *= factor
-        return lineup.compare(expected, found, dtype, "reference").outputs
+            actual[int(place[1:])] *= factor
+        return lineup.compare(expected, actual, dtype, "reference").outputs
 
-    assert said() == "equal"
-    assert said(_0=1 + 1e-6, _1=1 + 1e-4) == "close"
-    assert said(_0=1.001) == "loss off by 0.001, more than 1e-05"
-    assert said("bf16", _0=1.001, _1=1.01) == "close"
-    assert said("bf16", _1=1.05) == "gradient norm off by 0.05, more than 0.03"
-    assert said(_0=float("nan")) == "loss or gradients are not finite"
+    assert verdict() == "equal"
+    assert verdict(_0=1 + 1e-6, _1=1 + 1e-4) == "close"
+    assert verdict(_0=1.001) == "loss off by 0.001, more than 1e-05"
+    assert verdict("bf16", _0=1.001, _1=1.01) == "close"
+    assert verdict("bf16", _1=1.05) == "gradient norm off by 0.05, more than 0.03"
+    assert verdict(_0=float("nan")) == "loss or gradients are not finite"
     turned = np.concatenate((expected[:2], expected[:1:-1]))
     assert "gradient's cosine" in lineup.compare(expected, turned, "bf16", "").outputs
     assert lineup.compare(expected, expected[:9], "fp32", "").outputs == "9 compared values, not 302"
@@ -93,10 +93,10 @@ def test_verdicts(seed: int) -> None:
 def test_curves_are_compared_smoothed() -> None:
     reference = [10.0] * 20
     other = [10.0] * 9 + [12.0] + [10.0] * 9 + [11.0]
-    found = loss_curve.compare("other", other, reference)
-    assert found.final_loss == 10.5
-    assert found.final_off == pytest.approx(0.05)
-    assert found.drift == pytest.approx(0.1)
+    actual = loss_curve.compare("other", other, reference)
+    assert actual.final_loss == 10.5
+    assert actual.final_off == pytest.approx(0.05)
+    assert actual.drift == pytest.approx(0.1)
 
 
 def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +105,12 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     text = text_file(tmp_path / "text.txt", seed)
     options = Options(loss_curve=6, text=text, threads=1)
     steps: list[tuple[int, int]] = []
-    found = bench_training.run(options, lambda line: None, lambda done, whole, name: steps.append((done, whole)))
-    assert isinstance(found, Curves)
+    actual = bench_training.run(options, lambda line: None, lambda done, whole, name: steps.append((done, whole)))
+    assert isinstance(actual, Curves)
     assert steps[-1] == (24, 24)
-    curves = {one.name: one for one in found.curves}
+    curves = {curve.name: curve for curve in actual.curves}
     assert list(curves) == list(loss_curve.KINDS)
-    assert found.config.hidden_dropout_prob == found.config.attention_probs_dropout_prob == 0
+    assert actual.config.hidden_dropout_prob == actual.config.attention_probs_dropout_prob == 0
     reference = curves["eager fp32"]
     assert (reference.final_off, reference.drift) == (0, 0)
     # Six steps of a toy, each on other text, need not end lower; but every one changes the model.
@@ -120,7 +120,7 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     assert 0 < curves["fastbert bf16"].drift < 1e-2
     assert curves["fastbert bf16"].losses != reference.losses
 
-    bench_training.publish(found, options, tmp_path / "curve.json", tmp_path / "curve.png")
+    bench_training.publish(actual, options, tmp_path / "curve.json", tmp_path / "curve.png")
     record = json.loads((tmp_path / "curve.json").read_text())
     assert set(record) >= set(records.FIELDS)
     assert {row["name"] for row in record["rows"]} == set(curves)
@@ -128,7 +128,7 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     assert {"threads", "model"} <= set(record["settings"])
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     printed = io.StringIO()
-    loss_curve.show(found, Console(file=printed, width=120))
+    loss_curve.show(actual, Console(file=printed, width=120))
     assert "loss over 6 steps" in printed.getvalue()
     assert "fastbert bf16" in printed.getvalue()
 
@@ -148,9 +148,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     options = Options(rounds=2, threads=1, isolate=False, profile=True, contenders=("bf16",))
-    result = bench_training.run(options, said.append)
+    result = bench_training.run(options, messages.append)
     assert isinstance(result, Result)
     names = ["fastbert bf16", "transformers bf16"]
     assert [(row.workload, row.contender) for row in result.rows] == [
@@ -179,7 +179,7 @@ def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
     assert set(record) >= set(records.FIELDS)
     objects = record["rows"]
     assert len(objects) == 4
-    assert all(set(one) >= DESIGNED for one in objects)
+    assert all(set(record) >= DESIGNED for record in objects)
     assert picture.stat().st_size > 10_000
     printed = io.StringIO()
     report.show(result, Console(file=printed, width=200))

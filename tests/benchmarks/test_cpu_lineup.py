@@ -14,20 +14,20 @@ def test_verdicts(seed: int) -> None:
     rng = np.random.default_rng(seed % 2**32)
     expected = rng.standard_normal((4, 300)).astype(np.float32)
 
-    def said(found: np.ndarray, dtype: str = "fp32") -> str:
-        return lineup.compare(expected, found, dtype, "reference").outputs
+    def verdict(actual: np.ndarray, dtype: str = "fp32") -> str:
+        return lineup.compare(expected, actual, dtype, "reference").outputs
 
-    assert said(expected) == "equal"
-    assert said(expected * np.float32(1.0001)) == "close"
+    assert verdict(expected) == "equal"
+    assert verdict(expected * np.float32(1.0001)) == "close"
     off = expected + rng.standard_normal(expected.shape).astype(np.float32) * 0.02
-    assert said(off).startswith("cosine 1 is below") or said(off).startswith("cosine 0.99")
-    assert said(off, "bf16") == "close"
+    assert verdict(off).startswith("cosine 1 is below") or verdict(off).startswith("cosine 0.99")
+    assert verdict(off, "bf16") == "close"
     one_token = expected.copy()
     one_token[2] = expected[1]
-    assert "is below 0.98" in said(one_token, "int8")
-    assert said(expected[:3]) == "shape (3, 300), not (4, 300)"
+    assert "is below 0.98" in verdict(one_token, "int8")
+    assert verdict(expected[:3]) == "shape (3, 300), not (4, 300)"
     one_token[0, 0] = np.nan
-    assert said(one_token) == "holds values that are not finite"
+    assert verdict(one_token) == "holds values that are not finite"
 
 
 def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> None:
@@ -38,11 +38,11 @@ def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> N
         row("other fp32", 20.0),
         row("other int8", 3.0, "int8"),
     ]
-    found = {one.contender: one for one in lineup.with_ratios(rows)}
-    assert found["other fp32"].ratio_to_fastbert == 5.0
-    assert found["other fp32"].details["ratio_to_same_dtype"] == 2.0
-    assert found["other int8"].details["ratio_to_same_dtype"] == 3.0
-    assert found["fastbert bf16"].ratio_to_fastbert == 1.0
+    results = {row.contender: row for row in lineup.with_ratios(rows)}
+    assert results["other fp32"].ratio_to_fastbert == 5.0
+    assert results["other fp32"].details["ratio_to_same_dtype"] == 2.0
+    assert results["other int8"].details["ratio_to_same_dtype"] == 3.0
+    assert results["fastbert bf16"].ratio_to_fastbert == 1.0
     alone = lineup.with_ratios([row("other bf16", 1.0, "bf16")])[0]
     assert (alone.ratio_to_fastbert, alone.details["ratio_to_same_dtype"]) == (None, None)
 
@@ -67,12 +67,12 @@ def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) 
         _C, "cpu_peak", lambda dtype, threads, seconds: {"fp32": 1e9, "bf16": 4e9}.get(dtype, 8e9), raising=False
     )
     units = (one_thread := peak.Peak(1)).open()
-    found = peak.best(units, {what: [one_thread.time(what)] for what in units})
-    assert {what: round(found[what][0]) for what in peak.DTYPES} == {
+    actual = peak.best(units, {what: [one_thread.time(what)] for what in units})
+    assert {what: round(actual[what][0]) for what in peak.DTYPES} == {
         "fp32": 10**9,
         "bf16": 4 * 10**9,
         "int8": 8 * 10**9,
     }
-    assert found["bf16"][1] == "bf16: the extension's own kernel"
+    assert actual["bf16"][1] == "bf16: the extension's own kernel"
     monkeypatch.delattr(_C, "cpu_peak")
     assert list(peak.Peak(1).open()) == [peak.COPY]

@@ -28,11 +28,11 @@ def test_operations_are_those_that_torch_counts(classifies: bool, tmp_path: Path
     bench_training.save_model(tmp_path / "model", workload)
     kind = transformers.BertForSequenceClassification if classifies else transformers.BertForPreTraining
     model = kind.from_pretrained(tmp_path / "model", attn_implementation="eager")
-    given: dict[str, Any] = {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
+    inputs: dict[str, Any] = {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
     labels = torch.ones(2, dtype=torch.int64)
-    given |= {"labels": labels} if classifies else {"labels": given["input_ids"], "next_sentence_label": labels}
+    inputs |= {"labels": labels} if classifies else {"labels": inputs["input_ids"], "next_sentence_label": labels}
     with FlopCounterMode(display=False) as counted:
-        model(**given).loss.backward()
+        model(**inputs).loss.backward()
     operations = workloads.step_operations(TOY, [8, 8], 0 if classifies else 16)
     # Of a classifier's 16 tokens 14 are not read from the last layer, of which transformers computes them all.
     unread = 14 * 3 * 2 * TOY.hidden_size * (TOY.hidden_size + 2 * TOY.intermediate_size) if classifies else 0
@@ -41,16 +41,16 @@ def test_operations_are_those_that_torch_counts(classifies: bool, tmp_path: Path
 
 def test_lengths_fill_padded_batches_as_much_as_is_said() -> None:
     for shape, share in ((workloads.WIKI_LENGTHS, 0.43), (workloads.SST2_LENGTHS, 0.34)):
-        found = workloads.lognormal_batches(shape, 200, 32, 99)
-        lengths = np.array([[len(one) for one in batch] for batch in found])
+        actual = workloads.lognormal_batches(shape, 200, 32, 99)
+        lengths = np.array([[len(sequence) for sequence in batch] for batch in actual])
         assert (lengths.mean(1) / lengths.max(1)).mean() == pytest.approx(share, abs=0.03)
         assert shape[2] <= lengths.min() <= lengths.max() <= shape[3]
 
 
 def test_a_step_of_each_workload_is_said_and_masked() -> None:
-    found = workloads.builders(Sources(quick=True))
-    assert list(found) == ["tiny 4x32", "demo", "wiki-en", "finetune"]
-    workload = found["tiny 4x32"]()
+    actual = workloads.builders(Sources(quick=True))
+    assert list(actual) == ["tiny 4x32", "demo", "wiki-en", "finetune"]
+    workload = actual["tiny 4x32"]()
     [batch] = split(workload.arrays)
     assert workload.tokens == 128
     assert "100% full" in workload.note
@@ -58,7 +58,7 @@ def test_a_step_of_each_workload_is_said_and_masked() -> None:
     assert len(masked) == round(0.15 * 128)
     assert set(batch["input_ids"][masked]) == {workloads.MASK}
     assert workloads.MASK not in batch["labels"]
-    assert found["finetune"]().classifies
+    assert actual["finetune"]().classifies
     names = list(workloads.builders(Sources()))
     assert names == ["base 32x128", "mini 32x128", "demo", "wiki-en", "finetune"]
     assert list(workloads.builders(Sources(model="small"))) == ["small 32x128", "demo", "wiki-en", "finetune"]
@@ -86,7 +86,7 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("7\n\n9\n")
     workload = workloads.builders(Sources(quick=True, lengths=path))["finetune"]()
-    assert {int(one) for batch in split(workload.arrays) for one in batch["lengths"]} <= {7, 9}
+    assert {int(length) for batch in split(workload.arrays) for length in batch["lengths"]} <= {7, 9}
     assert "lengths of lengths.txt" in workload.note
 
 

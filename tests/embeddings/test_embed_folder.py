@@ -214,8 +214,8 @@ def test_what_is_saved_gives_the_same_vectors_in_both_libraries(tmp_path: Path, 
     again, own_tokenizer, settings = load_embedder(tmp_path / "saved")
     assert again.embed(texts, own_tokenizer).equal(expected)
     assert (settings.default_prompt, dict(settings.prompts), settings.max_length) == ("a", {"a": "b c "}, 20)
-    theirs = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    actual = torch.from_numpy(theirs.encode(texts, show_progress_bar=False))
+    reference = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    actual = torch.from_numpy(reference.encode(texts, show_progress_bar=False))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
     assert not list(tmp_path.rglob("*.partial"))
 

@@ -76,9 +76,11 @@ def test_rank_correlation_equals_that_of_sentence_transformers(
     model, tokenizer = of_kind(folder, kind)
     result = model.embed(sentences, tokenizer).numpy()
     cosines = (reference * result).sum(1)
-    theirs, ours = (spearman((x[::2] * x[1::2]).sum(1), scores) for x in (reference, result))
-    print(f"{kind}: {len(scores)} pairs, Spearman {ours:.5f}, reference {theirs:.5f}, cosine >= {cosines.min():.6f}")
-    assert abs(ours - theirs) < CORRELATION[kind]
+    expected, actual = (spearman((x[::2] * x[1::2]).sum(1), scores) for x in (reference, result))
+    print(
+        f"{kind}: {len(scores)} pairs, Spearman {actual:.5f}, reference {expected:.5f}, cosine >= {cosines.min():.6f}"
+    )
+    assert abs(actual - expected) < CORRELATION[kind]
     assert cosines.min() > COSINE[kind]
     if DIFFERENCE[kind] is not None:
         assert np.abs(result - reference).max() < DIFFERENCE[kind]

@@ -92,8 +92,8 @@ def test_dropout_of_tokens_and_its_gradient(shape: tuple[int, int], dtype: torch
         with use_backend(backend):
             y = ops.dropout(leaf, dropout)
             results.append((y.detach(), *torch.autograd.grad(y, leaf, gradient)))
-    for ours, theirs in zip(*results):
+    for actual, expected in zip(*results):
         # Eager torch rounds the factor to the rows' dtype before it multiplies.
-        torch.testing.assert_close(ours, theirs, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=0.0)
+        torch.testing.assert_close(actual, expected, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=0.0)
     arguments = (leaf, key, sequence, dropout.offsets, 0.3, 4, "triton")
     torch.library.opcheck(torch.ops.fastbert.dropout.default, arguments)

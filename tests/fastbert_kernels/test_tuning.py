@@ -198,7 +198,7 @@ def test_the_timed_matmuls_follow_the_table(monkeypatch: pytest.MonkeyPatch) -> 
         chosen = dataclasses.replace(config, constants=small)
         with tables.overridden("matmul_gelu", "half-256", chosen), launch.observing() as launches:
             assert linear_cases.milliseconds("matmul_gelu", 64, torch.device("cpu"), 3, tune._once) == 0.0
-        names.append({one.kernel.__name__ for one in launches})
+        names.append({launch.kernel.__name__ for launch in launches})
     assert names[0] >= {"matmul_gelu", "matmul_gelu_backward"}
     assert names[1] >= {"bias_gelu_forward", "bias_gelu_backward"}
     assert not names[1] & {"matmul_gelu", "matmul_gelu_backward"}

@@ -105,12 +105,12 @@ CHANGES: list[Any] = [
 def test_changed_modules_count(change: Callable[[Any], None], before: bool, seed: int) -> None:
     # Nothing is padded: what columns of padding add to others' is not the same, since theirs are zeros.
     kwargs = inputs(seed, None)
-    theirs = toy("BertModel", seed)
-    ours = toy("BertModel", seed)
-    change(theirs)
+    reference = toy("BertModel", seed)
+    accelerated = toy("BertModel", seed)
+    change(reference)
     for step in (change, fastbert.accelerate) if before else (fastbert.accelerate, change):
-        step(ours)
-    expected, actual = (model(**kwargs).last_hidden_state for model in (theirs, ours))
+        step(accelerated)
+    expected, actual = (model(**kwargs).last_hidden_state for model in (reference, accelerated))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -156,9 +156,9 @@ def test_an_attention_of_ones_own_counts(seed: int) -> None:
     transformers.AttentionInterface.register("test_uniform", uniform)
     model, kwargs = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
     model.set_attn_implementation("test_uniform")
-    ours = model(**kwargs).last_hidden_state
+    actual = model(**kwargs).last_hidden_state
     assert any("attn_implementation='test_uniform'" in line for line in explain(model))
-    torch.testing.assert_close(ours, fastbert.restore(model)(**kwargs).last_hidden_state)
+    torch.testing.assert_close(actual, fastbert.restore(model)(**kwargs).last_hidden_state)
 
 
 @pytest.mark.parametrize("name", ["BertModel", "DistilBertModel"])
@@ -185,9 +185,9 @@ def test_hidden_states_are_on_the_way_to_the_loss(seed: int) -> None:
         output = model(**kwargs, output_hidden_states=True)
         loss = (output.last_hidden_state[THERE] * torch.arange(64)).sum()
         result.append([grad[THERE] for grad in torch.autograd.grad(loss, output.hidden_states)])
-    for ours, theirs in zip(result[1], result[0], strict=True):
-        assert theirs.any()
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+    for actual, expected in zip(result[1], result[0], strict=True):
+        assert expected.any()
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def test_frozen_weights_with_trained_biases(seed: int) -> None:
@@ -227,9 +227,9 @@ def test_a_row_of_the_table_written_past_torchs_count(seed: int) -> None:
     model(**kwargs)
     for _ in range(2):
         model.bert.embeddings.word_embeddings.weight.data[77] = torch.randn(64)
-        ours = model(**kwargs).logits
+        actual = model(**kwargs).logits
         expected = fastbert.restore(copy.deepcopy(model))(**kwargs).logits
-        torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -238,9 +238,9 @@ def test_accelerating_again_looks_at_weights_anew(seed: int) -> None:
     model(**kwargs)
     weight = model.encoder.layer[0].output.dense.weight
     weight.data[3, 5] += 9.0  # a single number, past torch's count of writes
-    ours = fastbert.accelerate(model)(**kwargs).last_hidden_state
+    actual = fastbert.accelerate(model)(**kwargs).last_hidden_state
     expected = fastbert.restore(copy.deepcopy(model))(**kwargs).last_hidden_state
-    torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
     fastbert.restore(model)
     assert not any(weight is first for first in prepacked_weights._copies)
 
@@ -272,12 +272,12 @@ def test_replicas_compute_with_their_own_weights(seed: int) -> None:
             replica._modules[name] = None if child is None else replicas[index[child]]
         for name, parameter in module._parameters.items():
             setattr(replica, name, None if parameter is None else parameter.detach() * 0.5)
-    ours = replicas[0](**kwargs).last_hidden_state
+    actual = replicas[0](**kwargs).last_hidden_state
     half = copy.deepcopy(model)
     for parameter in half.parameters():
         parameter.mul_(0.5)
     expected = fastbert.restore(half)(**kwargs).last_hidden_state
-    torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -309,8 +309,8 @@ def test_autocast_behind_electras_projection(seed: int) -> None:
     model = toy("ElectraModel", seed)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         before = model(**kwargs).last_hidden_state
-        ours = fastbert.accelerate(model)(**kwargs).last_hidden_state
-    assert ours.dtype == before.dtype == torch.bfloat16
+        actual = fastbert.accelerate(model)(**kwargs).last_hidden_state
+    assert actual.dtype == before.dtype == torch.bfloat16
 
 
 def test_transforms_take_the_original(seed: int) -> None:
@@ -321,8 +321,8 @@ def test_transforms_take_the_original(seed: int) -> None:
         return torch.func.functional_call(model, leaves, kwargs=arguments).last_hidden_state[THERE].square().sum()
 
     result = torch.func.grad(loss)(parameters)
-    theirs = torch.autograd.grad(loss(parameters), list(parameters.values()), allow_unused=True)
-    for (name, grad), other in zip(result.items(), theirs, strict=True):
+    expected = torch.autograd.grad(loss(parameters), list(parameters.values()), allow_unused=True)
+    for (name, grad), other in zip(result.items(), expected, strict=True):
         if other is not None:
             scale = max(1.0, float(other.abs().max()))
             torch.testing.assert_close(grad, other, rtol=1e-3, atol=1e-3 * scale, msg=name)

@@ -29,17 +29,17 @@ def test_what_is_not_served_takes_the_original_forward_and_says_so_once(
 ) -> None:
     model = toy("BertModel", seed, attn_implementation="eager")
     changed = {name: value for name, value in changed.items() if name != "past_key_values"}
-    given = {**inputs(seed, masks()["right"]), **changed}
-    before = model(**given)
+    kwargs = {**inputs(seed, masks()["right"]), **changed}
+    before = model(**kwargs)
     fastbert.accelerate(model)
     with caplog.at_level(logging.WARNING, logger="fastbert"):
-        outputs = [model(**given) for _ in range(3)]
+        outputs = [model(**kwargs) for _ in range(3)]
     for output in outputs:
         assert list(output.keys()) == list(before.keys())
         assert torch.equal(output.last_hidden_state, before.last_hidden_state)
-    said = [record.getMessage() for record in caplog.records if record.name == "fastbert"]
-    assert len(said) == 1
-    assert reason in said[0]
+    messages = [record.getMessage() for record in caplog.records if record.name == "fastbert"]
+    assert len(messages) == 1
+    assert reason in messages[0]
     assert any(reason in line for line in explain(model))
     # Recorders that transformers leaves behind are no reason to go on like that.
     plain = inputs(seed, masks()["right"])
@@ -51,11 +51,11 @@ def test_what_is_not_served_takes_the_original_forward_and_says_so_once(
 def test_a_mask_of_three_dimensions_fares_as_it_did(dtype: torch.dtype, seed: int) -> None:
     """transformers 5 fails at them itself: what users see then stays the same."""
     model = toy("BertModel", seed)
-    given = inputs(seed, masks()["right"]) | {"attention_mask": torch.ones(4, COLUMNS, COLUMNS).tril().to(dtype)}
+    kwargs = inputs(seed, masks()["right"]) | {"attention_mask": torch.ones(4, COLUMNS, COLUMNS).tril().to(dtype)}
 
     def outcome() -> Any:
         try:
-            return model(**given).last_hidden_state.tolist()
+            return model(**kwargs).last_hidden_state.tolist()
         except RuntimeError as error:
             return type(error), str(error)
 
@@ -68,9 +68,9 @@ def test_a_mask_of_three_dimensions_fares_as_it_did(dtype: torch.dtype, seed: in
 @torch.no_grad()
 def test_decoders_take_the_original_forward(seed: int) -> None:
     model = toy("BertModel", seed, is_decoder=True)
-    given = inputs(seed, masks()["right"])
-    before = model(**given).last_hidden_state
-    assert torch.equal(fastbert.accelerate(model)(**given).last_hidden_state, before)
+    kwargs = inputs(seed, masks()["right"])
+    before = model(**kwargs).last_hidden_state
+    assert torch.equal(fastbert.accelerate(model)(**kwargs).last_hidden_state, before)
     assert any("since it decodes" in line for line in explain(model))
 
 
@@ -89,8 +89,8 @@ def test_an_encoder_we_do_not_know_is_named_and_left_alone(seed: int) -> None:
         fastbert.accelerate(torch.nn.Linear(2, 2))
     with pytest.raises(UserError, match=r"takes a torch\.nn\.Module, not str"):
         fastbert.accelerate("bert-base-uncased")
-    ours = fastbert.BertModel(fastbert.BertConfig.preset("tiny"))
-    assert fastbert.accelerate(ours) is ours
+    native_model = fastbert.BertModel(fastbert.BertConfig.preset("tiny"))
+    assert fastbert.accelerate(native_model) is native_model
 
 
 def test_a_forward_of_ones_own_is_not_replaced(seed: int) -> None:

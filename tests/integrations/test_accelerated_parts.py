@@ -22,17 +22,17 @@ THERE = real(RIGHT)
 def check(model: Any, seed: int, *, trained: bool = False, changed: Any = None) -> None:
     """The accelerated model's output and gradients beside the original's, with `changed(model)` after acceleration."""
     kwargs = inputs(seed, RIGHT)
-    ours = fastbert.accelerate(copy.deepcopy(model))
+    copied = fastbert.accelerate(copy.deepcopy(model))
     if changed is not None:
         changed(model)
-        ours = changed(ours) or ours
+        copied = changed(copied) or copied
     exact, eager, accelerated = (
-        one(**kwargs).last_hidden_state[THERE] for one in (copy.deepcopy(model).double(), model, ours)
+        one(**kwargs).last_hidden_state[THERE] for one in (copy.deepcopy(model).double(), model, copied)
     )
     assert_as_accurate(accelerated, eager, exact, factor=4.0)
     if trained:
         upstream = torch.randn(accelerated.shape, generator=torch.Generator().manual_seed(seed))
-        close(gradients(ours, accelerated, upstream), gradients(model, eager, upstream))
+        close(gradients(copied, accelerated, upstream), gradients(model, eager, upstream))
 
 
 @pytest.mark.parametrize("family", ["Bert", "DistilBert"])
@@ -44,32 +44,32 @@ def test_lora(family: str, before: bool, seed: int) -> None:
 
     def adapted(model: nn.Module) -> Any:
         torch.manual_seed(seed)
-        actual = peft.get_peft_model(model, config)
-        for name, parameter in actual.named_parameters():
+        result = peft.get_peft_model(model, config)
+        for name, parameter in result.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.3)
-        return actual
+        return result
 
     def base(model: Any) -> Any:
         return adapted(model).eval()
 
     model, kwargs = toy(f"{family}Model", seed), inputs(seed, RIGHT)
     plain = model(**kwargs).last_hidden_state.detach()
-    theirs = base(copy.deepcopy(model))
-    ours = fastbert.accelerate(base(model)) if before else base(fastbert.accelerate(model))
-    assert explain(ours)
+    reference = base(copy.deepcopy(model))
+    accelerated = fastbert.accelerate(base(model)) if before else base(fastbert.accelerate(model))
+    assert explain(accelerated)
     for _ in range(2):
-        expected, actual = (one(**kwargs).last_hidden_state for one in (theirs, ours))
+        expected, actual = (each(**kwargs).last_hidden_state for each in (reference, accelerated))
         assert not actual[~THERE].any()
         torch.testing.assert_close(actual[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
         assert not torch.allclose(plain[THERE], actual[THERE], atol=0.05), "the adapters must count"
-        ours.train(), theirs.train()
+        accelerated.train(), reference.train()
     upstream = torch.randn(actual[THERE].shape)
-    grads = [gradients(one, value[THERE], upstream) for one, value in ((theirs, expected), (ours, actual))]
+    grads = [gradients(one, value[THERE], upstream) for one, value in ((reference, expected), (accelerated, actual))]
     assert any("lora_A" in name for name in grads[1])
     close(grads[1], grads[0])
-    with ours.disable_adapter(), torch.no_grad():
-        torch.testing.assert_close(ours(**kwargs).last_hidden_state[THERE], plain[THERE], rtol=1e-4, atol=1e-4)
+    with accelerated.disable_adapter(), torch.no_grad():
+        torch.testing.assert_close(accelerated(**kwargs).last_hidden_state[THERE], plain[THERE], rtol=1e-4, atol=1e-4)
 
 
 def test_adapters_by_sample(seed: int) -> None:
@@ -84,14 +84,14 @@ def test_adapters_by_sample(seed: int) -> None:
     kwargs = {**inputs(seed, RIGHT), "adapter_names": ["one", "two", "__base__", "one"]}
     with torch.no_grad():
         before = model(**kwargs).last_hidden_state
-        ours = fastbert.accelerate(model)(**kwargs).last_hidden_state
-    torch.testing.assert_close(ours[THERE], before[THERE], rtol=1e-4, atol=1e-4)
+        actual = fastbert.accelerate(model)(**kwargs).last_hidden_state
+    torch.testing.assert_close(actual[THERE], before[THERE], rtol=1e-4, atol=1e-4)
 
 
-def close(result: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def close(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Gradients that are equal but for rounding; that of the keys' bias is zero but for rounding."""
-    assert result.keys() == theirs.keys()
-    for name, grad in theirs.items():
+    assert result.keys() == expected.keys()
+    for name, grad in expected.items():
         scale = max(1.0, float(grad.abs().max()))
         torch.testing.assert_close(
             result[name], grad, rtol=1e-3, atol=1e-3 * scale, msg=lambda text, n=name: f"{n}: {text}"
@@ -117,8 +117,8 @@ def test_dynamically_quantised_linears(seed: int) -> None:
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     with torch.no_grad():
         before = quantised(**kwargs).last_hidden_state[THERE]
-        ours = fastbert.accelerate(quantised)(**kwargs).last_hidden_state[THERE]
-    cosine = torch.nn.functional.cosine_similarity(ours, before, dim=-1)
+        actual = fastbert.accelerate(quantised)(**kwargs).last_hidden_state[THERE]
+    cosine = torch.nn.functional.cosine_similarity(actual, before, dim=-1)
     assert cosine.min() > 0.99
 
 
@@ -149,11 +149,11 @@ def test_hooks_see_what_they_saw(name: str, seed: int) -> None:
         after = model(**kwargs)
         assert len(seen) == 1
         result.append((seen[0], output, after))
-    theirs, ours = result
-    assert ours[0].shape == theirs[0].shape
-    if ours[0].shape[:2] == THERE.shape:
-        torch.testing.assert_close(ours[0][THERE], theirs[0][THERE], rtol=1e-4, atol=1e-4)
-    for one, other in ((ours[1], theirs[1]), (ours[2], theirs[2])):
+    expected, actual = result
+    assert actual[0].shape == expected[0].shape
+    if actual[0].shape[:2] == THERE.shape:
+        torch.testing.assert_close(actual[0][THERE], expected[0][THERE], rtol=1e-4, atol=1e-4)
+    for one, other in ((actual[1], expected[1]), (actual[2], expected[2])):
         torch.testing.assert_close(one.pooler_output, other.pooler_output, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(one.last_hidden_state[THERE], other.last_hidden_state[THERE], rtol=1e-4, atol=1e-4)
 
@@ -227,9 +227,9 @@ def test_weights_changed_in_any_way_count(seed: int) -> None:
     model, kwargs = fastbert.accelerate(toy("BertModel", seed)), inputs(seed, RIGHT)
 
     def changed() -> None:
-        ours = model(**kwargs).last_hidden_state[THERE]
+        actual = model(**kwargs).last_hidden_state[THERE]
         plain = fastbert.restore(copy.deepcopy(model))(**kwargs).last_hidden_state[THERE]
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-4)
 
     changed()
     dense = model.encoder.layer[1].output.dense

@@ -32,40 +32,40 @@ def test_real_tokens_and_gradients_are_those_of_sdpa(family: str, kind: str, see
     ids = torch.randint(3, 60, mask.shape, generator=torch.Generator().manual_seed(seed))
     upstream = torch.randn(int(kept.sum()), 48, generator=torch.Generator().manual_seed(seed))
     inputs = {"input_ids": ids, "attention_mask": mask}
-    ours = run(build(config, seed, "fastbert"), inputs, upstream, kept)
-    theirs = run(build(config, seed, "sdpa"), inputs, upstream, kept)
+    actual = run(build(config, seed, "fastbert"), inputs, upstream, kept)
+    expected = run(build(config, seed, "sdpa"), inputs, upstream, kept)
     # Eager attention would not do for the exact one: some models take its softmax in fp32, whatever the dtype.
     exact = run(build(config, seed, "sdpa", torch.float64), inputs, upstream, kept)
-    assert len(ours) == len(theirs) == len(exact) > 10
-    for number, tensors in enumerate(zip(ours, theirs, exact)):
+    assert len(actual) == len(expected) == len(exact) > 10
+    for number, tensors in enumerate(zip(actual, expected, exact)):
         assert_as_accurate(*tensors, what=f"tensor {number}")
-    assert torch.allclose(ours[0], theirs[0], atol=1e-5)
+    assert torch.allclose(actual[0], expected[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "electra", "xlm-roberta"])
 def test_encoders_run_packed_and_find_the_tokens_once(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tokens, found = [], []
+    tokens, calls = [], []
     inner, of = attention.ops.attention, attention.Rows.from_mask
     monkeypatch.setattr(attention.ops, "attention", lambda q, *a, **k: (tokens.append(len(q)), inner(q, *a, **k))[1])
-    monkeypatch.setattr(attention.Rows, "from_mask", lambda kept: (found.append(1), of(kept))[1])
+    monkeypatch.setattr(attention.Rows, "from_mask", lambda kept: (calls.append(1), of(kept))[1])
     mask = padding("holes")
     with caplog.at_level(logging.WARNING, "fastbert"):
         build(CONFIGS[name](), seed, "fastbert")(input_ids=mask + 3, attention_mask=mask)
     assert tokens == [int(mask.sum())] * 2
-    assert found == [1]
+    assert calls == [1]
     assert caplog.messages == []
 
 
 def test_a_model_loads_with_it(tmp_path: Any, seed: int) -> None:
     build(CONFIGS["bert"](), seed, "sdpa").save_pretrained(tmp_path)
-    ours = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="fastbert")
-    theirs = transformers.AutoModel.from_pretrained(tmp_path)
+    fast = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="fastbert")
+    reference = transformers.AutoModel.from_pretrained(tmp_path)
     mask = padding("right")
-    assert ours.config._attn_implementation == "fastbert"
+    assert fast.config._attn_implementation == "fastbert"
     with torch.inference_mode():
-        a, b = (m(input_ids=mask + 4, attention_mask=mask).last_hidden_state[mask.bool()] for m in (ours, theirs))
+        a, b = (m(input_ids=mask + 4, attention_mask=mask).last_hidden_state[mask.bool()] for m in (fast, reference))
     assert torch.allclose(a, b, atol=1e-5)
 
 
@@ -79,40 +79,40 @@ def test_what_stands_at_padding_changes_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["right", "left", "holes"])
 def test_cross_attention_of_equal_length_keeps_every_query(kind: str, seed: int) -> None:
-    """The keys' padding says nothing of the queries, whose own is another."""
+    """The keys' padding says nothing of the queries, whose own padding is different."""
     config = transformers.BertConfig(**SHAPE, is_decoder=True, add_cross_attention=True)
-    mask, own = padding(kind), padding("right").flip(0)
+    mask, query_mask = padding(kind), padding("right").flip(0)
     g = torch.Generator().manual_seed(seed)
     inputs = {
         "input_ids": torch.randint(3, 60, mask.shape, generator=g),
-        "attention_mask": own,
+        "attention_mask": query_mask,
         "encoder_hidden_states": torch.randn(3, COLUMNS, 48, generator=g),
         "encoder_attention_mask": mask,
     }
-    kept = own.bool()
+    kept = query_mask.bool()
     upstream = torch.randn(int(kept.sum()), 48, generator=g)
     exact = {**inputs, "encoder_hidden_states": inputs["encoder_hidden_states"].double()}
-    ours, theirs, double = (
-        run(build(config, seed, name, dtype), given, upstream, kept)
-        for name, dtype, given in (
+    actual, expected, double = (
+        run(build(config, seed, name, dtype), kwargs, upstream, kept)
+        for name, dtype, kwargs in (
             ("fastbert", torch.float32, inputs),
             ("sdpa", torch.float32, inputs),
             ("eager", torch.float64, exact),
         )
     )
-    for number, tensors in enumerate(zip(ours, theirs, double)):
+    for number, tensors in enumerate(zip(actual, expected, double)):
         assert_as_accurate(*tensors, what=f"tensor {number}")
 
 
 @pytest.mark.parametrize("name", ["BertLMHeadModel", "LlamaForCausalLM", "MistralForCausalLM"])
 def test_a_decoder_with_a_cache_writes_what_it_writes_with_sdpa(name: str, seed: int) -> None:
     kind = getattr(transformers, name)
-    own: dict[str, Any] = {**SHAPE, "is_decoder": True}
+    settings: dict[str, Any] = {**SHAPE, "is_decoder": True}
     if name != "BertLMHeadModel":
-        own = {**WITHOUT_DROPOUT, "num_attention_heads": 4, "num_key_value_heads": 2}
-    own |= {"sliding_window": 4} if name.startswith("Mistral") else {}
+        settings = {**WITHOUT_DROPOUT, "num_attention_heads": 4, "num_key_value_heads": 2}
+    settings |= {"sliding_window": 4} if name.startswith("Mistral") else {}
     torch.manual_seed(seed)
-    model = kind(kind.config_class(**own, initializer_range=0.3)).eval()
+    model = kind(kind.config_class(**settings, initializer_range=0.3)).eval()
     mask = padding("left")[:2]
     ids = torch.randint(3, 60, mask.shape)
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -135,9 +135,9 @@ def test_a_mask_of_the_users_own_goes_to_sdpa_and_is_said_once(
     allowed |= torch.eye(COLUMNS, dtype=torch.bool)
     mask = allowed if dtype == torch.bool else torch.zeros(allowed.shape).masked_fill(~allowed, -1e9)
     with caplog.at_level(logging.WARNING, "fastbert"):
-        ours = build(CONFIGS["bert"](), seed, "fastbert")(input_ids=ids, attention_mask=mask).last_hidden_state
-    theirs = build(CONFIGS["bert"](), seed, "sdpa")(input_ids=ids, attention_mask=mask).last_hidden_state
-    assert torch.equal(ours, theirs)
+        actual = build(CONFIGS["bert"](), seed, "fastbert")(input_ids=ids, attention_mask=mask).last_hidden_state
+    expected = build(CONFIGS["bert"](), seed, "sdpa")(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(actual, expected)
     assert len(caplog.messages) == 1
     assert "BertSelfAttention runs in transformers' sdpa: the mask is one of its own" in caplog.messages[0]
 
@@ -161,9 +161,9 @@ def test_sequences_laid_end_to_end_do_not_see_each_other(seed: int) -> None:
 def test_probabilities_are_given_when_asked_for(kind: str, seed: int) -> None:
     mask = padding(kind)
     inputs = {"input_ids": mask + 5, "attention_mask": mask, "output_attentions": True}
-    ours, theirs = (build(CONFIGS["bert"](), seed, name)(**inputs) for name in ("fastbert", "eager"))
-    assert len(ours.attentions) == 2
-    for a, b in zip((*ours.attentions, ours.last_hidden_state), (*theirs.attentions, theirs.last_hidden_state)):
+    actual, expected = (build(CONFIGS["bert"](), seed, name)(**inputs) for name in ("fastbert", "eager"))
+    assert len(actual.attentions) == 2
+    for a, b in zip((*actual.attentions, actual.last_hidden_state), (*expected.attentions, expected.last_hidden_state)):
         assert torch.allclose(a, b, atol=1e-6)
 
 
@@ -195,10 +195,10 @@ def test_every_backend_serves_it(backend: Any, seed: int) -> None:
     device = "cuda" if torch.cuda.is_available() and backend == "triton" else "cpu"
     config = transformers.BertConfig(**{**SHAPE, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1})
     mask = padding("holes").to(device)
-    theirs = build(config, seed, "sdpa").to(device)(input_ids=mask + 5, attention_mask=mask).last_hidden_state
+    expected = build(config, seed, "sdpa").to(device)(input_ids=mask + 5, attention_mask=mask).last_hidden_state
     with use_backend(backend):
-        ours = build(config, seed, "fastbert").to(device)(input_ids=mask + 5, attention_mask=mask).last_hidden_state
-    assert torch.allclose(ours[mask.bool()], theirs[mask.bool()], atol=1e-5)
+        actual = build(config, seed, "fastbert").to(device)(input_ids=mask + 5, attention_mask=mask).last_hidden_state
+    assert torch.allclose(actual[mask.bool()], expected[mask.bool()], atol=1e-5)
 
 
 def test_autocast_runs_in_its_dtype(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +206,13 @@ def test_autocast_runs_in_its_dtype(seed: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(attention.ops, "attention", lambda q, *a, **k: (dtypes.append(q.dtype), inner(q, *a, **k))[1])
     mask = padding("holes")
     with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = (
+        actual, expected = (
             build(CONFIGS["bert"](), seed, name)(input_ids=mask + 5, attention_mask=mask).last_hidden_state[mask.bool()]
             for name in ("fastbert", "sdpa")
         )
     assert dtypes == [torch.bfloat16] * 2
-    assert ours.dtype == theirs.dtype
-    assert torch.nn.functional.cosine_similarity(ours.float(), theirs.float()).min() > 0.999
+    assert actual.dtype == expected.dtype
+    assert torch.nn.functional.cosine_similarity(actual.float(), expected.float()).min() > 0.999
 
 
 @pytest.mark.parametrize("kind", ["right"])
@@ -245,11 +245,11 @@ class States(torch.nn.Module):
 @pytest.mark.parametrize("tracer", ["jit", "export"])
 def test_what_is_traced_serves_other_masks(tracer: str, seed: int) -> None:
     model, ids = States(build(CONFIGS["bert"](), seed, "fastbert")).requires_grad_(False), padding("none") + 5
-    given = (ids, padding("right"))
+    inputs = (ids, padding("right"))
     if tracer == "jit":
-        traced = torch.jit.trace(model, given, check_trace=False)
+        traced = torch.jit.trace(model, inputs, check_trace=False)
     else:
-        traced = torch.export.export(model, given).module()
+        traced = torch.export.export(model, inputs).module()
     for kind in ("right", "left", "holes"):
         kept = padding(kind).bool()
         assert torch.allclose(traced(ids, padding(kind))[kept], model(ids, padding(kind))[kept], atol=1e-5)
@@ -278,5 +278,5 @@ def test_a_model_with_position_biases_computes_the_same(kind: str, seed: int) ->
     )  # fmt: skip
     mask = padding(kind)
     inputs = {"input_ids": mask + 5, "attention_mask": mask, "decoder_input_ids": mask[:, :4] + 7}
-    ours, theirs = (build(config, seed, name)(**inputs).last_hidden_state for name in ("fastbert", "sdpa"))
-    assert torch.allclose(ours, theirs, atol=1e-5)
+    actual, expected = (build(config, seed, name)(**inputs).last_hidden_state for name in ("fastbert", "sdpa"))
+    assert torch.allclose(actual, expected, atol=1e-5)

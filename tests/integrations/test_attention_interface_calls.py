@@ -40,10 +40,10 @@ def heads(rows: int, count: int, columns: int, dim: int, seed: int) -> Tensor:
     return torch.randn(rows, count, columns, dim, generator=torch.Generator().manual_seed(seed), requires_grad=True)
 
 
-def sdpa(*given: Any, **options: Any) -> Tensor:
+def sdpa(*inputs: Any, **options: Any) -> Tensor:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    result: Tensor = sdpa_attention_forward(*given, **options)[0]
+    result: Tensor = sdpa_attention_forward(*inputs, **options)[0]
     return result
 
 
@@ -73,8 +73,8 @@ def test_a_mask_that_was_changed_counts_as_it_is(change: str, seed: int) -> None
     columns = 17 if change == "written" else 9
     mask = mask[..., :columns]
     q, k = heads(3, 2, 17, 8, seed), heads(3, 2, columns, 8, seed + 1)
-    ours, _ = attention.attention_forward(Plain(), q, k, k, mask)
-    assert torch.allclose(ours, sdpa(Plain(), q, k, k, mask), atol=1e-5)
+    actual, _ = attention.attention_forward(Plain(), q, k, k, mask)
+    assert torch.allclose(actual, sdpa(Plain(), q, k, k, mask), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_what_sdpa_would_leave_out_in_silence_is_refused(options: dict[str, Any]
 def test_every_call_is_computed_as_sdpa_computes_it(
     q: Any, k: Any, v: Any, options: dict[str, Any], dtype: torch.dtype, seed: int
 ) -> None:
-    given = [heads(*shape, seed + i).to(dtype) for i, shape in enumerate((q, k, v))]
+    inputs = [heads(*shape, seed + i).to(dtype) for i, shape in enumerate((q, k, v))]
     options = {name: x.to(dtype) if isinstance(x, Tensor) else x for name, x in options.items()}
-    ours, weights = attention.attention_forward(Plain(), *given, None, scaling=0.3, **options)
-    theirs = sdpa(Plain(), *given, None, scaling=0.3, **options)
+    actual, weights = attention.attention_forward(Plain(), *inputs, None, scaling=0.3, **options)
+    expected = sdpa(Plain(), *inputs, None, scaling=0.3, **options)
     assert weights is None
-    assert ours.shape == theirs.shape
-    assert ours.dtype == theirs.dtype
-    assert torch.allclose(ours, theirs, atol=1e-5 if dtype in (torch.float32, torch.float64) else 2e-2)
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    assert torch.allclose(actual, expected, atol=1e-5 if dtype in (torch.float32, torch.float64) else 2e-2)
 
 
 def test_dropout_drops_a_share_and_scales_the_rest(seed: int) -> None:

@@ -36,8 +36,8 @@ def models(tmp_path: Path, seed: int) -> Callable[..., tuple[Any, Any, Any]]:
         torch.manual_seed(seed)
         getattr(transformers, name)(transformers.BertConfig(**SHAPE, **config)).save_pretrained(tmp_path)
         fastbert.WordPieceTokenizer(WORDS).save_pretrained(tmp_path)
-        ours, theirs = (getattr(library, name).from_pretrained(tmp_path) for library in (fastbert, transformers))
-        return ours, theirs.eval(), transformers.AutoTokenizer.from_pretrained(tmp_path)
+        model, reference = (getattr(library, name).from_pretrained(tmp_path) for library in (fastbert, transformers))
+        return model, reference.eval(), transformers.AutoTokenizer.from_pretrained(tmp_path)
 
     return build
 
@@ -95,13 +95,13 @@ CASES = [
 def test_answers_are_those_of_transformers(
     task: str, name: str, config: dict[str, Any], options: dict[str, Any], batch_size: int, models: Any
 ) -> None:
-    ours, theirs, tokenizer = models(name, **config)
+    fast, reference, tokenizer = models(name, **config)
     texts = [text.replace("mat", "[MASK]", 1) for text in TEXTS] if task == "fill-mask" else TEXTS
     actual, expected = (
         transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")(
             texts, batch_size=batch_size, **options
         )
-        for model in (ours, theirs)
+        for model in (fast, reference)
     )
     if task == "feature-extraction" and batch_size > 1:  # padding counts as text there, and ours is zeros
         lengths = [len(tokenizer(text).input_ids) for text in texts]
@@ -111,8 +111,8 @@ def test_answers_are_those_of_transformers(
 
 
 def test_a_pipeline_says_what_it_holds(models: Any, tmp_path: Path) -> None:
-    ours, _, tokenizer = models("BertForMaskedLM")
-    pipe = transformers.pipeline("fill-mask", model=ours, tokenizer=tokenizer, device="cpu")
+    model, _, tokenizer = models("BertForMaskedLM")
+    pipe = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu")
     assert "BertForMaskedLM" in repr(pipe)
     pipe.save_pretrained(tmp_path / "saved")
     again = transformers.pipeline("fill-mask", model=str(tmp_path / "saved"), device="cpu")
@@ -120,8 +120,8 @@ def test_a_pipeline_says_what_it_holds(models: Any, tmp_path: Path) -> None:
 
 
 def test_outputs_are_dictionaries_to_those_who_ask(models: Any) -> None:
-    ours, _, _ = models("BertForMaskedLM")
-    output = ours(input_ids=torch.tensor([[2, 7, 4, 3]]), labels=torch.tensor([[-100, -100, 9, -100]]))
+    model, _, _ = models("BertForMaskedLM")
+    output = model(input_ids=torch.tensor([[2, 7, 4, 3]]), labels=torch.tensor([[-100, -100, 9, -100]]))
     assert isinstance(output, dict)
     assert list(output) == list(output.keys()) == ["loss", "logits"]
     assert dict(output)["loss"] is {**output}["loss"] is output[0] is output.get("loss") is output.to_tuple()[0]
@@ -142,10 +142,10 @@ def test_outputs_are_dictionaries_to_those_who_ask(models: Any) -> None:
 
 def test_the_question_answering_pipeline_is_gone_from_transformers(models: Any) -> None:
     """The model serves what scripts do instead: the best span of the logits."""
-    ours, theirs, tokenizer = models("BertForQuestionAnswering")
+    fast, reference, tokenizer = models("BertForQuestionAnswering")
     kwargs = tokenizer("the cat", TEXTS[1], return_tensors="pt")
     with torch.inference_mode():
-        actual, expected = (model(**kwargs) for model in (ours, theirs))
+        actual, expected = (model(**kwargs) for model in (fast, reference))
     for name in ("start_logits", "end_logits"):
         assert torch.allclose(actual[name], expected[name], atol=1e-4)
 

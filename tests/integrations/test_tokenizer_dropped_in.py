@@ -58,8 +58,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Callable[...
 def three(folders: Callable[..., Path]) -> tuple[Any, Any, Any]:
     """Our tokenizer, what it becomes, and the reference."""
     folder = folders("BertModel")
-    ours = WordPieceTokenizer.from_pretrained(folder)
-    return ours, ours.to_transformers(), transformers.BertTokenizerFast.from_pretrained(folder)
+    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    return tokenizer, tokenizer.to_transformers(), transformers.BertTokenizerFast.from_pretrained(folder)
 
 
 PIPELINES = [
@@ -112,9 +112,9 @@ PIPELINES = [
 def test_pipelines(task: str, name: str, labels: Any, inputs: Any, options: Any, folders: Any) -> None:
     folder = folders(name, labels)
     model = getattr(transformers, name).from_pretrained(folder).eval()
-    ours = WordPieceTokenizer.from_pretrained(folder)
+    wordpiece = WordPieceTokenizer.from_pretrained(folder)
     answers = []
-    for tokenizer in (transformers.BertTokenizerFast.from_pretrained(folder), ours, ours.to_transformers()):
+    for tokenizer in (transformers.BertTokenizerFast.from_pretrained(folder), wordpiece, wordpiece.to_transformers()):
         pipe = transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
         answers.append([pipe(inputs, **options), pipe(inputs, batch_size=2, **options)])
     assert answers[1] == answers[0]
@@ -263,26 +263,26 @@ ATTRIBUTES = [
 
 
 def test_attributes_and_methods(three: Any, tmp_path: Path) -> None:
-    ours, converted, reference = three
+    tokenizer, converted, reference = three
     for name in ATTRIBUTES:
-        assert getattr(ours, name) == getattr(converted, name) == getattr(reference, name), name
-    for name, value in ours.init_kwargs.items():
+        assert getattr(tokenizer, name) == getattr(converted, name) == getattr(reference, name), name
+    for name, value in tokenizer.init_kwargs.items():
         assert converted.init_kwargs.get(name, value) == value, name
-    assert ours.num_special_tokens_to_add(True) == reference.num_special_tokens_to_add(True)
-    assert len(ours) == len(converted) == len(reference)
-    assert ours.save_vocabulary(tmp_path, "x") == (str(tmp_path / "x-vocab.txt"),)
+    assert tokenizer.num_special_tokens_to_add(True) == reference.num_special_tokens_to_add(True)
+    assert len(tokenizer) == len(converted) == len(reference)
+    assert tokenizer.save_vocabulary(tmp_path, "x") == (str(tmp_path / "x-vocab.txt"),)
     assert (tmp_path / "x-vocab.txt").read_text().splitlines() == WORDS
-    assert [Path(path).name for path in ours.save_pretrained(tmp_path, legacy_format=False, push_to_hub=False)]
+    assert [Path(path).name for path in tokenizer.save_pretrained(tmp_path, legacy_format=False, push_to_hub=False)]
     for method, arguments, options in (
         ("push_to_hub", ("somebody/model",), {}),
         ("apply_chat_template", ([],), {}),
         ("save_pretrained", (tmp_path,), {"push_to_hub": True}),
     ):
         with pytest.raises(UserError, match=r"hf upload|no chat template"):
-            getattr(ours, method)(*arguments, **options)
+            getattr(tokenizer, method)(*arguments, **options)
     with pytest.raises(AttributeError, match=r"no attribute 'train_new_from_iterator'; tokenizer\.to_transformers\(\)"):
-        _ = ours.train_new_from_iterator
-    assert not hasattr(ours, "_no_such_name")
+        _ = tokenizer.train_new_from_iterator
+    assert not hasattr(tokenizer, "_no_such_name")
 
 
 class Mine(WordPieceTokenizer):
@@ -290,15 +290,15 @@ class Mine(WordPieceTokenizer):
 
 
 def test_it_is_one_of_theirs_and_of_ours(three: Any) -> None:
-    ours = three[0]
+    wordpiece = three[0]
     kinds = (transformers.PreTrainedTokenizerBase, transformers.PreTrainedTokenizerFast, WordPieceTokenizer)
-    assert all(isinstance(ours, kind) for kind in kinds)
-    assert not isinstance(ours, transformers.ProcessorMixin | dict)
-    assert type(ours) is type(ours.__class__(WORDS)) is WordPieceTokenizer
-    assert ours.__class__.__name__ == "WordPieceTokenizer"
+    assert all(isinstance(wordpiece, kind) for kind in kinds)
+    assert not isinstance(wordpiece, transformers.ProcessorMixin | dict)
+    assert type(wordpiece) is type(wordpiece.__class__(WORDS)) is WordPieceTokenizer
+    assert wordpiece.__class__.__name__ == "WordPieceTokenizer"
 
     assert type(Mine(WORDS).__class__(WORDS)) is Mine
-    for tokenizer in (ours, Mine(WORDS)):
+    for tokenizer in (wordpiece, Mine(WORDS)):
         copies = [copy.copy(tokenizer), copy.deepcopy(tokenizer)]
         copies += [pickle.loads(pickle.dumps(tokenizer, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
         for other in copies:
@@ -308,16 +308,16 @@ def test_it_is_one_of_theirs_and_of_ours(three: Any) -> None:
 
 
 def test_the_backend_follows_and_cannot_be_changed(three: Any) -> None:
-    ours = three[0]
-    assert ours._tokenizer.model.continuing_subword_prefix == "##"
-    assert ours.backend_tokenizer.normalizer.lowercase is True
-    ours.do_lower_case = False
-    assert ours.backend_tokenizer.normalizer.lowercase is False
-    assert ours.backend_tokenizer.encode("the cats").ids == ours("the cats").input_ids
+    tokenizer = three[0]
+    assert tokenizer._tokenizer.model.continuing_subword_prefix == "##"
+    assert tokenizer.backend_tokenizer.normalizer.lowercase is True
+    tokenizer.do_lower_case = False
+    assert tokenizer.backend_tokenizer.normalizer.lowercase is False
+    assert tokenizer.backend_tokenizer.encode("the cats").ids == tokenizer("the cats").input_ids
     with pytest.raises(UserError, match=r"backend_tokenizer\.normalizer: .*to_transformers\(\)"):
-        ours.backend_tokenizer.normalizer = None
+        tokenizer.backend_tokenizer.normalizer = None
     with pytest.raises(UserError, match=r"backend_tokenizer\.add_tokens"):
-        ours.backend_tokenizer.add_tokens(["x"])
+        tokenizer.backend_tokenizer.add_tokens(["x"])
 
 
 CONVERTED = [
@@ -339,10 +339,10 @@ CONVERTED = [
 
 @pytest.mark.parametrize("options", CONVERTED, ids=lambda options: "-".join(options) or "plain")
 def test_conversion_keeps_everything(options: dict[str, Any], tmp_path: Path) -> None:
-    ours = WordPieceTokenizer([*WORDS, "中", "国", "CAT"], **options)
-    converted = ours.to_transformers()
-    assert len(converted) == len(ours)
-    assert converted.added_tokens_encoder == ours.added_tokens_encoder
+    tokenizer = WordPieceTokenizer([*WORDS, "中", "国", "CAT"], **options)
+    converted = tokenizer.to_transformers()
+    assert len(converted) == len(tokenizer)
+    assert converted.added_tokens_encoder == tokenizer.added_tokens_encoder
     texts = [*TEXTS, "a <e1> yes no 中国 CAT Äx  new word [MASK] dogs dog", ""]
     call: dict[str, Any] = {
         "return_offsets_mapping": True,
@@ -351,17 +351,17 @@ def test_conversion_keeps_everything(options: dict[str, Any], tmp_path: Path) ->
         "truncation": True,
     }
     for text, pair in ((texts, None), (texts, texts[::-1])):
-        actual, expected = ours(text, pair, max_length=14, **call), converted(text, pair, max_length=14, **call)
+        actual, expected = tokenizer(text, pair, max_length=14, **call), converted(text, pair, max_length=14, **call)
         assert dict(actual) == dict(expected)
         for row in range(len(texts)):
             assert actual.word_ids(row) == expected.word_ids(row)
     # An independent tokenizer: what happens to it does not reach ours.
-    before = len(ours)
+    before = len(tokenizer)
     converted.add_tokens(["another"])
-    assert len(ours) == before == len(ours.to_transformers())
+    assert len(tokenizer) == before == len(tokenizer.to_transformers())
     # Saved by transformers, it is the same tokenizer again for both.
-    ours.to_transformers().save_pretrained(tmp_path)
-    assert WordPieceTokenizer.from_pretrained(tmp_path)(texts)["input_ids"] == ours(texts)["input_ids"]
+    tokenizer.to_transformers().save_pretrained(tmp_path)
+    assert WordPieceTokenizer.from_pretrained(tmp_path)(texts)["input_ids"] == tokenizer(texts)["input_ids"]
 
 
 def test_encodings_are_copied_and_merged(three: Any) -> None:

@@ -60,13 +60,13 @@ def test_outputs_and_gradients(options: dict[str, Any], padding: Tensor | None, 
         one = copy.deepcopy(one).to(kind)
         value = one(x.to(kind), src_key_padding_mask=padding)
         results.append((value, gradients(one, value[there], upstream)))
-    (exact, truths), (eager, theirs), (ours, grads) = results
-    assert_as_accurate(ours[there], eager[there], exact[there], factor=4.0)
-    assert not ours[~there].any()
-    assert grads.keys() == theirs.keys()
+    (exact, truths), (eager, expected), (actual, grads) = results
+    assert_as_accurate(actual[there], eager[there], exact[there], factor=4.0)
+    assert not actual[~there].any()
+    assert grads.keys() == expected.keys()
     if dtype == torch.float32:
         for name, truth in truths.items():
-            assert_as_accurate(grads[name], theirs[name], truth, name, factor=4.0)
+            assert_as_accurate(grads[name], expected[name], truth, name, factor=4.0)
 
 
 @torch.no_grad()
@@ -137,8 +137,8 @@ def test_hooks_and_the_way_back(seed: int) -> None:
     before = model["body"](x, src_key_padding_mask=PADDING)
     fastbert.accelerate(model)
     model["body"].layers[1].register_forward_hook(lambda module, args, output: seen.append(output.shape))
-    ours = model["body"](x, src_key_padding_mask=PADDING)
-    torch.testing.assert_close(ours[~PADDING], before[~PADDING], rtol=1e-4, atol=1e-4)
+    actual = model["body"](x, src_key_padding_mask=PADDING)
+    torch.testing.assert_close(actual[~PADDING], before[~PADDING], rtol=1e-4, atol=1e-4)
     assert seen == [(4, LENGTH, WIDTH)]
     assert any("body: layer 1 runs its own forward" in line for line in explain(model))
     fastbert.restore(model)

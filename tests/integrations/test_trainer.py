@@ -114,17 +114,17 @@ def losses(trainer: Any) -> torch.Tensor:
 def test_losses_and_predictions_are_those_of_transformers(head: str, kind: Any, make: Any) -> None:
     # Their losses are the same whatever the last bias is, so that Adam lets it drift with the rounding of its gradient.
     options = {"optim": "sgd", "learning_rate": 0.1} if head in ("QuestionAnswering", "MultipleChoice") else {}
-    ours, theirs = (make(head, library, kind, **options) for library in (fastbert, transformers))
-    for trainer in (ours, theirs):
+    fast, reference = (make(head, library, kind, **options) for library in (fastbert, transformers))
+    for trainer in (fast, reference):
         trainer.train()
-    assert len(losses(ours)) == 4
-    assert torch.allclose(losses(ours), losses(theirs), atol=1e-4)
-    assert losses(ours)[-1] != losses(ours)[0]
+    assert len(losses(fast)) == 4
+    assert torch.allclose(losses(fast), losses(reference), atol=1e-4)
+    assert losses(fast)[-1] != losses(fast)[0]
     # AdamW's first steps are whole ones also for gradients that are rounding alone.
-    data = ours.eval_dataset
+    data = fast.eval_dataset
     bare = [{name: value for name, value in row.items() if "label" not in name and "pos" not in name} for row in data]
     for dataset in (data, bare)[: 2 if head == "QuestionAnswering" else 1]:
-        mine, other = ours.predict(dataset), theirs.predict(dataset)
+        mine, other = fast.predict(dataset), reference.predict(dataset)
         actual, expected = (
             x.predictions if isinstance(x.predictions, tuple) else (x.predictions,) for x in (mine, other)
         )
@@ -132,7 +132,9 @@ def test_losses_and_predictions_are_those_of_transformers(head: str, kind: Any, 
         for a, b in zip(actual, expected):
             assert a.shape == b.shape
             if a.ndim > 1 and head not in ("SequenceClassification", "MultipleChoice"):
-                for row, length in enumerate(len(one["input_ids"]) for one in data):  # at padding ours are zeros
+                for row, length in enumerate(
+                    len(example["input_ids"]) for example in data
+                ):  # at padding ours are zeros
                     assert abs(a[row, :length] - b[row, :length]).max() < 2e-3
             else:
                 assert abs(a - b).max() < 2e-3
@@ -148,13 +150,13 @@ def test_losses_and_predictions_are_those_of_transformers(head: str, kind: Any, 
     ],
 )
 def test_options_of_the_trainer_work(head: str, options: dict[str, Any], make: Any) -> None:
-    ours, theirs = (make(head, library, **options) for library in (fastbert, transformers))
-    for trainer in (ours, theirs):
+    fast, reference = (make(head, library, **options) for library in (fastbert, transformers))
+    for trainer in (fast, reference):
         trainer.train()
-    assert torch.allclose(losses(ours), losses(theirs), atol=2e-2 if "bf16" in options else 1e-4)
-    assert ours.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate()["eval_loss"], abs=2e-2)
+    assert torch.allclose(losses(fast), losses(reference), atol=2e-2 if "bf16" in options else 1e-4)
+    assert fast.evaluate()["eval_loss"] == pytest.approx(reference.evaluate()["eval_loss"], abs=2e-2)
     if "gradient_checkpointing" in options:
-        assert ours.model.is_gradient_checkpointing
+        assert fast.model.is_gradient_checkpointing
 
 
 @pytest.mark.parametrize("head", ["MaskedLM", "TokenClassification"])
@@ -201,22 +203,22 @@ def test_what_it_saves_loads_in_both_libraries(head: str, make: Any, tmp_path: P
     trainer = make(head, fastbert)
     trainer.save_model(str(tmp_path / "saved"))
     auto = getattr(transformers, f"AutoModelFor{head}")
-    theirs, loading = auto.from_pretrained(tmp_path / "saved", output_loading_info=True)
-    ours = getattr(fastbert, f"BertFor{head}").from_pretrained(tmp_path / "saved")
+    reference, loading = auto.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    fast = getattr(fastbert, f"BertFor{head}").from_pretrained(tmp_path / "saved")
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
-    assert ours.new_weights == ()
+    assert fast.new_weights == ()
     inputs = collate([{k: v for k, v in row.items() if k != "text"} for row in rows(head, 3, 1)])
     inputs = {name: value for name, value in inputs.items() if name in ("input_ids", "attention_mask")}
     is_token = inputs["attention_mask"].bool()
     with torch.inference_mode():
-        results = [model.eval()(**inputs)[0] for model in (trainer.model, ours, theirs)]
+        results = [model.eval()(**inputs)[0] for model in (trainer.model, fast, reference)]
     if results[0].shape[:2] == is_token.shape and head != "MultipleChoice":
         results = [logits[is_token] for logits in results]
     assert torch.equal(results[0], results[1])
     assert torch.allclose(results[0], results[2], atol=2e-5)
     if head == "SequenceClassification":
-        assert theirs.config.id2label == ours.config.id2label == LABELS
+        assert reference.config.id2label == fast.config.id2label == LABELS
 
 
 def test_saving_over_the_files_that_the_model_lies_in(make: Any, tmp_path: Path) -> None:
@@ -257,35 +259,35 @@ def test_the_best_checkpoint_comes_back_at_the_end(make: Any) -> None:
 
 
 def test_a_classifier_of_several_labels_trains_as_theirs(make: Any) -> None:
-    ours, theirs = (make("SequenceClassification", library) for library in (fastbert, transformers))
+    fast, reference = (make("SequenceClassification", library) for library in (fastbert, transformers))
     labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     ids = torch.arange(5, 17).view(2, 6)
     config = fastbert.BertConfig.from_dict(
-        {**ours.model.config.to_dict(), "problem_type": "multi_label_classification"}
+        {**fast.model.config.to_dict(), "problem_type": "multi_label_classification"}
     )
     model = fastbert.BertForSequenceClassification(config)
-    model.load_state_dict(ours.model.state_dict())
+    model.load_state_dict(fast.model.state_dict())
     assert torch.allclose(
-        model.eval()(ids, labels=labels).loss, theirs.model.eval()(ids, labels=labels).loss, atol=1e-6
+        model.eval()(ids, labels=labels).loss, reference.model.eval()(ids, labels=labels).loss, atol=1e-6
     )
 
 
 def test_what_the_trainer_asks_in_passing(make: Any) -> None:
-    ours, theirs = (make("MaskedLM", library) for library in (fastbert, transformers))
-    assert ours.floating_point_ops({"input_ids": torch.ones(2, 3)}) > 0
+    fast, reference = (make("MaskedLM", library) for library in (fastbert, transformers))
+    assert fast.floating_point_ops({"input_ids": torch.ones(2, 3)}) > 0
     for option in ({}, {"only_trainable": True}, {"exclude_embeddings": True}):
-        assert ours.model.num_parameters(**option) == theirs.model.num_parameters(**option)
-    assert json.loads(ours.model.config.to_json_string())["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
-    ours.model.config.use_cache = True  # an encoder has none, so nothing changes
-    assert ours.model.config == fastbert.BertConfig.from_dict(ours.model.config.to_dict())
+        assert fast.model.num_parameters(**option) == reference.model.num_parameters(**option)
+    assert json.loads(fast.model.config.to_json_string())["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+    fast.model.config.use_cache = True  # an encoder has none, so nothing changes
+    assert fast.model.config == fastbert.BertConfig.from_dict(fast.model.config.to_dict())
     with pytest.raises(dataclasses.FrozenInstanceError):
-        ours.model.config.hidden_size = 96
+        fast.model.config.hidden_size = 96
     with pytest.raises(UserError, match="every_n_layers=2"):
-        ours.model.gradient_checkpointing_enable(every_n_layers=2)
-    ours.model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert ours.model.is_gradient_checkpointing
-    ours.model.gradient_checkpointing_disable()
-    assert not ours.model.is_gradient_checkpointing
+        fast.model.gradient_checkpointing_enable(every_n_layers=2)
+    fast.model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert fast.model.is_gradient_checkpointing
+    fast.model.gradient_checkpointing_disable()
+    assert not fast.model.is_gradient_checkpointing
 
 
 def test_models_of_transformers_are_saved_as_ever(make: Any, tmp_path: Path) -> None:

@@ -176,11 +176,12 @@ def test_what_passes_plain_passes_accelerated(family: str, mixin: Any, record_pr
     kinds = model_classes(family)
     plain = outcomes(mixin, family, kinds)
     with accelerated(kinds):
-        ours = outcomes(mixin, family, kinds)
+        actual = outcomes(mixin, family, kinds)
     record_property("plain", len(plain.passed))
-    record_property("accelerated", len(ours.passed))
-    print(f"{family}: {len(kinds)} classes, {len(plain.passed)} tests pass plain, {len(ours.passed)} accelerated")
+    record_property("accelerated", len(actual.passed))
+    print(f"{family}: {len(kinds)} classes, {len(plain.passed)} tests pass plain, {len(actual.passed)} accelerated")
     assert plain.passed, f"nothing passes plain: {plain.failed}"
-    assert ours.passed == plain.passed, {
-        name: (plain.failed.get(name, "passes"), ours.failed.get(name, "passes")) for name in ours.passed ^ plain.passed
+    assert actual.passed == plain.passed, {
+        name: (plain.failed.get(name, "passes"), actual.failed.get(name, "passes"))
+        for name in actual.passed ^ plain.passed
     }

@@ -85,37 +85,37 @@ def test_when_they_agree(changes: dict[str, float], agrees: bool, report: Verify
 
 def test_a_difference_anywhere_is_found() -> None:
     actual = module._Differences()
-    one = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-    actual.add(one, one, [2, 3])
+    states = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    actual.add(states, states, [2, 3])
     assert actual.summary()["max_abs_difference"] == 0.0
     assert actual.summary()["min_text_cosine"] == 1.0
-    other = one.copy()
-    other[3] = -one[3]
-    actual.add(one, other, [3, 2])
+    other = states.copy()
+    other[3] = -states[3]
+    actual.add(states, other, [3, 2])
     summary = actual.summary()
-    assert summary["max_abs_difference"] == pytest.approx(2 * abs(one[3]).max())
-    assert summary["mean_abs_difference"] == pytest.approx(2 * abs(one[3]).sum() / 40)
+    assert summary["max_abs_difference"] == pytest.approx(2 * abs(states[3]).max())
+    assert summary["mean_abs_difference"] == pytest.approx(2 * abs(states[3]).sum() / 40)
     assert summary["min_token_cosine"] == pytest.approx(-1)
-    expected = torch.nn.functional.cosine_similarity(*(torch.tensor(x[3:].mean(0)) for x in (one, other)), dim=0)
+    expected = torch.nn.functional.cosine_similarity(*(torch.tensor(x[3:].mean(0)) for x in (states, other)), dim=0)
     assert summary["min_text_cosine"] == pytest.approx(float(expected), abs=1e-5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_on_one_side_is_a_difference(value: float) -> None:
     result = module._Differences()
-    one = np.ones((2, 3), dtype=np.float32)
-    other = one.copy()
+    states = np.ones((2, 3), dtype=np.float32)
+    other = states.copy()
     other[1, 1] = value
-    result.add(one, other, None)
-    result.add(one, one, None)  # later agreement does not hide it
+    result.add(states, other, None)
+    result.add(states, states, None)  # later agreement does not hide it
     assert not result.summary()["max_abs_difference"] <= 1e30
     assert not result.summary()["min_token_cosine"] >= 0.999
 
 
 def test_zeros_and_infinities_on_both_sides_are_the_same() -> None:
     result = module._Differences()
-    one = np.array([[0.0, 0.0], [np.inf, 1.0]], dtype=np.float32)
-    result.add(one, one, None)
+    states = np.array([[0.0, 0.0], [np.inf, 1.0]], dtype=np.float32)
+    result.add(states, states, None)
     assert result.summary()["max_abs_difference"] == 0.0
     assert result.summary()["min_token_cosine"] == 1.0
 

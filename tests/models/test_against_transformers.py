@@ -25,13 +25,13 @@ HEADS = [
 def pair(name: str, folder: Path, seed: int):
     """Our model and transformers' on the same weights, which are larger than fresh ones so that errors show."""
     torch.manual_seed(seed)
-    ours = getattr(models, name)(CONFIG)
+    model = getattr(models, name)(CONFIG)
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    ours.save_pretrained(folder)
-    theirs = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager")
-    return ours.eval(), theirs.eval()
+    model.save_pretrained(folder)
+    reference = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager")
+    return model.eval(), reference.eval()
 
 
 def padded(seed: int) -> dict[str, torch.Tensor]:
@@ -50,12 +50,12 @@ def padded(seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_outputs_and_names_are_equal(name: str, tmp_path: Path, seed: int) -> None:
-    ours, theirs = pair(name, tmp_path, seed)
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    model, reference = pair(name, tmp_path, seed)
+    assert model.state_dict().keys() == reference.state_dict().keys()
     inputs = padded(seed)
     mask = inputs["attention_mask"].bool()
     with torch.no_grad():
-        mine, other = ours(**inputs), theirs(**inputs)
+        mine, other = model(**inputs), reference(**inputs)
     assert list(mine.keys()) == list(other.keys())
     for key, a in mine.items():
         b = other[key]
@@ -67,28 +67,28 @@ def test_outputs_and_names_are_equal(name: str, tmp_path: Path, seed: int) -> No
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_saved_model_comes_back_bit_for_bit(name: str, tmp_path: Path, seed: int) -> None:
-    ours, _ = pair(name, tmp_path, seed)
+    model, _ = pair(name, tmp_path, seed)
     again = getattr(models, name).from_pretrained(tmp_path)
-    for key, tensor in ours.state_dict().items():
+    for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[key]), key
     assert not again.training
 
 
 def test_losses_and_gradients_of_pretraining(tmp_path: Path, seed: int) -> None:
     # In float64, where rounding cannot hide a wrong term.
-    ours, theirs = (model.double() for model in pair("BertForPreTraining", tmp_path, seed))
+    fast, reference = (model.double() for model in pair("BertForPreTraining", tmp_path, seed))
     inputs = padded(seed)
     labels = torch.where(torch.rand(4, 20) < 0.4, inputs["input_ids"], -100)
     labels[inputs["attention_mask"] == 0] = -100
     labels[2, 5] = 17
     relation = torch.tensor([0, 1, 1, 0])
-    mine = ours(**inputs, labels=labels, next_sentence_label=relation)
-    other = theirs(**inputs, labels=labels, next_sentence_label=relation)
+    mine = fast(**inputs, labels=labels, next_sentence_label=relation)
+    other = reference(**inputs, labels=labels, next_sentence_label=relation)
     torch.testing.assert_close(mine.loss.double(), other.loss.double(), rtol=1e-6, atol=1e-6)
     mine.loss.backward()
     other.loss.backward()
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, parameter in ours.named_parameters():
+    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    for name, parameter in fast.named_parameters():
         torch.testing.assert_close(
             parameter.grad, gradients[name], rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
         )
@@ -96,7 +96,7 @@ def test_losses_and_gradients_of_pretraining(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForTokenClassification", "BertForMaskedLM"])
 def test_losses_of_other_heads(name: str, tmp_path: Path, seed: int) -> None:
-    ours, theirs = pair(name, tmp_path, seed)
+    model, reference = pair(name, tmp_path, seed)
     inputs = padded(seed)
     if name == "BertForSequenceClassification":
         labels = torch.tensor([0, 2, 1, 1])
@@ -104,44 +104,44 @@ def test_losses_of_other_heads(name: str, tmp_path: Path, seed: int) -> None:
         top = 3 if name == "BertForTokenClassification" else 1000
         labels = torch.randint(0, top, (4, 20)).masked_fill(inputs["attention_mask"] == 0, -100)
     torch.testing.assert_close(
-        ours(**inputs, labels=labels).loss, theirs(**inputs, labels=labels).loss, atol=1e-5, rtol=1e-5
+        model(**inputs, labels=labels).loss, reference(**inputs, labels=labels).loss, atol=1e-5, rtol=1e-5
     )
 
 
 def test_question_answering_loss_on_full_rows(tmp_path: Path, seed: int) -> None:
     # With padding the losses differ by design: ours never gives probability to padding.
-    ours, theirs = pair("BertForQuestionAnswering", tmp_path, seed)
+    model, reference = pair("BertForQuestionAnswering", tmp_path, seed)
     inputs = padded(seed) | {"attention_mask": torch.ones(4, 20).long()}
     spans = {"start_positions": torch.tensor([0, 5, 19, 3]), "end_positions": torch.tensor([1, 7, 25, 3])}
-    torch.testing.assert_close(ours(**inputs, **spans).loss, theirs(**inputs, **spans).loss, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(**inputs, **spans).loss, reference(**inputs, **spans).loss, atol=1e-5, rtol=1e-5)
 
 
 def test_multiple_choice(tmp_path: Path, seed: int) -> None:
-    ours, theirs = pair("BertForMultipleChoice", tmp_path, seed)
+    model, reference = pair("BertForMultipleChoice", tmp_path, seed)
     inputs = {name: tensor.view(2, 2, 20) for name, tensor in padded(seed).items()}
     labels = torch.tensor([1, 0])
-    mine, other = ours(**inputs, labels=labels), theirs(**inputs, labels=labels)
+    mine, other = model(**inputs, labels=labels), reference(**inputs, labels=labels)
     torch.testing.assert_close(mine.logits, other.logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(mine.loss, other.loss, atol=1e-5, rtol=1e-5)
 
 
 def test_hidden_states_of_every_layer(tmp_path: Path, seed: int) -> None:
-    ours, theirs = pair("BertModel", tmp_path, seed)
+    model, reference = pair("BertModel", tmp_path, seed)
     inputs = padded(seed) | {"attention_mask": torch.ones(4, 20).long()}
-    mine, other = ours(**inputs, output_hidden_states=True), theirs(**inputs, output_hidden_states=True)
+    mine, other = model(**inputs, output_hidden_states=True), reference(**inputs, output_hidden_states=True)
     assert len(mine.hidden_states) == CONFIG.num_hidden_layers + 1
     for a, b in zip(mine.hidden_states, other.hidden_states):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
 def test_packed_equals_padded(tmp_path: Path, seed: int) -> None:
-    ours, _ = pair("BertModel", tmp_path, seed)
+    model, _ = pair("BertModel", tmp_path, seed)
     inputs = padded(seed)
     from fastbert.packing import unpad
 
     batch, slots = unpad(inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"])
     with torch.no_grad():
-        packed, full = ours(batch), ours(**inputs)
+        packed, full = model(batch), model(**inputs)
     assert torch.equal(packed.last_hidden_state, full.last_hidden_state.flatten(0, 1)[slots])
     assert torch.equal(packed[1], full["pooler_output"])
 
@@ -150,7 +150,7 @@ def test_packed_equals_padded(tmp_path: Path, seed: int) -> None:
 def test_encoder_weights_load_under_heads_and_old_names(tmp_path: Path, seed: int) -> None:
     from safetensors.torch import load_file, save_file
 
-    ours, _ = pair("BertModel", tmp_path, seed)
+    model, _ = pair("BertModel", tmp_path, seed)
     tensors = load_file(tmp_path / "model.safetensors")
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
@@ -159,7 +159,7 @@ def test_encoder_weights_load_under_heads_and_old_names(tmp_path: Path, seed: in
     old["embeddings.position_ids"] = torch.arange(512)[None]
     save_file(old, tmp_path / "model.safetensors")
     headed = models.BertForSequenceClassification.from_pretrained(tmp_path)
-    for name, tensor in ours.state_dict().items():
+    for name, tensor in model.state_dict().items():
         assert torch.equal(headed.bert.state_dict()[name], tensor), name
     assert float(headed.classifier.weight.detach().std()) == pytest.approx(0.02, rel=0.3)
 

@@ -75,11 +75,11 @@ def labels(kind: str, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {"labels": targets.masked_fill(inputs["attention_mask"] == 0, -100)}
 
 
-def assert_same(ours: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor | None) -> None:
-    if mask is not None and ours.shape[:2] == mask.shape:
-        assert not ours[mask == 0].any(), "padding is zeros"
-        ours, reference = ours[mask == 1], reference[mask == 1]
-    torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+def assert_same(actual: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor | None) -> None:
+    if mask is not None and actual.shape[:2] == mask.shape:
+        assert not actual[mask == 0].any(), "padding is zeros"
+        actual, reference = actual[mask == 1], reference[mask == 1]
+    torch.testing.assert_close(actual, reference, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_models_equal_transformers(prefix: str, kind: str, tmp_path: Path, seed:
     for name, value in outputs.items():
         if name != "hidden_states":
             assert_same(value, expected[name], mask)
-    for ours, other in zip(outputs.hidden_states, expected.hidden_states, strict=True):
-        assert_same(ours, other, inputs["attention_mask"].view(-1, 20))
+    for actual, other in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+        assert_same(actual, other, inputs["attention_mask"].view(-1, 20))
     if kind == "ForQuestionAnswering":
         inputs = {"input_ids": inputs["input_ids"].clamp(min=5)}  # transformers scores padding as an answer too
     if kind != "Model":
@@ -128,9 +128,9 @@ def test_models_equal_transformers(prefix: str, kind: str, tmp_path: Path, seed:
 
 def _check_gradients(model: Any, reference: Any, inputs: dict[str, torch.Tensor]) -> None:
     """Compare losses and gradients of all parameters, in evaluation, without dropout."""
-    ours, expected = model(**inputs).loss, reference(**inputs).loss
-    torch.testing.assert_close(ours.double(), expected.double(), rtol=1e-5, atol=1e-6)
-    ours.backward()
+    actual, expected = model(**inputs).loss, reference(**inputs).loss
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-5, atol=1e-6)
+    actual.backward()
     expected.backward()
     names = model.key_map.file_name
     gradients = dict(reference.named_parameters(remove_duplicate=False))
@@ -158,17 +158,17 @@ def test_packed_texts_embeddings_and_positions_equal_padded_ones(prefix: str, tm
     with torch.no_grad():
         expected = reference(**inputs).last_hidden_state[mask == 1]
         torch.testing.assert_close(model(batch).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
-        given = model(**inputs, position_ids=positions).last_hidden_state[mask == 1]
-        torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+        actual = model(**inputs, position_ids=positions).last_hidden_state[mask == 1]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         embeds = reference.get_input_embeddings()(ids)
         expected = reference(inputs_embeds=embeds, attention_mask=mask).last_hidden_state[mask == 1]
-        found = model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state[mask == 1]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state[mask == 1]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
         # Padding in front: RoBERTa counts tokens, DistilBERT columns.
         flipped = {name: tensor.flip(1) for name, tensor in inputs.items()}
         expected = reference(**flipped).last_hidden_state[flipped["attention_mask"] == 1]
-        found = model(**flipped).last_hidden_state[flipped["attention_mask"] == 1]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = model(**flipped).last_hidden_state[flipped["attention_mask"] == 1]
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     offset = 40 - model.config.max_sequence_length
     with pytest.raises(UserError, match="position_ids holds 40, outside the model's table of 40 rows"):
         model(torch.full((1, 41 - offset), 7))

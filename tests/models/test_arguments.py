@@ -34,7 +34,7 @@ def made(name: str, **changes: Any) -> Any:
     return getattr(models, name)(replace(CONFIG, **changes)).eval()
 
 
-def given(name: str) -> dict[str, Tensor]:
+def arguments_of(name: str) -> dict[str, Tensor]:
     return {"input_ids": CHOICES if name == "BertForMultipleChoice" else IDS}
 
 
@@ -165,7 +165,7 @@ def test_labels_that_are_wrong_are_one_line(name: str) -> None:
     head, changes, labels, words = LABELS[name]
     for training in (False, True):
         with pytest.raises(UserError, match=re.escape(words)) as caught:
-            made(head, **changes).train(training)(**given(head), **labels)
+            made(head, **changes).train(training)(**arguments_of(head), **labels)
         assert "\n" not in str(caught.value)
 
 
@@ -221,15 +221,15 @@ FALSE = {"use_cache": False, "output_attentions": False, "return_dict": True, "o
 @pytest.mark.parametrize("head", ALL_HEADS)
 def test_arguments_of_transformers_pass_idle_and_are_refused_by_name(head: str) -> None:
     model = made(head)
-    plain = model(**given(head)).to_tuple()
+    plain = model(**arguments_of(head)).to_tuple()
     for idle in (IDLE, FALSE, IDLE | FALSE):
-        for ours, theirs in zip(model(**given(head), **idle).to_tuple(), plain, strict=True):
-            assert torch.equal(ours, theirs)
+        for actual, expected in zip(model(**arguments_of(head), **idle).to_tuple(), plain, strict=True):
+            assert torch.equal(actual, expected)
     for name, (value, words) in SET.items():
         with pytest.raises(UserError, match=re.escape(f"{head} does not support {words}")):
-            model(**given(head), **{name: value})
+            model(**arguments_of(head), **{name: value})
     with pytest.raises(TypeError, match="unexpected keyword argument 'attention_masks'"):
-        model(**given(head), attention_masks=ONES)
+        model(**arguments_of(head), attention_masks=ONES)
 
 
 @pytest.mark.parametrize("head", ALL_HEADS)
@@ -237,13 +237,13 @@ def test_arguments_of_transformers_pass_idle_and_are_refused_by_name(head: str) 
 def test_embeddings_stand_in_for_ids(head: str, training: bool) -> None:
     """The rows of the token table as `inputs_embeds` give what their ids give, and get the gradient of those rows."""
     model = made(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train(training)
-    ids = given(head)["input_ids"]
+    ids = arguments_of(head)["input_ids"]
     mask = at(torch.ones_like(ids), (..., 1, slice(5, None)), 0)
     table = model.get_input_embeddings().weight
     embeds = table.detach()[ids].requires_grad_()
     outputs = [model(attention_mask=mask, input_ids=ids), model(attention_mask=mask, inputs_embeds=embeds)]
-    for theirs, ours in zip(*(output.to_tuple() for output in outputs), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for of_ids, of_vectors in zip(*(output.to_tuple() for output in outputs), strict=True):
+        torch.testing.assert_close(of_vectors, of_ids)
     upstream = torch.randn_like(outputs[0][0])
     (of_table,) = torch.autograd.grad(outputs[0][0], [table], upstream)
     (of_embeds,) = torch.autograd.grad(outputs[1][0], [embeds], upstream)

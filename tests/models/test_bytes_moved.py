@@ -61,9 +61,9 @@ def units_of(tensor: torch.Tensor) -> int:
 def documented(kind: str) -> int:
     """The sum that the document gives for a direction."""
     text = (ROOT / "docs" / "performance-gpu.md").read_text()
-    found = re.search(rf"^\| \*\*{kind}\*\* \|.*\| \*\*(\d+)\*\* \|", text, re.MULTILINE)
-    assert found is not None, kind
-    return int(found[1])
+    match = re.search(rf"^\| \*\*{kind}\*\* \|.*\| \*\*(\d+)\*\* \|", text, re.MULTILINE)
+    assert match is not None, kind
+    return int(match[1])
 
 
 def test_a_layer_moves_what_is_documented(seed: int) -> None:
@@ -89,7 +89,7 @@ def test_a_layer_moves_what_is_documented(seed: int) -> None:
 
 def count(launches: list[Any]) -> Counter[str]:
     units: Counter[str] = Counter()
-    for one in launches:
-        tensors = [argument for argument in one.arguments if isinstance(argument, torch.Tensor)]
-        units[one.kernel.__name__] += sum(units_of(tensor) for tensor in tensors)
+    for launch in launches:
+        tensors = [argument for argument in launch.arguments if isinstance(argument, torch.Tensor)]
+        units[launch.kernel.__name__] += sum(units_of(tensor) for tensor in tensors)
     return units

@@ -29,9 +29,9 @@ def test_the_encoder_compiles_whole_and_once(backend: str | None, seed: int) -> 
     with use_backend(backend), torch.no_grad():
         for lengths in LENGTHS:
             batch = random_batch(lengths, 120, 13 + len(lengths), seed)
-            ours, theirs = compiled(batch), model(batch)
-            torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state)
-            torch.testing.assert_close(ours.pooler_output, theirs.pooler_output)
+            actual, expected = compiled(batch), model(batch)
+            torch.testing.assert_close(actual.last_hidden_state, expected.last_hidden_state)
+            torch.testing.assert_close(actual.pooler_output, expected.pooler_output)
             graphs.append(counter.frame_count)
     assert graphs[0] == graphs[-1]
 
@@ -52,7 +52,7 @@ def test_pretraining_compiles_whole_with_dropout(backend: str | None, seed: int)
                 losses.append(loss.detach())
                 gradients.append(torch.autograd.grad(loss, list(model.parameters())))
             torch.testing.assert_close(*losses)
-            for ours, theirs in zip(*gradients, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+            for actual, expected in zip(*gradients, strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
             graphs.append(counter.frame_count)
     assert graphs[0] == graphs[-1]

@@ -59,8 +59,8 @@ def run(
     with use_backend(backend):
         y = layers.run_layer(layer, leaf, batch, p, **options)
         names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
-        wanted = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
-        gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype))
+        leaves = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+        gradients = torch.autograd.grad(y, leaves, grad.to(y.dtype))
     return {"y": y.detach(), **dict(zip(["x", *names], gradients, strict=True))}
 
 
@@ -84,12 +84,12 @@ def test_is_as_accurate_as_torch(dtype: torch.dtype, training: bool, fused_calls
     batch, layer = batch_of(LENGTHS, seed), random_layer(seed).to(dtype)
     generator = torch.Generator().manual_seed(seed + 1)
     x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE, dtype) for _ in range(2))
-    ours = run("triton", layer, x, grad, batch, training)
+    actual = run("triton", layer, x, grad, batch, training)
     assert len(fused_calls) == 1
-    theirs = run("eager", layer, x, grad, batch, training)
+    expected = run("eager", layer, x, grad, batch, training)
     exact = run("eager", layer.double(), x.double(), grad.double(), batch, training)
     for name, truth in exact.items():
-        assert_as_accurate(ours[name], theirs[name], truth, name, factor=FACTOR)
+        assert_as_accurate(actual[name], expected[name], truth, name, factor=FACTOR)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
@@ -101,12 +101,12 @@ def test_autocast_multiplies_in_half_and_gives_fp32_gradients(dtype: torch.dtype
     exact = run("eager", random_layer(seed).double(), x.double(), grad.double(), batch, True)
     with torch.autocast(DEVICE.type, dtype=dtype):
         for first in (x, x.to(dtype)):
-            ours = run("triton", layer, first, grad, batch, True)
-            theirs = run("eager", layer, first, grad, batch, True)
-            assert ours["y"].dtype == dtype
-            assert ours["x"].dtype == first.dtype
+            actual = run("triton", layer, first, grad, batch, True)
+            expected = run("eager", layer, first, grad, batch, True)
+            assert actual["y"].dtype == dtype
+            assert actual["x"].dtype == first.dtype
             for name, truth in exact.items():
-                assert_as_accurate(ours[name], theirs[name], truth, name, factor=FACTOR)
+                assert_as_accurate(actual[name], expected[name], truth, name, factor=FACTOR)
 
 
 @pytest.mark.parametrize("tanh", [False, True], ids=["erf", "tanh"])
@@ -116,10 +116,10 @@ def test_forms_of_a_layer(tanh: bool, causal: bool, seed: int) -> None:
     batch, layer = batch_of(LENGTHS, seed), random_layer(seed, config)
     generator = torch.Generator().manual_seed(seed + 1)
     x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE) for _ in range(2))
-    ours = run("triton", layer, x, grad, batch, True, causal=causal)
-    theirs = run("eager", layer, x, grad, batch, True, causal=causal)
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=2e-5, msg=name)
+    actual = run("triton", layer, x, grad, batch, True, causal=causal)
+    expected = run("eager", layer, x, grad, batch, True, causal=causal)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=2e-5, msg=name)
 
 
 def test_gelu_behind_the_librarys_product_gives_the_same(seed: int) -> None:
@@ -130,13 +130,13 @@ def test_gelu_behind_the_librarys_product_gives_the_same(seed: int) -> None:
     architecture = launch.architecture(DEVICE)
     config = tables.lookup("matmul_gelu", "half-256", architecture)
     results = []
-    for own in (0, 1):
-        chosen = replace(config, constants={**config.constants, "FUSED": own})
+    for fused in (0, 1):
+        chosen = replace(config, constants={**config.constants, "FUSED": fused})
         with tables.overridden("matmul_gelu", "half-256", chosen), launch.observing() as launches:
             results.append(run("triton", layer, x, grad, batch, True))
-        names = {one.kernel.__name__ for one in launches}
-        assert ("matmul_gelu_backward" in names) == bool(own)
-        assert ("bias_gelu_backward" in names) == (not own)
+        names = {launch.kernel.__name__ for launch in launches}
+        assert ("matmul_gelu_backward" in names) == bool(fused)
+        assert ("bias_gelu_backward" in names) == (not fused)
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], rtol=2e-2, atol=2e-2, msg=name)
 
@@ -247,11 +247,11 @@ def test_checkpointing_changes_nothing(mode: str, backend: str | None, seed: int
 
 def kept_bytes(model: BertForPreTraining, batch: PackedBatch) -> int:
     """Return the bytes that forward allocates and backward needs: saved by autograd, or by Python for it."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     def alive() -> list[torch.Tensor]:
@@ -264,7 +264,7 @@ def kept_bytes(model: BertForPreTraining, batch: PackedBatch) -> int:
     for tensor in alive():
         note(tensor)
     assert loss is not None
-    return sum(size for place, size in found.items() if place not in before)
+    return sum(size for place, size in sizes.items() if place not in before)
 
 
 def test_selective_checkpointing_keeps_less(seed: int) -> None:
@@ -307,11 +307,11 @@ def test_a_model_of_fused_layers(fused_calls: list[bool], seed: int) -> None:
     model, batch = BertModel(CONFIG).to(DEVICE).eval(), batch_of([100, 16, 33, 2], seed)
     with torch.no_grad():
         with use_backend("triton"):
-            ours = model(batch).last_hidden_state
+            actual = model(batch).last_hidden_state
         with use_backend("eager"):
-            theirs = model(batch).last_hidden_state
+            expected = model(batch).last_hidden_state
     assert len(fused_calls) == 2
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_wrong_offsets_are_named(seed: int) -> None:
@@ -326,7 +326,7 @@ def test_wrong_offsets_are_named(seed: int) -> None:
 
 def test_loss_scaling_in_fp16(seed: int) -> None:
     """Gradients of a whole model, scaled as GradScaler begins, are finite, fp32, and as close to float64 as eager's."""
-    batch, found = batch_of([20, 9], seed), {}
+    batch, results = batch_of([20, 9], seed), {}
     runs = (("exact", "eager", None), ("eager", "eager", torch.half), ("triton", "triton", torch.half))
     for name, backend, dtype in runs:
         model = BertForPreTraining(replace(CONFIG, num_hidden_layers=1))
@@ -339,10 +339,10 @@ def test_loss_scaling_in_fp16(seed: int) -> None:
                 loss = model(batch).loss
             scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        found[name] = {key: parameter.grad for key, parameter in model.named_parameters()}
+        results[name] = {key: parameter.grad for key, parameter in model.named_parameters()}
         scaler.step(optimizer)
         scaler.update()
         assert dtype is None or scaler.get_scale() == 65536.0
-    for key, truth in found["exact"].items():
-        assert found["triton"][key].dtype == torch.float32
-        assert_as_accurate(found["triton"][key], found["eager"][key], truth, key, factor=FACTOR, floor=2e-4)
+    for key, truth in results["exact"].items():
+        assert results["triton"][key].dtype == torch.float32
+        assert_as_accurate(results["triton"][key], results["eager"][key], truth, key, factor=FACTOR, floor=2e-4)

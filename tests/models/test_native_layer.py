@@ -79,21 +79,21 @@ def test_is_as_accurate_as_torch(level: str, tanh: bool, calls: list[str], seed:
     config = replace(CONFIG, hidden_act="gelu_new" if tanh else "gelu")
     model, batch = model_of(seed, config=config), batch_of(LENGTHS, seed)
     executed = emulator.executed() if cpu_kernels.in_software(level) else 0
-    ours = states(model, batch)
+    actual = states(model, batch)
     assert calls == ["bf16"] * 2
     if cpu_kernels.in_software(level):
         assert emulator.executed() > executed, "the kernel's own instructions never ran"
     exact = states(model.double(), batch, "eager")
-    assert_as_accurate(ours, states(model.bfloat16(), batch, "eager"), exact, floor=2e-3)
+    assert_as_accurate(actual, states(model.bfloat16(), batch, "eager"), exact, floor=2e-3)
 
 
 def test_autocast_serves_fp32_weights(level: str, calls: list[str], seed: int) -> None:
     model, batch = model_of(seed, torch.float32), batch_of(LENGTHS, seed)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, theirs = states(model, batch), states(model, batch, "eager")
+        actual, expected = states(model, batch), states(model, batch, "eager")
     assert calls == ["bf16"] * 2
-    assert ours.dtype == theirs.dtype == torch.bfloat16
-    assert_as_accurate(ours, theirs, states(model.double(), batch, "eager"), floor=2e-3)
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    assert_as_accurate(actual, expected, states(model.double(), batch, "eager"), floor=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -135,9 +135,9 @@ def test_a_text_has_the_same_bits_in_every_batch(level: str, kind: str, seed: in
         finally:
             torch.set_num_threads(threads)
     for place, i in enumerate(order):
-        own = whole[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
-        assert torch.equal(own, moved[ends[place] : ends[place + 1]]), f"sequence {i} of length {lengths[i]}"
-        assert torch.equal(own, alone[i]), f"sequence {i} of length {lengths[i]} alone"
+        rows = whole[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
+        assert torch.equal(rows, moved[ends[place] : ends[place + 1]]), f"sequence {i} of length {lengths[i]}"
+        assert torch.equal(rows, alone[i]), f"sequence {i} of length {lengths[i]} alone"
 
 
 def test_padding_changes_nothing(level: str, seed: int) -> None:
@@ -147,10 +147,10 @@ def test_padding_changes_nothing(level: str, seed: int) -> None:
     for extra in (0, 9):
         inputs = {name: torch.nn.functional.pad(values, (0, extra)) for name, values in padded.items()}
         with torch.no_grad(), use_backend("native" if level == "portable" else None):
-            found = model(**inputs).last_hidden_state
+            actual = model(**inputs).last_hidden_state
         mask = inputs["attention_mask"].bool()
-        assert torch.equal(found[mask], packed)
-        assert not found[~mask].any()
+        assert torch.equal(actual[mask], packed)
+        assert not actual[~mask].any()
 
 
 def test_a_nan_stays_in_its_sequence(level: str, seed: int) -> None:
@@ -172,11 +172,11 @@ def test_a_nan_stays_in_its_sequence(level: str, seed: int) -> None:
 def test_causal_attention(level: str, seed: int) -> None:
     model, batch = model_of(seed), batch_of([20, 33], seed)
     with torch.no_grad():
-        ours, _ = model.encode(batch, causal=True)
+        actual, _ = model.encode(batch, causal=True)
         with use_backend("eager"):
-            theirs, _ = model.encode(batch, causal=True)
+            expected, _ = model.encode(batch, causal=True)
             exact, _ = model.double().encode(batch, causal=True)
-    assert_as_accurate(ours, theirs, exact, floor=2e-3)
+    assert_as_accurate(actual, expected, exact, floor=2e-3)
 
 
 def test_what_the_native_layer_leaves_to_single_operations(calls: list[str], seed: int) -> None:
@@ -239,8 +239,8 @@ def test_compiled_whole(calls: list[str], seed: int) -> None:
     for lengths in ([5, 9], [20, 3, 7]):
         batch = batch_of(lengths, seed)
         with torch.no_grad():
-            found = compiled(batch).last_hidden_state
-        torch.testing.assert_close(found, states(model, batch), atol=0.05, rtol=0.05)
+            actual = compiled(batch).last_hidden_state
+        torch.testing.assert_close(actual, states(model, batch), atol=0.05, rtol=0.05)
     assert calls
 
 
@@ -328,9 +328,9 @@ def test_native_can_be_forced_and_says_what_it_lacks(seed: int) -> None:
 def test_heads_wider_than_the_kernels_take(heads: int, calls: list[str], seed: int) -> None:
     config = replace(CONFIG, hidden_size=520, num_attention_heads=heads, intermediate_size=64)
     model, batch = model_of(seed, config=config), batch_of([9, 14], seed)
-    ours, theirs = states(model, batch), states(model, batch, "eager")
+    actual, expected = states(model, batch), states(model, batch, "eager")
     assert calls == []
-    assert torch.nn.functional.cosine_similarity(ours.double(), theirs.double(), dim=-1).min() > 0.999
+    assert torch.nn.functional.cosine_similarity(actual.double(), expected.double(), dim=-1).min() > 0.999
 
 
 def test_rows_of_another_width_are_named(seed: int) -> None:

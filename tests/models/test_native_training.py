@@ -90,8 +90,8 @@ def run(
     with use_backend(backend):
         y = layers.run_layer(layer, leaf, batch, p, **options)
         names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
-        wanted = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
-        gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype))
+        leaves = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+        gradients = torch.autograd.grad(y, leaves, grad.to(y.dtype))
     return {"y": y.detach(), **dict(zip(["x", *names], gradients, strict=True))}
 
 
@@ -105,9 +105,9 @@ def test_a_layer_is_as_accurate_as_torch(level: str, kind: str, p: float, calls:
         layer, x, grad = layer.bfloat16(), x.bfloat16(), grad.bfloat16()
     executed = emulator.executed() if cpu_kernels.in_software(level) else 0
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
-        ours = run("native", layer, x, grad, batch, p)
+        actual = run("native", layer, x, grad, batch, p)
         assert calls == ["forward", "backward"]
-        theirs = run("eager", layer, x, grad, batch, p)
+        expected = run("eager", layer, x, grad, batch, p)
     if cpu_kernels.in_software(level) and kind != "fp32":
         assert emulator.executed() > executed, "the kernel's own instructions never ran"
     exact = run("eager", layer.double(), x.double(), grad.double(), batch, p)
@@ -117,7 +117,7 @@ def test_a_layer_is_as_accurate_as_torch(level: str, kind: str, p: float, calls:
             # Softmax looks at differences, so its gradient is zero: what is left is the rounding of the tokens' sum.
             # By how much is luck, eager torch's and ours.
             floor *= 4.0
-        assert_as_accurate(ours[name], theirs[name], truth, name, factor=FACTOR, floor=floor)
+        assert_as_accurate(actual[name], expected[name], truth, name, factor=FACTOR, floor=floor)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
@@ -126,10 +126,10 @@ def test_forms_of_a_layer(tanh: bool, causal: bool, calls: list[str], seed: int)
     config = replace(CONFIG, hidden_act="gelu_pytorch_tanh" if tanh else "gelu")
     batch, layer = random_batch([13, 1, 0, 40], CONFIG.vocab_size, 7, seed), random_layer(seed, config)
     x, grad = operands(batch, 96, seed)
-    ours, theirs = (run(backend, layer, x, grad, batch, causal=causal) for backend in ("native", "eager"))
+    actual, expected = (run(backend, layer, x, grad, batch, causal=causal) for backend in ("native", "eager"))
     assert calls == ["forward", "backward"]
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=5e-5, msg=name)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=5e-5, msg=name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -220,36 +220,36 @@ def model_of(seed: int, kind: type[nn.Module] = BertForPreTraining) -> nn.Module
     return model.train()
 
 
-def step(model: nn.Module, batch: PackedBatch, backend: str | None = None, **given) -> dict[str, Tensor]:
+def step(model: nn.Module, batch: PackedBatch, backend: str | None = None, **inputs) -> dict[str, Tensor]:
     """The loss and every gradient."""
     with use_backend(backend):
-        loss = model(batch, **given).loss
+        loss = model(batch, **inputs).loss
         loss.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
-    return {"loss": loss.detach(), **found}
+    return {"loss": loss.detach(), **gradients}
 
 
 @pytest.mark.parametrize("kind", ["fp32", "autocast"])
 def test_a_model_trains_natively_without_being_asked(kind: str, calls: list[str], seed: int) -> None:
     batch, model = random_batch([13, 40, 5, 90], CONFIG.vocab_size, 20, seed), model_of(seed)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
-        ours, theirs = step(model, batch), step(model, batch, "eager")
+        actual, expected = step(model, batch), step(model, batch, "eager")
     assert calls == ["forward"] * 2 + ["backward"] * 2
     exact = step(model.double(), batch, "eager")
-    assert ours.keys() == exact.keys()
+    assert actual.keys() == exact.keys()
     for name, truth in exact.items():
         floor = 1e-5 if kind == "fp32" else 4e-3
-        assert_as_accurate(ours[name], theirs[name], truth.double(), name, factor=FACTOR, floor=floor)
+        assert_as_accurate(actual[name], expected[name], truth.double(), name, factor=FACTOR, floor=floor)
 
 
 def test_a_classifier_trains_natively(calls: list[str], seed: int) -> None:
     batch, model = random_batch([13, 40, 5], CONFIG.vocab_size, 20, seed), model_of(seed, BertForSequenceClassification)
     labels = torch.tensor([0, 1, 1])
-    ours, theirs = (step(model, batch, backend, labels=labels) for backend in (None, "eager"))
+    actual, expected = (step(model, batch, backend, labels=labels) for backend in (None, "eager"))
     assert calls == ["forward"] * 2 + ["backward"] * 2
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("mode", ["layer", "selective"])
@@ -276,9 +276,9 @@ def test_gradients_add_up_over_micro_batches(seed: int) -> None:
 def test_a_graph_that_is_kept_gives_the_same_gradients_again(seed: int) -> None:
     batch, model = random_batch([13, 40], CONFIG.vocab_size, 20, seed), model_of(seed)
     loss = model(batch).loss
-    wanted = list(model.parameters())
-    first = torch.autograd.grad(loss, wanted, retain_graph=True)
-    for a, b in zip(first, torch.autograd.grad(loss, wanted), strict=True):
+    leaves = list(model.parameters())
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for a, b in zip(first, torch.autograd.grad(loss, leaves), strict=True):
         assert torch.equal(a, b)
 
 
@@ -326,8 +326,8 @@ def test_weights_swapped_by_data_are_seen(seed: int) -> None:
 
 
 def assert_as_new(model: nn.Module, batch: PackedBatch) -> None:
-    ours, anew = step(model, batch), step(deepcopy(model), batch)
-    for name, value in ours.items():
+    actual, anew = step(model, batch), step(deepcopy(model), batch)
+    for name, value in actual.items():
         assert torch.equal(value, anew[name]), name
 
 
@@ -365,11 +365,11 @@ def test_gradients_do_not_follow_the_default_dtype(default: torch.dtype, seed: i
     expected, expected_of_model = run("native", layer, x, grad, batch), gradients()
     try:
         torch.set_default_dtype(default)
-        found, found_of_model = run("native", layer, x, grad, batch), gradients()
+        actual, actual_of_model = run("native", layer, x, grad, batch), gradients()
     finally:
         torch.set_default_dtype(before)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert all(map(torch.equal, found_of_model, expected_of_model))
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert all(map(torch.equal, actual_of_model, expected_of_model))
 
 
 def test_nothing_follows_the_default_device(seed: int) -> None:
@@ -378,24 +378,24 @@ def test_nothing_follows_the_default_device(seed: int) -> None:
     optimizer = adamw(model, lr=1e-3, weight_decay=0.1)
 
     def losses() -> list[float]:
-        found = []
+        values = []
         for training in (True, False):
             loss = model.train(training)(batch).loss
             assert loss is not None
             loss.backward()
-            found.append(float(optimizer.clip_gradients(1e9)))
+            values.append(float(optimizer.clip_gradients(1e9)))
             optimizer.zero_grad()
             with torch.no_grad():
-                found.append(float(loss))
+                values.append(float(loss))
                 again = model(batch).loss
             assert again is not None
-            found.append(float(again))
-        return found
+            values.append(float(again))
+        return values
 
     expected = losses()
     with torch.device("meta"):
-        found = losses()
-    assert found == expected
+        actual = losses()
+    assert actual == expected
 
 
 @pytest.mark.parametrize("trains", [True, False], ids=["", "no_grad"])

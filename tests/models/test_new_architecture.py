@@ -57,9 +57,9 @@ def test_a_record_makes_an_encoder_known(odd: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(registry.ARCHITECTURES, "odd", replace(BERT, name="odd", layouts=(layout,)))
     fastbert.accelerate(model)
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=mask).last_hidden_state
-    torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
-    assert not found[mask == 0].any(), "computed by the packed encoder, whose padding is zeros"
+        actual = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(actual[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
+    assert not actual[mask == 0].any(), "computed by the packed encoder, whose padding is zeros"
     spec = registry.architecture("odd").spec(config)
     assert len(spec.layers) == 2
     assert spec.layers[0].self_attention.heads == 2

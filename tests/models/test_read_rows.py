@@ -67,13 +67,13 @@ def test_a_layer_of_some_tokens_is_the_layer(backend: str, dtype: torch.dtype, r
     generator = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(batch.num_tokens, 96, generator=generator).to(dtype)
     grad = torch.randn(len(ROWS), 96, generator=generator).to(dtype)
-    ours = run(backend, layer, x, grad, batch, rows=torch.tensor(ROWS), recompute=recompute)
-    theirs = run("eager", layer, x, grad, batch)
+    actual = run(backend, layer, x, grad, batch, rows=torch.tensor(ROWS), recompute=recompute)
+    expected = run("eager", layer, x, grad, batch)
     exact = run("eager", layer.double(), x.double(), grad.double(), batch)
     # Sums over so few rows are a handful of roundings: which of two has the luckier ones is chance.
     factor = 3.0 if dtype == torch.float32 else 6.0
     for name, truth in exact.items():
-        assert_as_accurate(ours[name], theirs[name], truth, name, factor=factor)
+        assert_as_accurate(actual[name], expected[name], truth, name, factor=factor)
 
 
 def test_native_rows_have_the_bits_they_have_among_all(seed: int) -> None:
@@ -126,9 +126,9 @@ def results(model: PreTrainedModel, batch: PackedBatch, options: dict[str, Any])
     model.zero_grad(set_to_none=True)
     output = model(batch, **options)
     output.loss.backward()
-    found = {name: value.detach() for name, value in vars(output).items() if isinstance(value, Tensor)}
-    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    return found | gradients
+    tensors = {name: value.detach() for name, value in vars(output).items() if isinstance(value, Tensor)}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return tensors | gradients
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -150,17 +150,17 @@ def test_every_head_gives_what_it_gave(
     model.init_weights(seed=seed)
     model.checkpoint_activations(checkpointing)
     with use_backend(backend):
-        ours = results(model, batch, options(batch))
+        actual = results(model, batch, options(batch))
         first, last = rows_seen[:2]
         assert first is None
         assert last is not None
         assert last < batch.num_tokens
         everything()
-        theirs = results(model, batch, options(batch))
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
+        expected = results(model, batch, options(batch))
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
         torch.testing.assert_close(
-            ours[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            actual[name], value, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -217,8 +217,8 @@ def test_hidden_states_are_of_all_tokens(backend: str, seed: int) -> None:
     assert kept.hidden_states is not None
     assert whole.hidden_states is not None
     assert len(kept.hidden_states) == 3
-    for ours, theirs in zip(kept.hidden_states, whole.hidden_states, strict=True):
-        assert torch.equal(ours, theirs)
+    for actual, expected in zip(kept.hidden_states, whole.hidden_states, strict=True):
+        assert torch.equal(actual, expected)
     torch.testing.assert_close(plain.loss, kept.loss)
 
 

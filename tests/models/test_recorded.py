@@ -59,11 +59,11 @@ def tensors(output: Any) -> tuple[Tensor, ...]:
 def agree(recorded: Callable[..., Any], model: nn.Module, seed: int) -> None:
     """The recording gives what the model gives, of the shape that was recorded and of others."""
     for rows, columns in ((2, 16), (3, 9), (5, 24)):
-        given = inputs(rows, columns, seed)
+        arguments = inputs(rows, columns, seed)
         with torch.no_grad():
-            found, expected = tensors(recorded(*given)), tensors(model(*given))
-        for ours, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            actuals, expected = tensors(recorded(*arguments)), tensors(model(*arguments))
+        for actual, value in zip(actuals, expected, strict=True):
+            torch.testing.assert_close(actual, value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -92,12 +92,12 @@ class Wrapped(nn.Module):
 def test_outputs_inside_a_traced_module_are_what_they_always_are(seed: int) -> None:
     model = made("BertForSequenceClassification", seed)
     traced = torch.jit.trace(Wrapped(model, "logits"), inputs(2, 16, seed))
-    agree(lambda *given: (traced(*given),), model, seed)
+    agree(lambda *arguments: (traced(*arguments),), model, seed)
     # An output as the result is a dictionary to the tracer, which refuses it or takes it, and never crashes.
     with pytest.raises(RuntimeError, match="Encountering a dict at the output of the tracer"):
         torch.jit.trace(Wrapped(model, None), inputs(2, 16, seed))
     loose = torch.jit.trace(Wrapped(model, None), inputs(2, 16, seed), strict=False)
-    agree(lambda *given: tuple(loose(*given).values()), model, seed)
+    agree(lambda *arguments: tuple(loose(*arguments).values()), model, seed)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -110,16 +110,16 @@ def test_exported_programs(name: str, seed: int) -> None:
 
 
 def test_an_exported_program_is_saved_and_loaded(seed: int) -> None:
-    model, given = made("BertForSequenceClassification", seed), inputs(2, 16, seed)
-    program = torch.export.export(model, (given[0],), {"labels": torch.tensor([0, 2])}, strict=True)
+    model, arguments = made("BertForSequenceClassification", seed), inputs(2, 16, seed)
+    program = torch.export.export(model, (arguments[0],), {"labels": torch.tensor([0, 2])}, strict=True)
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
-    found = torch.export.load(file).module()(given[0], labels=torch.tensor([0, 2]))
-    assert isinstance(found, LogitsOutput)
-    expected = model(given[0], labels=torch.tensor([0, 2]))
-    torch.testing.assert_close(found.loss, expected.loss)
-    torch.testing.assert_close(found.logits, expected.logits)
+    actual = torch.export.load(file).module()(arguments[0], labels=torch.tensor([0, 2]))
+    assert isinstance(actual, LogitsOutput)
+    expected = model(arguments[0], labels=torch.tensor([0, 2]))
+    torch.testing.assert_close(actual.loss, expected.loss)
+    torch.testing.assert_close(actual.logits, expected.logits)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -139,9 +139,9 @@ def test_onnx(name: str, dynamo: bool, tmp_path: Path, seed: int) -> None:
     torch.onnx.export(model, inputs(2, 16, seed), file, dynamo=dynamo, input_names=names, **options)
     session = onnxruntime.InferenceSession(file)
 
-    def run(*given: Tensor) -> tuple[Tensor, ...]:
-        found = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, given, strict=True)})
-        return tuple(map(torch.from_numpy, found))
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        actual = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
+        return tuple(map(torch.from_numpy, actual))
 
     agree(run, model, seed)
 
@@ -166,12 +166,12 @@ def test_gradients_by_transforms(name: str, seed: int) -> None:
     labels = LABELS[name](ids)
     parameters = {key: parameter.detach() for key, parameter in model.named_parameters()}
 
-    def loss(given: dict[str, Tensor], ids: Tensor, mask: Tensor, labels: dict[str, Tensor]) -> Tensor:
-        total: Tensor = functional_call(model, given, (ids, mask), labels).loss
+    def loss(weights: dict[str, Tensor], ids: Tensor, mask: Tensor, labels: dict[str, Tensor]) -> Tensor:
+        total: Tensor = functional_call(model, weights, (ids, mask), labels).loss
         return total
 
-    def of_row(given: dict[str, Tensor], ids: Tensor, mask: Tensor, labels: dict[str, Tensor]) -> Tensor:
-        return loss(given, ids[None], mask[None], {key: value[None] for key, value in labels.items()})
+    def of_row(weights: dict[str, Tensor], ids: Tensor, mask: Tensor, labels: dict[str, Tensor]) -> Tensor:
+        return loss(weights, ids[None], mask[None], {key: value[None] for key, value in labels.items()})
 
     whole = grad(loss)(parameters, ids, mask, labels)
     rows = vmap(grad(of_row), in_dims=(None, 0, 0, 0))(parameters, ids, mask, labels)
@@ -179,10 +179,10 @@ def test_gradients_by_transforms(name: str, seed: int) -> None:
         model.zero_grad()
         model(ids[index], mask[index], **{key: value[index] for key, value in labels.items()}).loss.backward()
         for key, parameter in model.named_parameters():
-            found = whole[key] if index == slice(0, 2) else rows[key][index.start]
+            actual = whole[key] if index == slice(0, 2) else rows[key][index.start]
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             torch.testing.assert_close(
-                found, expected, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+                actual, expected, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
             )
 
 
@@ -192,14 +192,14 @@ def test_other_transforms(seed: int) -> None:
     expected = model(ids, mask).logits
     parameters = {key: parameter.detach() for key, parameter in model.named_parameters()}
     stacked = {key: torch.stack((value, value.flip(0))) for key, value in parameters.items()}
-    several = vmap(lambda given: functional_call(model, given, (ids, mask)).logits)(stacked)
+    several = vmap(lambda weights: functional_call(model, weights, (ids, mask)).logits)(stacked)
     torch.testing.assert_close(several[0], expected, rtol=1e-4, atol=1e-5)
     rows = vmap(lambda ids, mask: model(ids[None], mask[None]).logits[0])(ids, mask)
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
 
-    def logits(given: dict[str, Tensor]) -> Tensor:
-        found: Tensor = functional_call(model, given, (ids, mask)).logits
-        return found
+    def logits(weights: dict[str, Tensor]) -> Tensor:
+        actual: Tensor = functional_call(model, weights, (ids, mask)).logits
+        return actual
 
     value, tangent = jvp(logits, (parameters,), (parameters,))
     torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
@@ -207,10 +207,10 @@ def test_other_transforms(seed: int) -> None:
     torch.testing.assert_close((logits(step) - value) / 1e-3, tangent, rtol=0.1, atol=0.1)
 
     batch = PackedBatch(input_ids=ids.flatten(), cu_seqlens=torch.tensor([0, 11, 29, 32]).int(), max_seqlen=18)
-    found = grad(lambda given: functional_call(model, given, (batch,)).logits.square().sum())(parameters)
+    actual = grad(lambda weights: functional_call(model, weights, (batch,)).logits.square().sum())(parameters)
     model.zero_grad()
     model(batch).logits.square().sum().backward()
-    torch.testing.assert_close(found["classifier.weight"], model.classifier.weight.grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(actual["classifier.weight"], model.classifier.weight.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "BertForSequenceClassification"])
@@ -220,9 +220,9 @@ def test_dropout_under_transforms(name: str, seed: int) -> None:
     ids = ids[:1].expand(2, -1)
     parameters = {key: parameter.detach() for key, parameter in model.named_parameters()}
 
-    def of_row(given: dict[str, Tensor], ids: Tensor, labels: Tensor) -> Tensor:
-        found: Tensor = functional_call(model, given, (ids[None],), {"labels": labels[None]}).loss
-        return found
+    def of_row(weights: dict[str, Tensor], ids: Tensor, labels: Tensor) -> Tensor:
+        actual: Tensor = functional_call(model, weights, (ids[None],), {"labels": labels[None]}).loss
+        return actual
 
     labels = LABELS[name](ids)["labels"]
     losses = []
@@ -252,18 +252,18 @@ def test_encoder_decoders_are_transformed_but_not_traced(kind: str, seed: int) -
     model = BertForSequenceToSequence(config)
     ids, mask, _ = inputs(3, 10, seed)
     targets = inputs(3, 7, seed + 1)[0]
-    given = {"target": targets, "attention_mask": mask}
+    kwargs = {"target": targets, "attention_mask": mask}
     message = "cannot be traced or exported: its encoder, a BertModel, can be"
     with pytest.raises(UserError, match=message):
-        torch.jit.trace(lambda ids: model(ids, **given, return_logits=True).logits, (ids,))
+        torch.jit.trace(lambda ids: model(ids, **kwargs, return_logits=True).logits, (ids,))
     with pytest.raises(UserError, match=message):
-        torch.export.export(model, (ids,), given)
+        torch.export.export(model, (ids,), kwargs)
     parameters = {key: parameter.detach() for key, parameter in model.named_parameters()}
-    found = grad(lambda own: functional_call(model, own, (ids,), given).loss)(parameters)
-    model(ids, **given).loss.backward()
+    actual = grad(lambda weights: functional_call(model, weights, (ids,), kwargs).loss)(parameters)
+    model(ids, **kwargs).loss.backward()
     for key, parameter in model.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(found[key], parameter.grad, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(actual[key], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_packed_batches_are_not_traced(seed: int) -> None:
@@ -277,8 +277,8 @@ def test_packed_batches_are_not_traced(seed: int) -> None:
 
         def forward(self, ids: Tensor) -> Tensor:
             batch = PackedBatch(input_ids=ids[0], cu_seqlens=torch.tensor([0, 16]).int(), max_seqlen=16)
-            found: Tensor = self.model(batch).last_hidden_state
-            return found
+            actual: Tensor = self.model(batch).last_hidden_state
+            return actual
 
     for record in (torch.jit.trace, torch.export.export):
         with pytest.raises(UserError, match="a PackedBatch cannot be traced or exported: give input_ids"):

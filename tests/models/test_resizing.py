@@ -92,9 +92,9 @@ def test_resized_folders_load_in_transformers(tmp_path: Path, seed: int) -> None
     model = make("BertForMaskedLM", seed)
     model.resize_token_embeddings(44)
     model.save_pretrained(tmp_path)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
-    assert theirs.config.vocab_size == 44
-    torch.testing.assert_close(theirs(input_ids=IDS).logits, model(input_ids=IDS).logits, atol=1e-5, rtol=1e-5)
+    reference = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert reference.config.vocab_size == 44
+    torch.testing.assert_close(reference(input_ids=IDS).logits, model(input_ids=IDS).logits, atol=1e-5, rtol=1e-5)
     again = BertForMaskedLM.from_pretrained(tmp_path)
     assert torch.equal(again.cls.predictions.bias, model.cls.predictions.bias)
 

@@ -33,7 +33,7 @@ def packed(ids: Tensor, mask: Tensor, **more: Any) -> PackedBatch:
     return replace(unpad(ids, mask)[0], **more)
 
 
-def theirs(model: BertForSequenceToSequence, folder: Path) -> Any:
+def in_transformers(model: BertForSequenceToSequence, folder: Path) -> Any:
     model.save_pretrained(folder)
     return transformers.EncoderDecoderModel.from_pretrained(folder).eval()
 
@@ -41,7 +41,7 @@ def theirs(model: BertForSequenceToSequence, folder: Path) -> Any:
 @pytest.mark.parametrize("name", BESIDE)
 def test_an_encoder_decoder_is_transformers(name: str, seed: int, tmp_path: Path) -> None:
     model = writer(name, seed)
-    other = theirs(model, tmp_path)
+    other = in_transformers(model, tmp_path)
     (ids, mask), (target, target_mask) = ragged(seed), targets(seed)
     out = model(ids, target, mask, target_mask, return_logits=True)
     logits = other(
@@ -62,7 +62,7 @@ def test_an_encoder_decoder_is_transformers(name: str, seed: int, tmp_path: Path
     for place, parameter in model.named_parameters():
         # What we have once is two weights there, whose gradients add up to ours.
         second = next(
-            (one for one in shared if one.removeprefix("decoder.bert.") == place.removeprefix("encoder.")), None
+            (name for name in shared if name.removeprefix("decoder.bert.") == place.removeprefix("encoder.")), None
         )
         grad = expected[place] if second is None else expected[place] + expected[second]
         assert_near(parameter.grad, grad)
@@ -128,17 +128,17 @@ def test_what_is_computed_again_is_the_same(name: str, mode: Any, seed: int) -> 
     model = writer(name, seed, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2).train()
     keys = torch.randint(-(2**62), 2**62, (7,), generator=torch.Generator().manual_seed(seed))
     source, target = (packed(*rows, dropout_key=keys) for rows in (ragged(seed), targets(seed)))
-    found = []
+    results = []
     for chosen in ("none", mode):
         model.checkpoint_activations(chosen)
         model.zero_grad()
         loss = model(source, target).loss
         loss.backward()
-        found.append((loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]))
-    torch.testing.assert_close(found[0][0], found[1][0], **CLOSE)
-    for one, other in zip(found[0][1], found[1][1], strict=True):
+        results.append((loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]))
+    torch.testing.assert_close(results[0][0], results[1][0], **CLOSE)
+    for one, other in zip(results[0][1], results[1][1], strict=True):
         assert_near(one, other)
-    assert float((model.eval()(source, target).loss - found[0][0]).detach().abs()) > 1e-3, "dropout must do something"
+    assert float((model.eval()(source, target).loss - results[0][0]).detach().abs()) > 1e-3, "dropout must do something"
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -172,8 +172,8 @@ def test_bf16_is_near(name: str, seed: int) -> None:
     loss.backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
     half = model.to(torch.bfloat16)(source, target).loss
-    for one in (loss, half):
-        torch.testing.assert_close(one.detach().float(), exact, rtol=0.05, atol=0.1)
+    for value in (loss, half):
+        torch.testing.assert_close(value.detach().float(), exact, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def test_bert_begins_both_stacks_or_one(seed: int, tmp_path: Path, caplog: pytes
     assert "crossattention" in caplog.text
     assert all(".crossattention." in name for name in copied.new_weights)
     for name, tensor in copied.state_dict().items():
-        theirs = (
+        source = (
             name.removeprefix("decoder.") if name.startswith("decoder.") else f"bert.{name.removeprefix('encoder.')}"
         )
-        assert ".crossattention." in name or torch.equal(tensor, bert[theirs]), name
+        assert ".crossattention." in name or torch.equal(tensor, bert[source]), name
     # Both change by themselves, though they begin in the same place of a mapped file.
     first, second = copied.encoder.encoder.layer[0].output.dense, copied.decoder.bert.encoder.layer[0].output.dense
     first.weight.data.add_(1.0)
@@ -89,10 +89,10 @@ def test_bert_begins_both_stacks_or_one(seed: int, tmp_path: Path, caplog: pytes
     assert shared.decoder.bert.encoder.layer[1].output is shared.encoder.encoder.layer[1].output
     assert all(".crossattention." in name for name in shared.new_weights)
 
-    one = BertForSequenceToSequence.from_pretrained(folder, kind="prefix", **IDS)
-    assert isinstance(one, PrefixModel)
-    assert not one.new_weights
-    assert all(loss(model).isfinite() for model in (copied, fresh, shared, one))
+    prefix = BertForSequenceToSequence.from_pretrained(folder, kind="prefix", **IDS)
+    assert isinstance(prefix, PrefixModel)
+    assert not prefix.new_weights
+    assert all(loss(model).isfinite() for model in (copied, fresh, shared, prefix))
 
 
 @pytest.mark.parametrize("kind", ["decoder", "bert2bert", "prefix"])
@@ -105,9 +105,9 @@ def test_an_encoder_without_a_head_gets_one(kind: str, seed: int, tmp_path: Path
 def test_a_prefix_model_is_a_masked_language_model(seed: int, tmp_path: Path) -> None:
     writer("prefix", seed).save_pretrained(tmp_path)
     ids, mask = ragged(seed)
-    ours = BertForMaskedLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask).logits
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask).logits
-    torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()], rtol=1e-4, atol=1e-4)
+    actual = BertForMaskedLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask).logits
+    expected = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(actual[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
 
 
 def test_transformers_own_encoder_decoder_is_read(seed: int, tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_transformers_own_encoder_decoder_is_read(seed: int, tmp_path: Path) -> 
     assert (model.config.num_hidden_layers, model.config.decoder_layers) == (3, 2)
     assert (model.config.begin_token_id, model.config.end_token_id) == (BEGIN, END)
     (ids, mask), (target, target_mask) = ragged(seed), targets(seed)
-    ours = model(ids, target, mask, target_mask, return_logits=True).logits
+    actual = model(ids, target, mask, target_mask, return_logits=True).logits
     read = target_mask[:, 1:]
-    theirs = other(
+    expected = other(
         input_ids=ids, attention_mask=mask, decoder_input_ids=target[:, :-1], decoder_attention_mask=read
     ).logits
-    torch.testing.assert_close(ours[read.bool()], theirs[read.bool()], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[read.bool()], expected[read.bool()], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("unchecked_folders")

@@ -22,11 +22,14 @@ LINEAR_CROSS_ENTROPY = Operation("linear_cross_entropy", eager.Eager(), native.N
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The loss summed over the labelled rows (fp32 scalar), their number, and the number of correct predictions."""
+    """The result of `linear_cross_entropy`, from which means over several batches can be formed."""
 
     loss_sum: Tensor
+    """Sum of the losses of the labelled rows, an fp32 scalar."""
     count: Tensor
+    """Number of labelled rows, an int64 scalar."""
     correct: Tensor
+    """Number of correct predictions, an int64 scalar."""
 
 
 def linear_cross_entropy(

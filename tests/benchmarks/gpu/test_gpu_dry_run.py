@@ -49,7 +49,9 @@ def test_a_dry_run_goes_through_every_section(dry_run: tuple[Path, str, float]) 
     sections = results["sections"]
     assert list(sections) == [name for name in bench_gpu.SECTIONS if name != "tune"]
     problems = {
-        name: one.get("failures") or one.get("lines") for name, one in sections.items() if one["status"] != "ok"
+        name: section.get("failures") or section.get("lines")
+        for name, section in sections.items()
+        if section["status"] != "ok"
     }
     assert not problems
     assert results["dry_run"]
@@ -74,17 +76,17 @@ def test_a_dry_run_times_the_interpreted_kernels_after_checking_them(dry_run: tu
 def test_a_dry_run_measures_the_fused_operations_beside_eager_torch(dry_run: tuple[Path, str, float]) -> None:
     sections = json.loads((dry_run[0] / "results.json").read_text())["sections"]
     for section, names in (
-        ("fused", [one for name in gpu_fused.case_names(True) for one in workloads_of(name)]),
+        ("fused", [case for name in gpu_fused.case_names(True) for case in workloads_of(name)]),
         ("loss", gpu_loss.case_names(True)),
         ("layer", gpu_layer.case_names(True)),
         ("encoder", gpu_models.encoder_names(True)),
         ("pretraining", gpu_models.pretraining_names(True)),
     ):
         rows, unmeasured = sections[section]["rows"], sections[section]["unmeasured"]
-        own = {row["workload"]: row for row in rows if row["contender"] == "fastbert"}
-        absent = {one["workload"] for one in unmeasured if one["contender"] == "fastbert" and one["reason"]}
-        assert set(own) | absent == set(names), section
-        kernels = [row for row in own.values() if row["details"].get("backend") == "triton"]
+        by_workload = {row["workload"]: row for row in rows if row["contender"] == "fastbert"}
+        absent = {row["workload"] for row in unmeasured if row["contender"] == "fastbert" and row["reason"]}
+        assert set(by_workload) | absent == set(names), section
+        kernels = [row for row in by_workload.values() if row["details"].get("backend") == "triton"]
         assert {row["outputs"] for row in kernels} <= {"close"}, kernels
         others = {row["workload"] for row in rows if row["contender"] != "fastbert"}
         assert others == (set(names) if section != "pretraining" else set()), section
@@ -92,7 +94,7 @@ def test_a_dry_run_measures_the_fused_operations_beside_eager_torch(dry_run: tup
         compared = [row for row in sections[section]["rows"] if row["contender"] == "fastbert"]
         assert {row["outputs"] for row in compared} == {"close"}, compared
         assert all(row["max_abs_difference"] > 0 for row in compared)
-    assert {one["contender"] for one in sections["pretraining"]["unmeasured"]} == {"fastbert graphs"}, "on a CPU"
+    assert {row["contender"] for row in sections["pretraining"]["unmeasured"]} == {"fastbert graphs"}, "on a CPU"
 
 
 def workloads_of(name: str) -> tuple[str, ...]:

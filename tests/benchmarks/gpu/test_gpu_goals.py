@@ -25,14 +25,14 @@ def test_every_goal_has_its_case() -> None:
         "encoder": gpu_models.encoder_names(False),
         "pretraining": gpu_models.pretraining_names(False),
     }
-    assert all(len(set(one)) == len(one) for one in names.values())
+    assert all(len(set(name)) == len(name) for name in names.values())
     failed = {
         section: {"rows": [], "failures": [{"case": name, "reason": "x"} for name in one]}
         for section, one in names.items()
     }
     verdicts = gpu_goals.verdicts(failed, False)
-    assert len({one["goal"] for one in verdicts}) == len(verdicts) == 34 + 4 + 20 + 4 + 6 + 8 + 3 + 3
-    assert {one["verdict"] for one in verdicts} == {"unmeasured: x"}
+    assert len({verdict["goal"] for verdict in verdicts}) == len(verdicts) == 34 + 4 + 20 + 4 + 6 + 8 + 3 + 3
+    assert {verdict["verdict"] for verdict in verdicts} == {"unmeasured: x"}
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_verdicts(rows: list[dict[str, Any]], measured: str | None, verdict: str
         {"workload": workload, "contender": "fastbert", "reason": "out of memory"},
     ]
     table = gpu_goals.verdicts({"attention": {"rows": rows, "unmeasured": unmeasured}}, False)
-    (found,) = (one for one in table if one["goal"] == "forward 128 full, dropout 0.1")
-    assert found["verdict"] == verdict
-    assert measured in (None, found["measured"])
-    assert {one["verdict"] for one in table if "softmax" in one["goal"]} == {"unmeasured: section softmax was not run"}
+    (actual,) = (row for row in table if row["goal"] == "forward 128 full, dropout 0.1")
+    assert actual["verdict"] == verdict
+    assert measured in (None, actual["measured"])
+    assert {row["verdict"] for row in table if "softmax" in row["goal"]} == {"unmeasured: section softmax was not run"}
 
 
 def test_ratios_are_those_to_the_fastest_that_does_the_same() -> None:
     rows = [row("fastbert", 2.0), row("eager", 3.0), row("nested flash", 2.5), row("sdpa cudnn, no dropout", 1.0)]
-    (found,) = gpu_goals.ratios({"attention": {"rows": rows}})
-    assert (found["best"], found["ratio"]) == ("nested flash", 1.25)
+    (actual,) = gpu_goals.ratios({"attention": {"rows": rows}})
+    assert (actual["best"], actual["ratio"]) == ("nested flash", 1.25)
     (alone,) = gpu_goals.ratios({"attention": {"rows": rows[:1]}})
     assert (alone["best"], alone["ratio"]) == (None, None)
 
@@ -104,11 +104,11 @@ def test_softmax_is_judged_by_the_copy_that_was_measured() -> None:
     rows = [row("fastbert", 1.0, gigabytes_per_second=3600.0, **details), row("eager", 3.0, **details)]
     copy = {"rows": [{"workload": "copy", "gigabytes_per_second": 4000.0}]}
     table = gpu_goals.verdicts({"softmax": {"rows": rows}, "ceilings": copy}, False)
-    found = {one["goal"]: (one["measured"], one["verdict"]) for one in table}
-    assert found["softmax 128 / copy bandwidth"] == ("90% (3,600 GB/s, triton)", "met")
-    assert found["softmax 128 / eager"][1] == "met"
-    (unmeasured,) = {one["verdict"] for one in gpu_goals.verdicts({"softmax": {"rows": rows}}, False)
-                     if one["goal"] == "softmax 128 / copy bandwidth"}  # fmt: skip
+    results = {row["goal"]: (row["measured"], row["verdict"]) for row in table}
+    assert results["softmax 128 / copy bandwidth"] == ("90% (3,600 GB/s, triton)", "met")
+    assert results["softmax 128 / eager"][1] == "met"
+    (unmeasured,) = {row["verdict"] for row in gpu_goals.verdicts({"softmax": {"rows": rows}}, False)
+                     if row["goal"] == "softmax 128 / copy bandwidth"}  # fmt: skip
     assert unmeasured == "unmeasured: the copy was not measured"
 
 
@@ -119,8 +119,8 @@ def row_of(workload: str, contender: str, milliseconds: float, **others: Any) ->
 
 def judged(goal: str, **sections: list[dict[str, Any]]) -> tuple[str, str]:
     table = gpu_goals.verdicts({name: {"rows": rows} for name, rows in sections.items()}, False)
-    (found,) = (one for one in table if one["goal"] == goal)
-    return found["measured"], found["verdict"]
+    (actual,) = (row for row in table if row["goal"] == goal)
+    return actual["measured"], actual["verdict"]
 
 
 COPY = [{"workload": "copy", "gigabytes_per_second": 4000.0}]

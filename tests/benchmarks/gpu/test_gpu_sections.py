@@ -63,12 +63,12 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
     monkeypatch.setattr(gpu_sections, "CASE_SECONDS", 4.0)
     session = Session(options(tmp_path / "out"))
     try:
-        found = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 60.0)
+        actual = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 60.0)
     finally:
         session.worker.close()
-    assert [row["workload"] for row in found["rows"]] == ["first", "peer", "last"]
-    assert len({row["process"] for row in found["rows"]}) == 2
-    died, refused, hung, peer = found["failures"]
+    assert [row["workload"] for row in actual["rows"]] == ["first", "peer", "last"]
+    assert len({row["process"] for row in actual["rows"]}) == 2
+    died, refused, hung, peer = actual["failures"]
     assert (died["case"], died["reason"], died["lines"]) == ("dies", "its process ended with code 7", ["last words"])
     assert (refused["case"], refused["reason"]) == ("refuses", "ValueError: not this one")
     assert "raise ValueError('not this one')" in "".join(refused["lines"])
@@ -76,7 +76,7 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
     assert (peer["case"], peer["attempted"]) == ("peer", "cudnn"), (
         "tried again without that peer, which then gave a row"
     )
-    assert found["status"] == "partial"
+    assert actual["status"] == "partial"
     written = json.loads((tmp_path / "out" / "results.json").read_text())["sections"]["attention"]
     assert [row["workload"] for row in written["rows"]] == ["first", "peer", "last"], "written after each case"
 
@@ -84,10 +84,10 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
 def test_cases_that_come_too_late_are_named(faults: None, tmp_path: Path) -> None:
     session = Session(options(tmp_path / "out"))
     try:
-        found = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 0.0)
+        actual = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 0.0)
     finally:
         session.worker.close()
-    assert found["out_of_time"] == ["first", "dies", "refuses", "hangs", "peer", "last"]
+    assert actual["out_of_time"] == ["first", "dies", "refuses", "hangs", "peer", "last"]
 
 
 def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,9 +136,9 @@ def test_a_worker_is_replaced_when_its_device_fails(tmp_path: Path, monkeypatch:
 
 
 def test_a_variant_that_does_not_compile_is_named_with_its_last_lines() -> None:
-    (found,) = gpu_processes.compile_all([{"name": "bad", "kind": "absent"}], {"TRITON_INTERPRET": "1"}, 120.0)
-    assert (found["name"], found["error"]) == ("bad", "its process ended with code 1")
-    assert found["lines"][-1] == "KeyError: 'absent'"
+    (actual,) = gpu_processes.compile_all([{"name": "bad", "kind": "absent"}], {"TRITON_INTERPRET": "1"}, 120.0)
+    assert (actual["name"], actual["error"]) == ("bad", "its process ended with code 1")
+    assert actual["lines"][-1] == "KeyError: 'absent'"
     (late,) = gpu_processes.compile_all([{"name": "late", "kind": "absent"}], {}, 0.0)
     assert late == {"name": "late", "error": "out of time"}
 
@@ -155,8 +155,8 @@ def test_flags_that_make_no_sense_are_refused(flags: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as refused:
         bench_gpu.parse(["--out", "somewhere", *flags])
     assert refused.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert [word for word in ("--dry-run", "sofmax", "--fast") if word in said]
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert [word for word in ("--dry-run", "sofmax", "--fast") if word in message]
 
 
 def test_the_record_is_named_after_the_architecture(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_what_failed_is_printed_with_its_last_line() -> None:
     ],
 )  # fmt: skip
 def test_the_output_of_the_tests_is_read(text: str, code: int | None, expected: tuple[Any, ...]) -> None:
-    found = gpu_processes.read_tests(text, code)
-    assert (found["status"], found["counts"], found["failures"]) == expected
+    actual = gpu_processes.read_tests(text, code)
+    assert (actual["status"], actual["counts"], actual["failures"]) == expected
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.name)

@@ -49,14 +49,14 @@ def test_contenders_that_refuse_are_noted_and_the_others_timed() -> None:
     def refuse() -> timing.Calls:
         raise NotImplementedError("no dropout here\nand more")
 
-    found = timing.willing(
+    actual = timing.willing(
         device,
         case,
         "x",
         {"fastbert": lambda: [lambda: calls.append("a0"), lambda: calls.append("a1")], "other": refuse},
     )
     assert case.unmeasured == [{"workload": "x", "contender": "other", "reason": "no dropout here"}]
-    (measured,) = timing.contest(device, "x", found, timing.Work(tokens=10, operations=1e9), seconds=0.01)
+    (measured,) = timing.contest(device, "x", actual, timing.Work(tokens=10, operations=1e9), seconds=0.01)
     assert calls == ["a0"] + ["a0", "a1"] * ((len(calls) - 1) // 2), "the sets of inputs take turns"
     assert measured.tflops is not None
     flat = measured.as_json()
@@ -104,8 +104,8 @@ def test_outputs_may_be_off_twice_as_far_as_eager() -> None:
 def test_output_and_gradients_are_judged_apart() -> None:
     exact = {name: torch.ones(2, dtype=torch.float64) for name in ("output", "gradient of x")}
     eager = {name: x.float() for name, x in exact.items()}
-    found = {**eager, "gradient of x": torch.tensor([1.0, 2.0])}
-    output, gradients = check.judged_apart(DEVICE, lambda: found, exact, eager)
+    results = {**eager, "gradient of x": torch.tensor([1.0, 2.0])}
+    output, gradients = check.judged_apart(DEVICE, lambda: results, exact, eager)
     assert output == (0.0, "close")
     assert gradients == (1.0, "wrong: gradient of x is off by 1, eager torch by 0")
 
@@ -118,11 +118,11 @@ def test_output_and_gradients_are_judged_apart() -> None:
 @pytest.mark.parametrize("operation", gpu_fused.PATTERNS)
 def test_the_yardstick_is_the_oracle_but_for_rounding(operation: str) -> None:
     pattern = gpu_fused.PATTERNS[operation]
-    one = gpu_fused.draw(DEVICE, pattern, 16, 32, 0)
-    assert (one.dropout is not None) == pattern.drops
-    exact = gpu_fused._composed(pattern, one, torch.float64)
-    rounded = gpu_fused._composed(pattern, one, torch.bfloat16)
-    assert set(exact) == {"output", *(f"gradient of {name}" for name in one.leaves)}
+    drawn = gpu_fused.draw(DEVICE, pattern, 16, 32, 0)
+    assert (drawn.dropout is not None) == pattern.drops
+    exact = gpu_fused._composed(pattern, drawn, torch.float64)
+    rounded = gpu_fused._composed(pattern, drawn, torch.bfloat16)
+    assert set(exact) == {"output", *(f"gradient of {name}" for name in drawn.leaves)}
     assert all(x.dtype == torch.float64 for x in exact.values())
     for name, truth in exact.items():
         assert rounded[name].dtype != torch.float64
@@ -134,14 +134,14 @@ def test_the_yardstick_is_the_oracle_but_for_rounding(operation: str) -> None:
 
 
 def test_the_products_that_are_compared_agree() -> None:
-    one = gpu_linear.draw(DEVICE, 12, 16, 32, 0).in_double()
+    drawn = gpu_linear.draw(DEVICE, 12, 16, 32, 0).in_double()
     forward, backward = gpu_linear.contenders("forward"), gpu_linear.contenders("backward")
-    torch.testing.assert_close(forward[gpu_linear.APART](one), forward["eager"](one))
-    torch.testing.assert_close(backward[gpu_linear.APART](one), backward["eager"](one))
-    u, weight = one.u.clone().requires_grad_(), one.back
+    torch.testing.assert_close(forward[gpu_linear.APART](drawn), forward["eager"](drawn))
+    torch.testing.assert_close(backward[gpu_linear.APART](drawn), backward["eager"](drawn))
+    u, weight = drawn.u.clone().requires_grad_(), drawn.back
     h = F.gelu(u)
-    (du,) = torch.autograd.grad(h @ weight.T, u, one.grad)
-    torch.testing.assert_close(backward["eager"](one), (du, h.detach(), du.sum(0)))
+    (du,) = torch.autograd.grad(h @ weight.T, u, drawn.grad)
+    torch.testing.assert_close(backward["eager"](drawn), (du, h.detach(), du.sum(0)))
 
 
 def test_padded_layers_compute_what_packed_ones_do() -> None:
@@ -149,8 +149,8 @@ def test_padded_layers_compute_what_packed_ones_do() -> None:
     model = BertModel(config).eval()
     batch = gpu_models.make_batch(config, torch.tensor([7, 3, 5]), 0)
     plain = gpu_padded.PaddedEncoder(model)
-    one, mask = batch.unpack(), gpu_padded.key_mask(batch)
-    states = plain(one["input_ids"], one["token_type_ids"], mask)[one["attention_mask"].bool()]
+    padded, mask = batch.unpack(), gpu_padded.key_mask(batch)
+    states = plain(padded["input_ids"], padded["token_type_ids"], mask)[padded["attention_mask"].bool()]
     torch.testing.assert_close(states, model(batch).last_hidden_state, atol=1e-5, rtol=1e-5)
     assert mask is not None
     assert mask.sum() == 15
@@ -164,17 +164,17 @@ def test_a_layer_that_computes_something_else_is_found_out() -> None:
     few = gpu_layer.draw(DEVICE, config, [9, 4], 0, dropout=0.0)
     exact = gpu_layer._padded_results(layer, few, torch.float64)
     eager = gpu_layer._padded_results(layer, few, torch.bfloat16)
-    found = gpu_layer._packed_results(layer, few)
-    assert check.judge(found, exact, eager)[1] == "close"
+    actual = gpu_layer._packed_results(layer, few)
+    assert check.judge(actual, exact, eager)[1] == "close"
     layer.output.LayerNorm.eps = 0.5
     assert check.judge(gpu_layer._packed_results(layer, few), exact, eager)[1].startswith("wrong: output")
 
 
 def test_a_loss_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = gpu_loss.draw(DEVICE, 20)
-    assert gpu_loss._check(DEVICE, one)[1] == "close"
-    monkeypatch.setattr(gpu_loss, "ours", lambda *arguments: 1.01 * gpu_loss.eager(*arguments))
-    assert gpu_loss._check(DEVICE, one)[1].startswith("wrong: loss is off by")
+    drawn = gpu_loss.draw(DEVICE, 20)
+    assert gpu_loss._check(DEVICE, drawn)[1] == "close"
+    monkeypatch.setattr(gpu_loss, "run_fastbert", lambda *arguments: 1.01 * gpu_loss.eager(*arguments))
+    assert gpu_loss._check(DEVICE, drawn)[1].startswith("wrong: loss is off by")
 
 
 def test_what_is_not_recorded_is_no_graph() -> None:
@@ -186,15 +186,15 @@ def test_what_is_not_recorded_is_no_graph() -> None:
 
 def test_bytes_are_the_fewest_that_a_pattern_needs() -> None:
     norm = gpu_fused.PATTERNS["dropout_add_layer_norm"]
-    one = gpu_fused.draw(DEVICE, norm, 16, 32, 0)
-    count = [gpu_fused.moved_bytes(norm, one, *flags) for flags in ((False, False), (True, False), (True, True))]
+    drawn = gpu_fused.draw(DEVICE, norm, 16, 32, 0)
+    count = [gpu_fused.moved_bytes(norm, drawn, *flags) for flags in ((False, False), (True, False), (True, True))]
     assert count == [8 * 16 * 32, 8 * 16 * 32, 6 * 16 * 32]
     embedding = gpu_fused.PATTERNS["embedding_layer_norm"]
-    one = gpu_fused.draw(DEVICE, embedding, 16, 32, 0)
+    drawn = gpu_fused.draw(DEVICE, embedding, 16, 32, 0)
     read = 16 + 8 + 2  # all words differ, two sequences of 8 tokens, both segments
-    assert gpu_fused.moved_bytes(embedding, one, False, False) == 2 * 16 * 32 + 4 * 32 * read
+    assert gpu_fused.moved_bytes(embedding, drawn, False, False) == 2 * 16 * 32 + 4 * 32 * read
     backward = 2 * 16 * 32 + 4 * 32 * read + 4 * 4 * 16 * 32 + 4 * 32 * (64 + 32 + 2)
-    assert gpu_fused.moved_bytes(embedding, one, True, False) == backward
+    assert gpu_fused.moved_bytes(embedding, drawn, True, False) == backward
     frequent = gpu_fused.draw(DEVICE, embedding, 512, 32, 0, variant=("frequent",))
     counts = frequent.tensors["ids"].bincount(minlength=64)
     assert counts[:8].sum() > 2 * counts[-8:].sum()

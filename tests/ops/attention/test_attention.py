@@ -51,12 +51,12 @@ def test_equals_the_oracle_in_float64(lengths: list[int], causal: bool, dropout_
     options = {"causal": causal, "dropout_p": dropout_p, "dropout_key": key, "dropout_site": 513}
     longest = max(lengths, default=0)
     gradient = torch.randn(tensors[0].shape, dtype=torch.float64)
-    ours = run(ops.attention, tensors, cu, cu, longest, longest, gradient=gradient, **options)
+    actual = run(ops.attention, tensors, cu, cu, longest, longest, gradient=gradient, **options)
     oracle = run(reference.attention, tensors, cu, cu, gradient=gradient, **options)
-    for name, mine, theirs in zip(("output", "dq", "dk", "dv"), ours, oracle):
+    for name, mine, expected in zip(("output", "dq", "dk", "dv"), actual, oracle):
         if sum(lengths):
             torch.testing.assert_close(
-                mine, theirs, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+                mine, expected, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
             )
 
 
@@ -90,9 +90,9 @@ def test_is_as_accurate_as_torch(dtype: torch.dtype, seed: int) -> None:
 
     exact = run(eager, exact_in, gradient=gradient)
     low_in = [tensor.to(dtype) for tensor in exact_in]
-    theirs = run(eager, low_in, gradient=gradient)
-    ours = run(ops.attention, low_in, cu, cu, 128, 128, gradient=gradient)
-    for name, mine, other, truth in zip(("output", "dq", "dk", "dv"), ours, theirs, exact):
+    expected = run(eager, low_in, gradient=gradient)
+    actual = run(ops.attention, low_in, cu, cu, 128, 128, gradient=gradient)
+    for name, mine, other, truth in zip(("output", "dq", "dk", "dv"), actual, expected, exact):
         assert_as_accurate(mine, other, truth, name)
 
 
@@ -102,10 +102,10 @@ def test_cross_attention_with_other_key_lengths_and_bias(seed: int) -> None:
     bias = torch.randn(2, 7, 9, dtype=torch.float64)
     gradient = torch.randn(tensors[0].shape, dtype=torch.float64)
     cu_q, cu_k = offsets(queries), offsets(keys)
-    ours = run(ops.attention, tensors, cu_q, cu_k, 7, 9, gradient=gradient, bias=bias)
+    actual = run(ops.attention, tensors, cu_q, cu_k, 7, 9, gradient=gradient, bias=bias)
     oracle = run(reference.attention, tensors, cu_q, cu_k, gradient=gradient, bias=bias)
-    for mine, theirs in zip(ours, oracle):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    for mine, expected in zip(actual, oracle):
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_queries_without_keys_get_zeros() -> None:
@@ -155,9 +155,9 @@ def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
 
     plain = run(layer, [qkv, table], gradient=gradient)
     compiled = run(torch.compile(layer, fullgraph=True, backend=compiler), [qkv, table], gradient=gradient)
-    for mine, theirs in zip(compiled, plain):
+    for mine, expected in zip(compiled, plain):
         # Without a sequence, plain torch finds no way from the bias to the output.
-        torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs)
+        torch.testing.assert_close(mine, torch.zeros_like(mine) if expected is None else expected)
 
 
 def test_precision_of_fp32_products_follows_either_way_of_setting_it() -> None:
@@ -197,8 +197,8 @@ def test_one_opaque_operation_under_compile(options: dict, seed: int) -> None:
 
     plain = run(layer, tensors, gradient=gradient)
     compiled = run(torch.compile(layer, fullgraph=True, backend="aot_eager"), tensors, gradient=gradient)
-    for mine, theirs in zip(compiled, plain):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    for mine, expected in zip(compiled, plain):
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_hidden_keys_may_be_said_with_an_infinite_bias(seed: int) -> None:
@@ -207,10 +207,10 @@ def test_hidden_keys_may_be_said_with_an_infinite_bias(seed: int) -> None:
     bias[:, :, 4:] = -torch.inf
     bias[1, 3] = -torch.inf
     cu = offsets([6])
-    ours = ops.attention(*tensors, cu, cu, 6, 6, bias=bias)
-    assert torch.equal(ours[3, 1], torch.zeros(16, dtype=torch.float64))
+    actual = ops.attention(*tensors, cu, cu, 6, 6, bias=bias)
+    assert torch.equal(actual[3, 1], torch.zeros(16, dtype=torch.float64))
     shorter = ops.attention(tensors[0], tensors[1][:4], tensors[2][:4], cu, offsets([4]), 6, 4)
-    torch.testing.assert_close(ours[:, 0], shorter[:, 0])
+    torch.testing.assert_close(actual[:, 0], shorter[:, 0])
 
 
 CU = offsets([3, 5])

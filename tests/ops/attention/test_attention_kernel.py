@@ -78,11 +78,11 @@ def test_heads_that_do_not_fill_a_program(heads, seed) -> None:
 @pytest.mark.parametrize("lengths", [[3, 30, 60], [129, 40]], ids=["short", "long"])
 def test_the_dropout_mask_is_the_oracles(lengths, seed) -> None:
     inputs = Inputs(lengths, lengths, seed=seed, dtype=torch.float32, heads=2, width=32, dropout_p=0.5)
-    ours, exact = inputs.run(inputs.triton)[0], inputs.run(reference.attention, torch.float64)[0]
-    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+    actual, exact = inputs.run(inputs.triton)[0], inputs.run(reference.attention, torch.float64)[0]
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5)
     inputs.options["dropout_site"] += 1
     other = inputs.run(inputs.triton)[0]
-    assert not torch.allclose(ours, other)
+    assert not torch.allclose(actual, other)
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
@@ -118,10 +118,10 @@ def test_infinite_bias_hides_keys_and_a_row_of_it_gives_zeros(length, seed) -> N
     bias = inputs.tensors[3]
     bias[:, :, 1 : length // 2] = -math.inf
     bias[0, 2] = -math.inf
-    ours = inputs.run(inputs.triton)
+    actual = inputs.run(inputs.triton)
     exact = inputs.run(reference.attention, torch.float64)
-    assert torch.equal(ours[0][2, 0], torch.zeros_like(ours[0][2, 0]))
-    for name, mine, truth in zip(NAMES, ours, exact):
+    assert torch.equal(actual[0][2, 0], torch.zeros_like(actual[0][2, 0]))
+    for name, mine, truth in zip(NAMES, actual, exact):
         torch.testing.assert_close(mine.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: name + text)
 
 
@@ -188,19 +188,19 @@ def test_a_bias_smaller_than_a_sequence_counts_as_zero_beyond(seed) -> None:
     inputs.tensors[3] = padded
     whole = inputs.run(inputs.triton)
     inputs.tensors[3] = small
-    ours = inputs.run(inputs.triton)
-    for mine, other in zip(ours[:4], whole[:4]):
+    actual = inputs.run(inputs.triton)
+    for mine, other in zip(actual[:4], whole[:4]):
         assert torch.equal(mine, other)
-    torch.testing.assert_close(ours[4], whole[4][:, :30, :50])
+    torch.testing.assert_close(actual[4], whole[4][:, :30, :50])
 
 
 @pytest.mark.parametrize("bias_dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_a_bias_in_half_precision(bias_dtype, seed) -> None:
     inputs = Inputs([20, 90, 140], [20, 90, 140], seed=seed, dtype=torch.float16, bias=True)
     inputs.tensors[3] = inputs.tensors[3].to(bias_dtype)
-    ours, exact = inputs.run(inputs.triton), inputs.run(reference.attention, torch.float64)
-    assert ours[4].dtype == bias_dtype
-    for name, mine, truth in zip(NAMES, ours, exact):
+    actual, exact = inputs.run(inputs.triton), inputs.run(reference.attention, torch.float64)
+    assert actual[4].dtype == bias_dtype
+    for name, mine, truth in zip(NAMES, actual, exact):
         torch.testing.assert_close(
             mine.double(), truth, rtol=2e-2, atol=2e-2, msg=lambda text, name=name: f"{name}: {text}"
         )

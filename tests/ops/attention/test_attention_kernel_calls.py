@@ -37,8 +37,8 @@ def test_views_of_one_product_and_broadcast_biases_need_no_copy(seed) -> None:
                 with use_backend("triton"):
                     out = function(q, k, v, cu, cu, 70, 70, bias=bias)
             results.append([out, *torch.autograd.grad(out.square().sum(), (packed, leaf), retain_graph=True)])
-    for ours, theirs in zip(results[:2], results[2:]):
-        for mine, other in zip(ours, theirs):
+    for actual, expected in zip(results[:2], results[2:]):
+        for mine, other in zip(actual, expected):
             torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-4)
 
 
@@ -107,12 +107,12 @@ def test_every_output_is_written_and_nothing_beside_it(lengths, seed, monkeypatc
     guarding = GuardingTorch()
     monkeypatch.setattr(kernels, "torch", guarding)
     inputs = Inputs(lengths, lengths, seed=seed, dtype=torch.float32, heads=3, bias=True, dropout_p=0.1, causal=True)
-    found = inputs.run(inputs.triton)
+    actual = inputs.run(inputs.triton)
     assert len(guarding.allocated) == 7  # output, lse; three gradients, delta, the bias's partial sums
     for item in guarding.allocated:
         item.check()
         assert not item.tensor.isnan().any()
-    assert not any(x.isnan().any() for x in found)
+    assert not any(x.isnan().any() for x in actual)
 
 
 class NoReading(TorchDispatchMode):

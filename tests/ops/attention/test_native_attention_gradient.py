@@ -64,23 +64,23 @@ class Case:
     def run(self, backend: str, wide: bool = False) -> list[Tensor]:
         """The output and the gradients of q, k, v, and of the bias if there is one; in float64 where `wide`."""
 
-        def given(x: Tensor) -> Tensor:
+        def leaf_of(x: Tensor) -> Tensor:
             # A view keeps its strides.
             return (x.double() if wide else x).detach().requires_grad_()
 
-        tensors, options = [given(x) for x in self.tensors], dict(self.options)
+        tensors, options = [leaf_of(x) for x in self.tensors], dict(self.options)
         if "bias" in options:
-            options["bias"] = given(options["bias"])
+            options["bias"] = leaf_of(options["bias"])
         longest = [max(lengths, default=0) for lengths in (self.queries, self.keys)]
         with use_backend(backend):  # type: ignore[arg-type]
             out = ops.attention(*tensors, offsets(self.queries), offsets(self.keys), *longest, **options)
             out.backward(self.grad.to(out.dtype))
-        wanted = [*tensors, options["bias"]] if "bias" in options else tensors
-        return [out.detach(), *(x.grad for x in wanted)]  # type: ignore[list-item]
+        leaves = [*tensors, options["bias"]] if "bias" in options else tensors
+        return [out.detach(), *(x.grad for x in leaves)]  # type: ignore[list-item]
 
     def check(self, factor: float = FACTOR) -> None:
-        exact, eager, ours = self.run("eager", wide=True), self.run("eager"), self.run("native")
-        for name, a, b, c in zip(NAMES, ours, eager, exact):
+        exact, eager, actual = self.run("eager", wide=True), self.run("eager"), self.run("native")
+        for name, a, b, c in zip(NAMES, actual, eager, exact):
             # Among few elements the errors of eager torch can all be small by luck: then two units of the last place
             # are fine.
             few = c.numel() < 2000 or name == "dbias"
@@ -125,8 +125,8 @@ def test_bias_smaller_and_larger_than_a_sequence(
     bias = torch.randn(*shape, 2, generator=generator).to(dtype).permute(2, 0, 1)
     bias[:, :, -1] = -torch.inf
     options = dropped(3, p) if p else {}
-    for given in (bias, bias.contiguous()):
-        case([30, 3, 9], [20, 90, 9], dtype, seed, bias=given, **options).check()
+    for view in (bias, bias.contiguous()):
+        case([30, 3, 9], [20, 90, 9], dtype, seed, bias=view, **options).check()
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
@@ -144,9 +144,9 @@ def test_4097_tokens(dtype: torch.dtype, lengths: tuple[int, int], seed: int) ->
 def test_what_sees_nothing_has_no_gradient(dtype: torch.dtype, seed: int) -> None:
     bias = torch.full((2, 20, 5), -torch.inf)
     bias[:, 3, 2] = 1.0
-    given = case([20, 3, 0], [5, 0, 4], dtype, seed, bias=bias)
-    _, dq, dk, dv, dbias = given.run("native")
-    torch.testing.assert_close(dv[2], given.grad[3])  # one key has all of one query's probability
+    inputs = case([20, 3, 0], [5, 0, 4], dtype, seed, bias=bias)
+    _, dq, dk, dv, dbias = inputs.run("native")
+    torch.testing.assert_close(dv[2], inputs.grad[3])  # one key has all of one query's probability
     dv[2] = 0
     for gradient in (dq, dk, dv, dbias):
         # Where one key has all, its softmax's gradient is a difference of equals.
@@ -159,12 +159,12 @@ def test_what_sees_nothing_has_no_gradient(dtype: torch.dtype, seed: int) -> Non
     first.check()
 
 
-def assert_no_gradient_of_scores(given: Case, rows: slice | list[int] = slice(None)) -> None:
+def assert_no_gradient_of_scores(inputs: Case, rows: slice | list[int] = slice(None)) -> None:
     """dq of some rows and all of dk are zero, as in mathematics, but for the rounding of eager torch."""
-    exact, eager, ours = given.run("eager", wide=True), given.run("eager"), given.run("native")
+    exact, eager, actual = inputs.run("eager", wide=True), inputs.run("eager"), inputs.run("native")
     for which, part in ((1, rows), (2, slice(None))):
         assert exact[which][part].abs().max() <= 1e-12
-        assert_as_accurate(ours[which][part], eager[which][part], exact[which][part], NAMES[which])
+        assert_as_accurate(actual[which][part], eager[which][part], exact[which][part], NAMES[which])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5], ids=["whole", "dropout", "half-dropped"])
@@ -191,10 +191,10 @@ def test_one_visible_key_has_no_gradient(dtype: torch.dtype, p: float, seed: int
 @pytest.mark.parametrize("size", [8.0, 30.0])
 def test_large_scores(dtype: torch.dtype, size: float, p: float, seed: int) -> None:
     """lse is rounded in proportion to the scores, and gradients do not show it."""
-    given = case([40, 3, 33], [40, 33, 70], dtype, seed, dim=64, **(dropped(3, p) if p else {}))
-    given.tensors[:2] = [(x * size).to(dtype) for x in given.tensors[:2]]
+    inputs = case([40, 3, 33], [40, 33, 70], dtype, seed, dim=64, **(dropped(3, p) if p else {}))
+    inputs.tensors[:2] = [(x * size).to(dtype) for x in inputs.tensors[:2]]
     # Plain C++ rounds each product of a score, and eager torch does not: exponentials of scores near 1,000 show it.
-    given.check(8 * FACTOR if cpu_capability.current() == "portable" and size > 8 else FACTOR)
+    inputs.check(8 * FACTOR if cpu_capability.current() == "portable" and size > 8 else FACTOR)
 
 
 @pytest.mark.parametrize("dtype", HERE, ids=name_of, indirect=True)
@@ -207,17 +207,17 @@ def test_nothing_on_a_side(dtype: torch.dtype, queries: list[int], keys: list[in
 
 def test_a_nan_stays_in_its_sequence_and_head(dtype: torch.dtype, seed: int) -> None:
     lengths = [20, 35, 18]
-    given = case(lengths, lengths, dtype, seed)
-    clean = given.run("native")[1:4]
+    inputs = case(lengths, lengths, dtype, seed)
+    clean = inputs.run("native")[1:4]
     for which in range(4):
-        spoilt = dataclasses.replace(given, tensors=[x.clone() for x in given.tensors], grad=given.grad.clone())
+        spoilt = dataclasses.replace(inputs, tensors=[x.clone() for x in inputs.tensors], grad=inputs.grad.clone())
         [*spoilt.tensors, spoilt.grad][which][30, 1, 3] = torch.nan
-        found = spoilt.run("native")[1:4]
-        for name, before, after in zip(NAMES[1:], clean, found):
+        actual = spoilt.run("native")[1:4]
+        for name, before, after in zip(NAMES[1:], clean, actual):
             for part in (slice(0, 20), slice(55, None)):
                 assert torch.equal(before[part], after[part]), name
             assert torch.equal(before[:, 0], after[:, 0]), name
-        dq, dk, dv = found
+        dq, dk, dv = actual
         if which in (1, 2):  # every query sees a key that is spoilt
             assert dq[20:55, 1].isnan().all()
         if which == 0:
@@ -230,37 +230,37 @@ def test_a_nan_stays_in_its_sequence_and_head(dtype: torch.dtype, seed: int) -> 
             assert dv[20:55, 1, 3].isnan().all()
 
 
-def arguments_of(given: Case, **changes: Any) -> AttentionArguments:
-    q, k, v = given.tensors
+def arguments_of(inputs: Case, **changes: Any) -> AttentionArguments:
+    q, k, v = inputs.tensors
     values: dict[str, Any] = {
-        "q": q, "k": k, "v": v, "cu_seqlens_q": offsets(given.queries), "cu_seqlens_k": offsets(given.keys),
-        "max_seqlen_q": max(given.queries), "max_seqlen_k": max(given.keys), "causal": False, "dropout_p": 0.0,
+        "q": q, "k": k, "v": v, "cu_seqlens_q": offsets(inputs.queries), "cu_seqlens_k": offsets(inputs.keys),
+        "max_seqlen_q": max(inputs.queries), "max_seqlen_k": max(inputs.keys), "causal": False, "dropout_p": 0.0,
         "dropout_key": None, "dropout_site": 0, "bias": None, "scale": 0.2, "tf32": False,
     }  # fmt: skip
-    return AttentionArguments(**(values | given.options | changes))
+    return AttentionArguments(**(values | inputs.options | changes))
 
 
 def test_joined_views_and_the_batch_change_no_bit(dtype: torch.dtype, seed: int) -> None:
     lengths = [40, 17, 1, 97, 33]
-    given = case(lengths, lengths, dtype, seed, causal=True, **dropped(5))
-    together = given.run("native")
-    again = given.run("native")
+    inputs = case(lengths, lengths, dtype, seed, causal=True, **dropped(5))
+    together = inputs.run("native")
+    again = inputs.run("native")
     assert all(torch.equal(a, b) for a, b in zip(together, again))
-    joined = torch.stack(given.tensors, 1)  # (tokens, 3, heads, dim)
-    views = dataclasses.replace(given, tensors=list(joined.unbind(1)))
+    joined = torch.stack(inputs.tensors, 1)  # (tokens, 3, heads, dim)
+    views = dataclasses.replace(inputs, tensors=list(joined.unbind(1)))
     attention_arguments = arguments_of(views, scale=32**-0.5)
     out, lse = Native().forward(attention_arguments)
     # Each head's tokens side by side.
-    grad = given.grad.transpose(0, 1).contiguous().transpose(0, 1)
+    grad = inputs.grad.transpose(0, 1).contiguous().transpose(0, 1)
     dqkv = Native().backward_joined(attention_arguments, out, lse, grad)
     for name, a, b in zip(NAMES, together, [out, *dqkv.unbind(1)]):
         assert torch.equal(a, b), name
     cuts = [0, 40, 57, 58, 155, 188]
     for i, (a, b) in enumerate(itertools.pairwise(cuts)):
-        key = given.options["dropout_key"][i : i + 1]
+        key = inputs.options["dropout_key"][i : i + 1]
         alone = Case(
-            [x[a:b] for x in given.tensors], given.grad[a:b], lengths[i : i + 1], lengths[i : i + 1],
-            {**given.options, "dropout_key": key},
+            [x[a:b] for x in inputs.tensors], inputs.grad[a:b], lengths[i : i + 1], lengths[i : i + 1],
+            {**inputs.options, "dropout_key": key},
         )  # fmt: skip
         assert all(torch.equal(x[a:b], y) for x, y in zip(together, alone.run("native"))), f"sequence {i}"
 
@@ -269,14 +269,14 @@ def test_joined_views_and_the_batch_change_no_bit(dtype: torch.dtype, seed: int)
 @pytest.mark.parametrize("biased", [False, True], ids=["no-bias", "bias"])
 def test_the_same_bits_on_any_number_of_threads(dtype: torch.dtype, biased: bool, seed: int) -> None:
     before, lengths = torch.get_num_threads(), [500, 3, 129, 64]
-    given = case(lengths, lengths, dtype, seed, heads=3, **dropped(4))
+    inputs = case(lengths, lengths, dtype, seed, heads=3, **dropped(4))
     if biased:
-        given.options["bias"] = torch.randn(3, 140, 140, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        inputs.options["bias"] = torch.randn(3, 140, 140, generator=torch.Generator().manual_seed(seed)).to(dtype)
     results = []
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            results.append(given.run("native"))
+            results.append(inputs.run("native"))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -288,12 +288,12 @@ def test_the_same_bits_on_any_number_of_threads(dtype: torch.dtype, biased: bool
 def test_touches_nothing_outside(
     dtype: torch.dtype, behind: bool, dim: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = case([7, 33], [7, 33], dtype, seed, dim=dim, **dropped(2))
+    inputs = case([7, 33], [7, 33], dtype, seed, dim=dim, **dropped(2))
     bias = torch.randn(2, 9, 21, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    attention_arguments = arguments_of(given, bias=bias)
+    attention_arguments = arguments_of(inputs, bias=bias)
     out, lse = Native().forward(attention_arguments)
-    expected = Native().backward(attention_arguments, out, lse, given.grad, True)
-    fences = [Fenced(x, behind) for x in (*given.tensors, bias, given.options["dropout_key"], out, lse, given.grad)]
+    expected = Native().backward(attention_arguments, out, lse, inputs.grad, True)
+    fences = [Fenced(x, behind) for x in (*inputs.tensors, bias, inputs.options["dropout_key"], out, lse, inputs.grad)]
     q, k, v, bias, key, out, lse, grad = (x.tensor for x in fences)
     results: list[Fenced] = []
     zeros = torch.zeros
@@ -305,24 +305,24 @@ def test_touches_nothing_outside(
     monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", fenced)
     monkeypatch.setattr(torch, "zeros", fenced)
     changed = attention_arguments._replace(q=q, k=k, v=v, bias=bias, dropout_key=key)
-    found = Native().backward(changed, out, lse, grad, True)
+    actual = Native().backward(changed, out, lse, grad, True)
     joined = Native().backward_joined(changed, out, lse, grad)
     monkeypatch.undo()
     assert len(results) == 5
-    for name, a, b in zip(NAMES[1:], expected, found):
+    for name, a, b in zip(NAMES[1:], expected, actual):
         assert torch.equal(a, b), name  # type: ignore[arg-type]
     assert torch.equal(joined[:, 1], expected[1])
 
 
 def test_operators_and_compiled_programs(seed: int) -> None:
-    given = case([5, 20], [5, 20], torch.float32, seed, dim=16)
+    inputs = case([5, 20], [5, 20], torch.float32, seed, dim=16)
     bias = torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(seed), requires_grad=True)
-    tensors = [x.requires_grad_() for x in given.tensors]
+    tensors = [x.requires_grad_() for x in inputs.tensors]
     cu, key = offsets([5, 20]), torch.tensor([3, 4])
     arguments = (*tensors, cu, cu, 20, 20, True, 0.1, key, 7, bias, 0.25, False, "native")
     torch.library.opcheck(torch.ops.fastbert.attention.default, arguments)
     out, lse = _forward(*arguments)
-    torch.library.opcheck(torch.ops.fastbert.attention_backward.default, (given.grad, out.detach(), lse.detach(), *(
+    torch.library.opcheck(torch.ops.fastbert.attention_backward.default, (inputs.grad, out.detach(), lse.detach(), *(
         x.detach() if isinstance(x, Tensor) else x for x in arguments), True))  # fmt: skip
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -332,29 +332,29 @@ def test_operators_and_compiled_programs(seed: int) -> None:
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     with use_backend("native"):
-        expected = torch.autograd.grad(attend(*tensors, bias), [*tensors, bias], given.grad)
-        found = torch.autograd.grad(compiled(*tensors, bias), [*tensors, bias], given.grad)
-    assert all(torch.equal(a, b) for a, b in zip(expected, found))
+        expected = torch.autograd.grad(attend(*tensors, bias), [*tensors, bias], inputs.grad)
+        actual = torch.autograd.grad(compiled(*tensors, bias), [*tensors, bias], inputs.grad)
+    assert all(torch.equal(a, b) for a, b in zip(expected, actual))
 
 
 def test_second_derivatives_are_refused(seed: int) -> None:
-    given = case([5], [5], torch.float32, seed, dim=16)
-    q, k, v = (x.requires_grad_() for x in given.tensors)
+    inputs = case([5], [5], torch.float32, seed, dim=16)
+    q, k, v = (x.requires_grad_() for x in inputs.tensors)
     with use_backend("native"):
         out = ops.attention(q, k, v, offsets([5]), offsets([5]), 5, 5)
-    (dq,) = torch.autograd.grad(out, q, given.grad, create_graph=True)
+    (dq,) = torch.autograd.grad(out, q, inputs.grad, create_graph=True)
     with pytest.raises(RuntimeError, match="attention_backward"):
         dq.square().sum().backward()
 
 
 def test_a_gradient_of_one_tensor_alone(seed: int) -> None:
-    given = case([5, 9], [5, 9], torch.float32, seed)
+    inputs = case([5, 9], [5, 9], torch.float32, seed)
     cu = offsets([5, 9])
-    expected = given.run("native")
+    expected = inputs.run("native")
     for i in range(3):
-        tensors = [x.detach().requires_grad_(i == j) for j, x in enumerate(given.tensors)]
+        tensors = [x.detach().requires_grad_(i == j) for j, x in enumerate(inputs.tensors)]
         with use_backend("native"):
-            ops.attention(*tensors, cu, cu, 9, 9).backward(given.grad)
+            ops.attention(*tensors, cu, cu, 9, 9).backward(inputs.grad)
         assert torch.equal(tensors[i].grad, expected[1 + i])  # type: ignore[arg-type]
 
 
@@ -373,8 +373,8 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_wrong_arguments_are_named(change: Callable[..., Any], message: str, seed: int) -> None:
-    given = case([9], [9], torch.float32, seed)
-    attention_arguments = arguments_of(given)
+    inputs = case([9], [9], torch.float32, seed)
+    attention_arguments = arguments_of(inputs)
     out, lse = Native().forward(attention_arguments)
     with pytest.raises(UserError, match=message):
-        Native().backward_joined(*change(attention_arguments, out, lse, given.grad))
+        Native().backward_joined(*change(attention_arguments, out, lse, inputs.grad))

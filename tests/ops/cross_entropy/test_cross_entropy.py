@@ -14,11 +14,11 @@ def test_linear_cross_entropy(smoothing: float, z_loss: float, seed: int) -> Non
     x, weight, bias = torch.randn(9, 16).double(), torch.randn(40, 16).double(), torch.randn(40).double()
     labels = torch.randint(40, (9,))
     labels[[2, 5]] = -100
-    found = ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing, z_loss=z_loss)
+    actual = ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing, z_loss=z_loss)
     kept = labels != -100
     logits = x @ weight.T + bias
     expected = reference.cross_entropy(logits[kept], labels[kept], smoothing).sum()
     expected = expected + z_loss * logits[kept].logsumexp(-1).square().sum()
-    torch.testing.assert_close(found.loss_sum.double(), expected, rtol=1e-5, atol=1e-5)
-    assert found.count == 7
-    assert found.correct == int((logits.argmax(-1) == labels).sum())
+    torch.testing.assert_close(actual.loss_sum.double(), expected, rtol=1e-5, atol=1e-5)
+    assert actual.count == 7
+    assert actual.correct == int((logits.argmax(-1) == labels).sum())

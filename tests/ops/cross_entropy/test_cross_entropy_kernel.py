@@ -48,14 +48,14 @@ def test_writes_every_element_and_nothing_around(
 
     read = [Guarded(tensor, device) for tensor in (x, weight, bias)]
     monkeypatch.setattr(torch, "empty", with_guards)
-    found = kernels.forward(
-        kernels.LossInputs(*(one.tensor for one in read), labels, IGNORED, 0.1, 1e-3, True, True, True)
+    actual = kernels.forward(
+        kernels.LossInputs(*(guarded.tensor for guarded in read), labels, IGNORED, 0.1, 1e-3, True, True, True)
     )
     monkeypatch.undo()
     assert len(guarded) >= 4  # losses, logits, dx, dweight
     for one in (*read, *guarded):
         one.check()
-    assert all(tensor.isfinite().all() for tensor in found)
+    assert all(tensor.isfinite().all() for tensor in actual)
 
 
 OPTIONS = pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_the_upstream_gradient_costs_one_rounding(dtype: torch.dtype, seed: int)
     tensors = inputs(20, 60, 32, seed, dtype)
     _, ones = run("triton", tensors, 1.0)
     _, scaled = run("triton", tensors, 0.37)
-    for name, one, ours in zip(NAMES, ones, scaled):
+    for name, one, actual in zip(NAMES, ones, scaled):
         exact = one.double() * 0.37
         # The gradient of the weight and of the bias are stored in fp32: one's own rounding is in the comparison.
-        error = (ours.double() - exact).abs() / exact.abs().clamp(min=torch.finfo(dtype).tiny)
+        error = (actual.double() - exact).abs() / exact.abs().clamp(min=torch.finfo(dtype).tiny)
         assert error.max() <= torch.finfo(dtype).eps * (0.5 if name == "dx" else 1.0) * 1.01, name
 
 
@@ -128,8 +128,8 @@ def test_without_a_bias(dtype: torch.dtype, seed: int) -> None:
 def test_without_a_label_the_loss_and_the_gradients_are_zero(rows: int, dtype: torch.dtype, seed: int) -> None:
     x, weight, bias, labels = inputs(rows, 50, 8, seed, dtype)
     labels.fill_(IGNORED)
-    found, gradients = run("triton", (x, weight, bias, labels), label_smoothing=0.1, z_loss=1.0)
-    assert found.loss_sum == found.count == found.correct == 0
+    actual, gradients = run("triton", (x, weight, bias, labels), label_smoothing=0.1, z_loss=1.0)
+    assert actual.loss_sum == actual.count == actual.correct == 0
     for gradient, tensor in zip(gradients, (x, weight, bias)):
         assert gradient.shape == tensor.shape
         assert gradient.dtype == dtype
@@ -151,8 +151,8 @@ def test_counts_what_is_right_and_of_equal_logits_takes_the_first(seed: int) -> 
     plain = inputs(8, 3000, 16, seed)
     plain[3][[0, 3, 5]] = exact[[0, 3, 5]]
     with use_backend("triton"):
-        found = ops.linear_cross_entropy(*plain)
-    assert found.correct == int(exactly(plain)[1].sum()) >= 3
+        actual = ops.linear_cross_entropy(*plain)
+    assert actual.correct == int(exactly(plain)[1].sum()) >= 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -161,13 +161,13 @@ def test_several_chunks_are_one(dtype: torch.dtype, seed: int, monkeypatch) -> N
     options = {"label_smoothing": 0.1, "z_loss": 1e-2}
     whole, together = run("triton", tensors, 0.5, **options)
     monkeypatch.setattr(kernels, "plan", lambda rows, vocabulary, element_size: 16)
-    ours, gradients = run("triton", tensors, 0.5, **options)
+    actual, gradients = run("triton", tensors, 0.5, **options)
     _, others = run("eager", tensors, 0.5, **options)
     _, _, exact = exactly(tensors, 0.5, **options)
     for name, mine, other, truth in zip(NAMES, gradients, others, exact):
         assert_as_accurate(mine, other, truth, name)
-    assert ours.correct == whole.correct
-    torch.testing.assert_close(ours.loss_sum, whole.loss_sum)
+    assert actual.correct == whole.correct
+    torch.testing.assert_close(actual.loss_sum, whole.loss_sum)
     torch.testing.assert_close(gradients[0], together[0])
 
 
@@ -182,13 +182,13 @@ def test_under_autocast(dtype: torch.dtype, several: bool, seed: int, monkeypatc
     for x_dtype in (torch.float32, dtype):
         tensors = (x.to(x_dtype), weight, bias, labels)
         with torch.autocast(DEVICE, dtype=dtype):
-            found, ours = run("triton", tensors, 0.5, label_smoothing=0.1)
-            _, theirs = run("eager", tensors, 0.5, label_smoothing=0.1)
-        assert found.loss_sum.dtype == torch.float32
-        for name, mine, other, truth in zip(NAMES, ours, theirs, exact):
+            result, actual = run("triton", tensors, 0.5, label_smoothing=0.1)
+            _, expected = run("eager", tensors, 0.5, label_smoothing=0.1)
+        assert result.loss_sum.dtype == torch.float32
+        for name, mine, other, truth in zip(NAMES, actual, expected, exact):
             assert_as_accurate(mine, other, truth, name)
-        assert ours[0].dtype == x_dtype
-        assert ours[1].dtype == ours[2].dtype == torch.float32
+        assert actual[0].dtype == x_dtype
+        assert actual[1].dtype == actual[2].dtype == torch.float32
 
 
 def test_small_gradients_survive_in_fp16(seed: int) -> None:
@@ -206,8 +206,8 @@ def test_a_row_does_not_depend_on_its_neighbours(seed: int) -> None:
     x, weight, bias, labels = inputs(5, 100, 8, seed)
     x[0] = math.nan
     x[2] = math.nan  # a row without a label
-    found, (dx, _, _) = run("triton", (x, weight, bias, labels), 1.0)
-    assert found.loss_sum.isnan()
+    actual, (dx, _, _) = run("triton", (x, weight, bias, labels), 1.0)
+    assert actual.loss_sum.isnan()
     assert dx[0].isnan().all()
     assert not dx[2].any()
     _, (alone, _, _) = run("triton", (x[3:], weight, bias, labels[3:]), 1.0)
@@ -219,9 +219,9 @@ def test_logits_of_minus_infinity_and_far_from_zero(seed: int) -> None:
     bias[:2100] = -math.inf  # the first whole block
     bias[2100:] += 3000.0
     labels[labels != IGNORED] = 2150
-    found, gradients = run("triton", (x, weight, bias, labels))
+    actual, gradients = run("triton", (x, weight, bias, labels))
     losses, _, exact = exactly((x, weight, bias, labels))
-    torch.testing.assert_close(found.loss_sum.double(), losses.sum().detach(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(actual.loss_sum.double(), losses.sum().detach(), rtol=1e-4, atol=1e-3)
     for gradient, truth in zip(gradients, exact):
         torch.testing.assert_close(gradient.double(), truth, rtol=1e-3, atol=1e-4)
 
@@ -231,9 +231,9 @@ def test_a_label_outside_the_vocabulary_is_nan_and_reads_nothing(wrong: int, see
     monkeypatch.delenv("FASTBERT_DEBUG", raising=False)
     x, weight, bias, labels = inputs(5, 64, 8, seed)
     labels[1] = wrong
-    found, (dx, dweight, dbias) = run("triton", (x, weight, bias, labels))
-    assert found.loss_sum.isnan()
-    assert found.count == 4
+    actual, (dx, dweight, dbias) = run("triton", (x, weight, bias, labels))
+    assert actual.loss_sum.isnan()
+    assert actual.count == 4
     assert dx[1].isnan().all()
     assert dx[[0, 2, 3, 4]].isfinite().all()
     assert dweight.isnan().any()

@@ -59,13 +59,13 @@ def test_only_what_needs_a_gradient_gets_one(frozen: set[int], seed: int) -> Non
 def test_a_tied_weight_gets_both_gradients(seed: int) -> None:
     _, table, bias, labels = inputs(6, 40, 16, seed)
     tokens = torch.arange(6, device=DEVICE)
-    found = []
+    results = []
     for backend in ("triton", "eager"):
         weight = table.clone().requires_grad_()
         with use_backend(backend):
             ops.linear_cross_entropy(torch.tanh(weight[tokens]), weight, bias, labels).loss_sum.backward()
-        found.append(weight.grad)
-    torch.testing.assert_close(*found)
+        results.append(weight.grad)
+    torch.testing.assert_close(*results)
 
 
 def test_backward_may_run_twice_with_any_upstream_gradient(seed: int) -> None:
@@ -102,12 +102,12 @@ def test_without_gradients_none_is_computed(seed: int, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "add_matmul", refuse)
     with use_backend("triton"):
         with torch.no_grad():
-            found = ops.linear_cross_entropy(tensors[0], weight, *tensors[2:])
+            actual = ops.linear_cross_entropy(tensors[0], weight, *tensors[2:])
         detached = ops.linear_cross_entropy(tensors[0], weight.detach(), *tensors[2:])
-    for one in (found, detached):
-        assert torch.equal(one.loss_sum, expected.loss_sum)
-        assert torch.equal(one.correct, expected.correct)
-        assert not one.loss_sum.requires_grad
+    for tensor in (actual, detached):
+        assert torch.equal(tensor.loss_sum, expected.loss_sum)
+        assert torch.equal(tensor.correct, expected.correct)
+        assert not tensor.loss_sum.requires_grad
 
 
 def test_the_same_bits_on_every_run(seed: int) -> None:
@@ -145,11 +145,11 @@ def test_refuses_what_it_does_not_support(seed: int) -> None:
             ops.linear_cross_entropy(x, weight, bias, labels.to("meta"))
 
 
-@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
-def test_the_operators_keep_their_promises(wanted: tuple[bool, ...], seed: int) -> None:
+@pytest.mark.parametrize("needs_gradient", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
+def test_the_operators_keep_their_promises(needs_gradient: tuple[bool, ...], seed: int) -> None:
     *operands, labels = inputs(5, 40, 8, seed)
-    leaves = [tensor.requires_grad_(need) for tensor, need in zip(operands, wanted)]
-    arguments = (*leaves, labels, IGNORED, 0.1, 1e-3, *wanted, "triton")
+    leaves = [tensor.requires_grad_(need) for tensor, need in zip(operands, needs_gradient)]
+    arguments = (*leaves, labels, IGNORED, 0.1, 1e-3, *needs_gradient, "triton")
     torch.library.opcheck(torch.ops.fastbert.linear_cross_entropy.default, arguments)
     with torch.no_grad():
         gradients = torch.ops.fastbert.linear_cross_entropy(*arguments)[3:]
@@ -161,8 +161,8 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
     counter = CompileCounterWithBackend("aot_eager")
 
     def function(x, weight, bias, labels):
-        found = ops.linear_cross_entropy(x * 2.0, weight, bias, labels, label_smoothing=0.1, z_loss=1e-3)
-        return found.loss_sum / found.count.clamp(min=1), found.correct
+        actual = ops.linear_cross_entropy(x * 2.0, weight, bias, labels, label_smoothing=0.1, z_loss=1e-3)
+        return actual.loss_sum / actual.count.clamp(min=1), actual.correct
 
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)

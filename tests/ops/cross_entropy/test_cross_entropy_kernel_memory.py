@@ -69,8 +69,8 @@ def test_ten_thousand_rows_take_a_tenth_of_their_fp32_logits(weight_dtype: torch
     bias = torch.empty(vocabulary, dtype=weight_dtype, device="meta")
     labels = torch.empty(rows, dtype=torch.int64, device="meta")
     with Allocations((x, weight, bias, labels)) as seen:
-        found = kernels.forward(kernels.LossInputs(x, weight, bias, labels, IGNORED, 0.0, 0.0, True, True, True))
+        actual = kernels.forward(kernels.LossInputs(x, weight, bias, labels, IGNORED, 0.0, 0.0, True, True, True))
     logits = kernels.plan(rows, vocabulary, 2) * kernels.padded(vocabulary) * 2
-    gradient = found[4].untyped_storage().nbytes()
+    gradient = actual[4].untyped_storage().nbytes()
     assert seen.peak > logits + gradient  # it does count
     assert seen.peak - gradient <= 0.1 * rows * vocabulary * 4

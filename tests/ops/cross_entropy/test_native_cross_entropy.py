@@ -65,12 +65,12 @@ def test_fp32_is_as_accurate_as_torch(
 ) -> None:
     monkeypatch.setattr(native_loss, "LOGITS_BYTES", 1)
     tensors = inputs(rows, vocabulary, width, seed)
-    ours, theirs = (run(backend, tensors, torch.float32, **options) for backend in ("native", "eager"))
+    actual, expected = (run(backend, tensors, torch.float32, **options) for backend in ("native", "eager"))
     exact = run("eager", tuple(t.double() if t.is_floating_point() else t for t in tensors), torch.float64, **options)
     for name in ("loss", "dx", "dweight", "dbias"):
-        assert_as_accurate(ours[name], theirs[name], exact[name].double(), name)
-    assert int(ours["count"]) == int(theirs["count"])
-    assert int(ours["correct"]) == int(exact["correct"])
+        assert_as_accurate(actual[name], expected[name], exact[name].double(), name)
+    assert int(actual["count"]) == int(expected["count"])
+    assert int(actual["correct"]) == int(exact["correct"])
 
 
 @pytest.mark.parametrize(("rows", "vocabulary", "width"), [(40, 100, 64), (130, 515, 40)], ids=["small", "two-chunks"])
@@ -79,21 +79,21 @@ def test_bf16_is_as_accurate_as_torch(
 ) -> None:
     monkeypatch.setattr(native_loss, "LOGITS_BYTES", 1)
     tensors = tuple(t.bfloat16() if t.is_floating_point() else t for t in inputs(rows, vocabulary, width, seed))
-    ours, theirs = (run(backend, tensors, torch.bfloat16) for backend in ("native", "eager"))
+    actual, expected = (run(backend, tensors, torch.bfloat16) for backend in ("native", "eager"))
     exact = run("eager", tuple(t.double() if t.is_floating_point() else t for t in tensors), torch.float64)
     for name in ("loss", "dx", "dweight", "dbias"):
-        assert_as_accurate(ours[name], theirs[name], exact[name].double(), name, floor=2e-3)
+        assert_as_accurate(actual[name], expected[name], exact[name].double(), name, floor=2e-3)
 
 
 def test_autocast_leaves_gradients_of_fp32_weights_unrounded(level: str, seed: int) -> None:
     tensors = inputs(40, 100, 64, seed)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, theirs = (run(backend, tensors, torch.float32) for backend in ("native", "eager"))
+        actual, expected = (run(backend, tensors, torch.float32) for backend in ("native", "eager"))
     exact = run("eager", tuple(t.double() if t.is_floating_point() else t for t in tensors), torch.float64)
     for name in ("dx", "dweight", "dbias"):
-        assert ours[name].dtype == torch.float32
-        assert_as_accurate(ours[name], theirs[name], exact[name], name, floor=2e-3)
-    assert not torch.equal(ours["dweight"], ours["dweight"].bfloat16().float())
+        assert actual[name].dtype == torch.float32
+        assert_as_accurate(actual[name], expected[name], exact[name], name, floor=2e-3)
+    assert not torch.equal(actual["dweight"], actual["dweight"].bfloat16().float())
 
 
 def test_gradients_repeat_bit_for_bit_on_any_number_of_threads(seed: int) -> None:
@@ -126,11 +126,11 @@ def test_extreme_logits_are_as_torch_has_them(level: str) -> None:
         tensors = (torch.eye(4)[row : row + 1], weight.nan_to_num(posinf=7.0), bias, labels[row : row + 1])
         if right is None:
             tensors = (torch.ones(1, 1), weight[:, row : row + 1], bias, labels[row : row + 1])
-        ours, theirs = (run(backend, tensors, torch.float32) for backend in ("native", "eager"))
+        actual, expected = (run(backend, tensors, torch.float32) for backend in ("native", "eager"))
         for name in ("loss", "dx", "dbias"):
-            torch.testing.assert_close(ours[name], theirs[name], equal_nan=True, msg=name)
+            torch.testing.assert_close(actual[name], expected[name], equal_nan=True, msg=name)
         if right is not None:
-            assert int(ours["correct"]) == right
+            assert int(actual["correct"]) == right
 
 
 @pytest.mark.parametrize("later", ["eager", "native"])

@@ -52,7 +52,7 @@ def test_native_token_masks_equal_the_oracle(width: int, dtype: torch.dtype, see
 def test_native_attention_masks_equal_the_oracle(keys: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     key = torch.randint(-(2**62), 2**62, (2,), generator=generator)
-    oracle = torch.stack([reference.attention_dropout_mask(3, 5, keys, 0.25, one, 9) for one in key])
+    oracle = torch.stack([reference.attention_dropout_mask(3, 5, keys, 0.25, sequence_key, 9) for sequence_key in key])
     assert torch.equal(attention_mask((2, 3, 5, keys), 0.25, key, 9, torch.float32), oracle.float())
 
 
@@ -83,8 +83,8 @@ def test_a_probability_next_to_one_keeps_one_draw_in_65536(dtype: torch.dtype, s
 def test_sites_layers_heads_and_keys_give_unrelated_masks(seed: int) -> None:
     key = torch.randint(0, 2**62, (2,), generator=torch.Generator().manual_seed(seed))
     masks = [
-        attention_mask((1, 2, 64, 64), 0.5, one[None], site, torch.float32).flatten(1)
-        for one in key
+        attention_mask((1, 2, 64, 64), 0.5, sequence_key[None], site, torch.float32).flatten(1)
+        for sequence_key in key
         for site in (Site.ATTENTION.of_layer(0), Site.ATTENTION.of_layer(1))
     ]
     rows = torch.cat([mask.view(2, -1) for mask in masks])
@@ -166,8 +166,8 @@ def test_drops_inside_of_transforms(seed: int) -> None:
     """Inside torch.func new tensors have no memory for the native generator to write to."""
     dropout = TokenDropout(0.25, torch.tensor([seed, 5]), torch.zeros(70).long(), torch.arange(70), 3)
     x = torch.randn(70, 64, generator=torch.Generator().manual_seed(seed))
-    found = torch.func.grad(lambda x: ops.dropout(x, dropout).square().sum())(x)
-    torch.testing.assert_close(found, 2 * x * token_mask(dropout, 64, torch.float32) ** 2)
+    actual = torch.func.grad(lambda x: ops.dropout(x, dropout).square().sum())(x)
+    torch.testing.assert_close(actual, 2 * x * token_mask(dropout, 64, torch.float32) ** 2)
 
 
 def test_a_recorded_call_draws_its_mask_again() -> None:

@@ -42,7 +42,9 @@ def test_token_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: int) -
 def test_attention_masks_equal_the_oracle(dtype: torch.dtype, seed: int) -> None:
     key = keys(2, seed)
     for count in WIDTHS:
-        oracle = torch.stack([reference.attention_dropout_mask(2, 3, count, 0.25, one, 9) for one in key])
+        oracle = torch.stack(
+            [reference.attention_dropout_mask(2, 3, count, 0.25, sequence_key, 9) for sequence_key in key]
+        )
         assert torch.equal(attention_mask((2, 2, 3, count), 0.25, key, 9, dtype), oracle.to(dtype)), f"{count} keys"
 
 

@@ -94,17 +94,17 @@ def run(backend: str, ids, tables, weights, gradient, dropout=None, eps: float =
 def check(ids, tables, weights, seed: int, dropout=None) -> list[torch.Tensor]:
     """Compare values and gradients with float64, by the tolerance rule; returns ours."""
     gradient = random((len(ids[0]), tables[0].shape[1]), seed + 20).to(tables[0].dtype)
-    ours = run("triton", ids, tables, weights, gradient, dropout)
-    theirs = run("eager", ids, tables, weights, gradient, dropout)
+    actual = run("triton", ids, tables, weights, gradient, dropout)
+    expected = run("eager", ids, tables, weights, gradient, dropout)
     exact = run("eager", ids, [x.double() for x in tables], [x.double() for x in weights], gradient.double(), dropout)
     names = ["result", *(f"gradient of tables[{i}]" for i in range(len(tables))), "dweight", "dbias"]
     # The largest values are few, and all of eager torch's roundings of them can be small by luck: a unit of the last
     # place of the largest is allowed.
     floor = max(1e-5, torch.finfo(tables[0].dtype).eps)
-    for name, mine, other, truth in zip(names, ours, theirs, exact, strict=True):
+    for name, mine, other, truth in zip(names, actual, expected, exact, strict=True):
         assert mine.is_contiguous()
         assert_as_accurate(mine, other, truth, name, floor=floor)
-    return ours
+    return actual
 
 
 def summed(ids: torch.Tensor, dsum: torch.Tensor, rows: int) -> torch.Tensor:
@@ -158,10 +158,10 @@ def test_is_as_accurate_as_torch(tokens: int, rows: tuple[int, ...], width: int,
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_weights_of_half_precision_and_no_dropout(dtype: torch.dtype, seed: int) -> None:
-    ours = check(
+    actual = check(
         some_ids(12, (9, 8, 2), seed), some_tables((9, 8, 2), 96, seed, dtype), some_weights(96, seed, dtype), seed
     )
-    assert {x.dtype for x in ours} == {dtype}
+    assert {x.dtype for x in actual} == {dtype}
 
 
 def test_the_result_has_autocasts_dtype_and_the_gradients_the_tables(seed: int) -> None:
@@ -170,10 +170,10 @@ def test_the_result_has_autocasts_dtype_and_the_gradients_the_tables(seed: int) 
     gradient = random((14, 64), seed).bfloat16()
     exact = run("eager", ids, [x.double() for x in tables], [x.double() for x in weights], gradient.double(), dropout)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        ours = run("triton", ids, tables, weights, gradient, dropout)
-        theirs = run("eager", ids, tables, weights, gradient, dropout)
-    assert [x.dtype for x in ours] == [torch.bfloat16] + [torch.float32] * 5
-    for mine, other, truth in zip(ours, theirs, exact, strict=True):
+        actual = run("triton", ids, tables, weights, gradient, dropout)
+        expected = run("eager", ids, tables, weights, gradient, dropout)
+    assert [x.dtype for x in actual] == [torch.bfloat16] + [torch.float32] * 5
+    for mine, other, truth in zip(actual, expected, exact, strict=True):
         assert_as_accurate(mine, other, truth)
 
 
@@ -246,7 +246,7 @@ def test_a_token_does_not_depend_on_its_neighbours(seed: int) -> None:
     ids, tables, weights = some_ids(40, (9, 7, 2), seed), some_tables((9, 7, 2), 96, seed), some_weights(96, seed)
     with use_backend("triton"):
         together = ops.embedding_layer_norm(ids, tables, *weights)
-        alone = ops.embedding_layer_norm([one[21:30] for one in ids], tables, *weights)
+        alone = ops.embedding_layer_norm([table_ids[21:30] for table_ids in ids], tables, *weights)
     assert torch.equal(together[21:30], alone)
 
 
@@ -254,9 +254,9 @@ def test_a_token_does_not_depend_on_its_neighbours(seed: int) -> None:
 def test_ids_of_any_dtype_and_stride(kind: str, seed: int) -> None:
     ids, tables, weights = some_ids(12, (9, 40, 2), seed), some_tables((9, 40, 2), 32, seed), some_weights(32, seed)
     if kind == "int32":
-        others = [one.int() for one in ids]
+        others = [table_ids.int() for table_ids in ids]
     elif kind == "strided":
-        others = [torch.stack((one, one + 1000), 1)[:, 0] for one in ids]
+        others = [torch.stack((table_ids, table_ids + 1000), 1)[:, 0] for table_ids in ids]
     else:
         positions = torch.arange(12, device=DEVICE)
         ids, others = [ids[0], positions, ids[2] * 0], [ids[0], positions, ids[2][:1].mul(0).expand(12)]
@@ -275,7 +275,7 @@ def test_a_bad_id_gives_nan_and_adds_nothing(p: float, seed: int, small_chunks: 
     guards = [Guarded(table, torch.device(DEVICE)) for table in some_tables(rows, 40, seed)]
     tables = [guard.tensor.requires_grad_() for guard in guards]
     dropout = some_dropout(tokens, seed, p) if p else None
-    ids = [one.clone() for one in clean]
+    ids = [table_ids.clone() for table_ids in clean]
     bad = {0: (3, -1), 1: (5, 7), 2: (tokens - 1, 2**40)}
     for table, (token, value) in bad.items():
         ids[table][token] = value

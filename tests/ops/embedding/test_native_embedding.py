@@ -47,7 +47,7 @@ def test_embeddings_of_ids_and_tables_of_any_stride(dtype: torch.dtype, seed: in
     tables = [draw.normal(50, 33, dtype=dtype), draw.normal(20, 33, dtype=dtype)]
     ids, weight, bias = [draw.ids(50, 90), draw.ids(20, 90)], draw.normal(33), draw.normal(33)
     expected = embed(ids, tables, weight, bias)
-    strided = [torch.stack([one, one + 10**6], 1)[:, 0] for one in ids]
+    strided = [torch.stack([table_ids, table_ids + 10**6], 1)[:, 0] for table_ids in ids]
     assert torch.equal(embed(strided, [apart(table) for table in tables], weight, bias), expected)
     one = [ids[0][:1].expand(90), ids[1]]
     assert torch.equal(embed(one, tables, weight, bias), embed([one[0].contiguous(), ids[1]], tables, weight, bias))
@@ -84,5 +84,5 @@ def test_embeddings_touch_nothing_outside(behind: bool, dtype: torch.dtype, seed
     parts = [(one.address, 1, True, table.address, 37, table.tensor.shape[0]) for one, table in zip(ids, tables)]
     vectors = (weight.address, bias.address, "fp32", 1e-12)
     assert _C.embedding_layer_norm(32, 37, NAMES[dtype], NAMES[dtype], parts, *vectors, None, y.address, 0, 0) is None
-    plain = ([one.tensor for one in ids], [table.tensor for table in tables], weight.tensor, bias.tensor)
+    plain = ([table_ids.tensor for table_ids in ids], [table.tensor for table in tables], weight.tensor, bias.tensor)
     assert torch.equal(y.tensor, embed(*plain))

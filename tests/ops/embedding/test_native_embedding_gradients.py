@@ -69,9 +69,9 @@ def test_gradients_are_as_accurate_as_torchs(
 ) -> None:
     ids, tables, grad = inputs(sizes, tokens, width, dtype, seed)
     dropout = dropping(tokens, seed) if dropped else None
-    ours, eager = run(ids, tables, grad, dropout), run(ids, tables, grad, dropout, "eager")
+    actual, eager = run(ids, tables, grad, dropout), run(ids, tables, grad, dropout, "eager")
     exact = run(ids, wide(tables), grad.double(), dropout, "eager")
-    for i, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+    for i, (a, b, c) in enumerate(zip(actual, eager, exact, strict=True)):
         check(a, b, c, f"result or gradient {i}")
 
 
@@ -89,7 +89,7 @@ def test_gradients_under_autocast(seed: int) -> None:
 def test_ids_gradients_and_tables_of_any_stride(seed: int) -> None:
     ids, operands, grad = inputs([50, 20], 90, 33, torch.bfloat16, seed)
     expected = run(ids, operands, grad)
-    strided = [torch.stack([one, one + 10**6], 1)[:, 0] for one in ids]
+    strided = [torch.stack([table_ids, table_ids + 10**6], 1)[:, 0] for table_ids in ids]
     tables = [apart(table) for table in operands[:2]]
     for one, other in zip(run(strided, [*tables, *operands[2:]], apart(grad)), expected, strict=True):
         assert torch.equal(one, other)
@@ -199,7 +199,7 @@ def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width
         _C.embedding_backward(
             tokens, width, NAMES[dtype], dsum.address, one.address, 1, True, rows, gradient.address
         )  # fmt: skip
-    plain = [[one.tensor for one in fenced] for fenced in (ids, tables)]
+    plain = [[fence.tensor for fence in fenced] for fenced in (ids, tables)]
     expected = Native().backward(grad.tensor, *plain, mean.tensor, rstd.tensor, weight.tensor, None, [True] * 2)
     assert all(torch.equal(one.tensor, two) for one, two in zip(gradients, expected))
     assert torch.equal(sums.tensor, torch.stack(expected[2:]))

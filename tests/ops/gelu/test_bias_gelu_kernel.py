@@ -53,13 +53,13 @@ def run(
 def check(x: torch.Tensor, bias: torch.Tensor | None, seed: int, approximate: str = "none") -> list[torch.Tensor]:
     """Compare values and gradients with float64, by the tolerance rule; returns ours."""
     gradient = random(tuple(x.shape), seed + 1).to(x.dtype)
-    ours = run("triton", x, bias, gradient, approximate)
-    theirs = run("eager", x, bias, gradient, approximate)
+    actual = run("triton", x, bias, gradient, approximate)
+    expected = run("eager", x, bias, gradient, approximate)
     exact = run("eager", x.double(), None if bias is None else bias.double(), gradient.double(), approximate)
-    for name, mine, other, truth in zip(("y", "dx", "dbias"), ours, theirs, exact):
+    for name, mine, other, truth in zip(("y", "dx", "dbias"), actual, expected, exact):
         assert mine.is_contiguous()
         assert_as_accurate(mine, other, truth, name)
-    return ours
+    return actual
 
 
 @contextmanager
@@ -78,9 +78,9 @@ def guarded_results(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Guarded]]:
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty", guarded)
         yield results
-    for one in results:
-        one.check()
-        assert one.tensor.isfinite().all()
+    for result in results:
+        result.check()
+        assert result.tensor.isfinite().all()
 
 
 # The first test: the interpreter writes wherever it is told to, and without guards that ends in a crash.
@@ -96,8 +96,8 @@ def test_writes_every_element_and_nothing_around(
         dx, dbias = kernels.backward(gradient, x, bias, False)
     assert len(actual) == (4 if with_bias else 2)
     expected = run("eager", x, bias, gradient)
-    for mine, theirs in zip((y, dx, dbias), expected):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    for mine, reference in zip((y, dx, dbias), expected):
+        torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -146,18 +146,18 @@ def test_rows_are_independent_and_results_the_same_every_time(seed: int) -> None
 def test_rows_that_lie_apart_and_an_expanded_gradient(seed: int) -> None:
     x, bias = random((96, 20), seed).t(), random((96,), seed + 2)
     gradient = random((20, 1), seed + 1).expand(20, 96)
-    ours = run("triton", x, bias, gradient)
+    actual = run("triton", x, bias, gradient)
     same = run("triton", x.contiguous(), bias, gradient.contiguous())
-    assert all(torch.equal(a, b) for a, b in zip(ours, same))
+    assert all(torch.equal(a, b) for a, b in zip(actual, same))
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_a_bias_whose_elements_lie_apart_or_on_each_other(approximate: str, seed: int) -> None:
     x, gradient = random((20, 96), seed), random((20, 96), seed + 1)
     for bias in (random((192,), seed + 2)[::2], random((1,), seed + 2).expand(96), random((97,), seed + 2)[1:]):
-        ours = run("triton", x, bias, gradient, approximate)
+        actual = run("triton", x, bias, gradient, approximate)
         same = run("triton", x, bias.contiguous(), gradient, approximate)
-        assert all(torch.equal(a, b) for a, b in zip(ours, same))
+        assert all(torch.equal(a, b) for a, b in zip(actual, same))
 
 
 def test_no_gradient_is_computed_of_a_bias_that_wants_none(seed: int) -> None:

@@ -23,10 +23,10 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-16.0, 16.0, 2**16 + 1), torch.tensor([-1e30, -200.0, 200.0, 1e30])]).to(dtype)
-    found = Gelu().backward(BiasGeluArguments(x, None, approximate == "tanh"), torch.ones_like(x), False)[0]
+    actual = Gelu().backward(BiasGeluArguments(x, None, approximate == "tanh"), torch.ones_like(x), False)[0]
     leaf = x.double().clamp(-100.0, 100.0).requires_grad_()
     torch.nn.functional.gelu(leaf, approximate=approximate).sum().backward()
-    assert float((found.double() - leaf.grad).abs().max()) < (1e-6 if dtype == torch.float32 else 4.5e-3)
+    assert float((actual.double() - leaf.grad).abs().max()) < (1e-6 if dtype == torch.float32 else 4.5e-3)
     infinite = torch.tensor([-math.inf, math.inf, math.nan], dtype=dtype)
     arguments = BiasGeluArguments(infinite, None, approximate == "tanh")
     slopes = Gelu().backward(arguments, torch.ones_like(infinite), False)[0]

@@ -73,13 +73,13 @@ def check(
     """Compare values and gradients with float64, by the tolerance rule; returns ours."""
     dtype = autocast or tensors[0].dtype
     gradient = random((*tensors[0].shape[:-1], len(tensors[1])), seed + 3).to(dtype)
-    ours = run("triton", tensors, gradient, activation, autocast)
-    theirs = run("eager", tensors, gradient, activation, autocast)
+    actual = run("triton", tensors, gradient, activation, autocast)
+    expected = run("eager", tensors, gradient, activation, autocast)
     exact_in = tuple(None if tensor is None else tensor.double() for tensor in tensors)
     exact = run("eager", exact_in, gradient.double(), activation)
-    for name, mine, other, truth in zip(("y", "dx", "dweight", "dbias"), ours, theirs, exact):
+    for name, mine, other, truth in zip(("y", "dx", "dweight", "dbias"), actual, expected, exact):
         assert_as_accurate(mine, other, truth, name)
-    return ours
+    return actual
 
 
 @contextmanager
@@ -99,9 +99,9 @@ def guarded_results(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setattr(torch, "empty", guarded)
         yield
     assert results
-    for one in results:
-        one.check()
-        assert one.tensor.isfinite().all()
+    for result in results:
+        result.check()
+        assert result.tensor.isfinite().all()
 
 
 def guarded(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -225,8 +225,8 @@ def test_both_ways_of_the_table(activation: str, fused: int, with_bias: bool, se
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("columns", [80, 33], ids=["fused", "odd-width"])
 def test_gradients_reach_fp32_weights_under_autocast(dtype: torch.dtype, columns: int, seed: int) -> None:
-    ours = check(operands(40, 48, columns, seed), seed, autocast=dtype)
-    assert [tensor.dtype for tensor in ours] == [dtype, torch.float32, torch.float32, torch.float32]
+    actual = check(operands(40, 48, columns, seed), seed, autocast=dtype)
+    assert [tensor.dtype for tensor in actual] == [dtype, torch.float32, torch.float32, torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
@@ -238,8 +238,8 @@ def test_calls_that_are_not_fused(dtype: torch.dtype, depth: int, columns: int, 
 def test_without_an_activation_it_is_torchs_matmul(seed: int) -> None:
     tensors = operands(20, 48, 80, seed)
     gradient = random((20, 80), seed + 3)
-    ours, theirs = (run(backend, tensors, gradient, None) for backend in ("triton", "eager"))
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs))
+    actual, expected = (run(backend, tensors, gradient, None) for backend in ("triton", "eager"))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected))
 
 
 def test_rows_in_any_number_of_axes_and_any_order_in_memory(seed: int) -> None:
@@ -260,9 +260,9 @@ def test_a_bias_whose_elements_lie_apart(fused: int, seed: int) -> None:
     x, weight, _ = (tensor.half() for tensor in operands(20, 48, 32, seed))
     bias, gradient = random((64,), seed + 2).half()[::2], random((20, 32), seed + 3)
     with use_configuration(kernels.matmul_gelu, "half-256", architecture(x.device), FUSED=fused):
-        ours = run("triton", (x, weight, bias), gradient)
+        actual = run("triton", (x, weight, bias), gradient)
         same = run("triton", (x, weight, bias.contiguous()), gradient)
-    assert all(torch.equal(a, b) for a, b in zip(ours, same))
+    assert all(torch.equal(a, b) for a, b in zip(actual, same))
 
 
 @pytest.mark.parametrize("needed", [0, 1, 2], ids=["x", "weight", "bias"])

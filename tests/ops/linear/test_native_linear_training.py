@@ -56,10 +56,12 @@ def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype 
     return x, weight, drawn(seed + 2, columns, dtype=dtype)
 
 
-def run(tensors: tuple[Tensor, ...], upstream: Tensor, activation: str | None, ours: bool) -> tuple[Tensor, Gradients]:
-    """The result and the gradients, by our operation or by eager torch."""
+def run(
+    tensors: tuple[Tensor, ...], upstream: Tensor, activation: str | None, by_fastbert: bool
+) -> tuple[Tensor, Gradients]:
+    """The result and the gradients, by fastbert's operation or by eager torch."""
     leaves = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
-    if ours:
+    if by_fastbert:
         y = ops.linear(*leaves, activation=activation)
     else:
         y = F.linear(*leaves)
@@ -162,7 +164,7 @@ def test_the_table_chooses(native: bool, seed: int, used: list[str], monkeypatch
     """Matmuls are native for parameters where the table prefers that, but not for a few outputs."""
     monkeypatch.setattr(matmul_table, "prefers_native", lambda *arguments: native)
     x, weight, bias = operands(seed, 20, 40, 50)
-    for kind, outputs, ours in (
+    for kind, outputs, is_native in (
         (torch.nn.Parameter, 40, native),
         (torch.nn.Parameter, 31, False),
         (Tensor.clone, 40, False),
@@ -171,7 +173,7 @@ def test_the_table_chooses(native: bool, seed: int, used: list[str], monkeypatch
         parameter = kind(weight[:outputs]).requires_grad_()
         y = ops.linear(x, parameter, bias[:outputs])
         torch.autograd.grad(y, parameter, drawn(seed, 20, outputs))
-        assert used == (["matmul", "weight_gradient"] if ours else [])
+        assert used == (["matmul", "weight_gradient"] if is_native else [])
 
 
 def test_copies_are_used_until_a_step_changes_the_weight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,13 @@ def in_use() -> int:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_a_tensor_is_as_torch_would_make_it(shape: tuple, dtype: torch.dtype) -> None:
-    ours, theirs = caching_allocator.empty(shape, dtype), torch.empty(shape, dtype=dtype)
-    assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
-    assert ours.device.type == "cpu"
-    assert ours.data_ptr() % 64 == 0
-    assert not ours.requires_grad
-    ours.copy_(torch.arange(ours.numel()).reshape(shape))
-    assert torch.equal(ours, torch.arange(ours.numel()).reshape(shape).to(dtype))
+    actual, expected = caching_allocator.empty(shape, dtype), torch.empty(shape, dtype=dtype)
+    assert (actual.shape, actual.dtype, actual.stride()) == (expected.shape, expected.dtype, expected.stride())
+    assert actual.device.type == "cpu"
+    assert actual.data_ptr() % 64 == 0
+    assert not actual.requires_grad
+    actual.copy_(torch.arange(actual.numel()).reshape(shape))
+    assert torch.equal(actual, torch.arange(actual.numel()).reshape(shape).to(dtype))
 
 
 def test_unwritten_memory_is_poisoned_where_torch_poisons_it() -> None:

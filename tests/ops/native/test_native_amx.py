@@ -46,7 +46,7 @@ def test_is_as_accurate_as_torch(rows: int, depth: int, columns: int, activation
     x, weight, bias = problem(rows, depth, columns, seed)
     counted = rows > 0 and cpu_kernels.in_software("amx")
     executed = emulator.executed() if counted else 0
-    ours = matmul(x, prepack(weight, "bf16"), bias.float(), activation)
+    actual = matmul(x, prepack(weight, "bf16"), bias.float(), activation)
     if counted:
         assert emulator.executed() > executed, "no tile instruction ran"
     eager, exact = F.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())
@@ -54,24 +54,24 @@ def test_is_as_accurate_as_torch(rows: int, depth: int, columns: int, activation
         eager, exact = F.gelu(eager), F.gelu(exact)
     # Among few elements the errors of eager torch can all be small by luck: then two units of the last place are fine.
     floor = 2 * torch.finfo(torch.bfloat16).eps if exact.numel() < 2000 else 1e-5
-    assert_as_accurate(ours, eager, exact, floor=floor)
+    assert_as_accurate(actual, eager, exact, floor=floor)
 
 
 def test_sums_are_of_fp32(seed: int) -> None:
     """Results in fp32 have no error of bf16."""
     x, weight, bias = problem(45, 700, 70, seed)
-    ours = matmul(x, prepack(weight, "bf16"), bias.float(), out_dtype=torch.float32)
+    actual = matmul(x, prepack(weight, "bf16"), bias.float(), out_dtype=torch.float32)
     eager = F.linear(x.float(), weight.float(), bias.float())
     exact = F.linear(x.double(), weight.double(), bias.double())
-    assert_as_accurate(ours, eager, exact, factor=4.0)
+    assert_as_accurate(actual, eager, exact, factor=4.0)
 
 
 def test_integers_are_summed_exactly(seed: int) -> None:
     """Small integers have one right answer: every row, column and step of the depth is in its place."""
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randint(-9, 10, (n, 200), generator=generator).bfloat16() for n in (71, 100))
-    ours = matmul(x, prepack(weight, "bf16"), out_dtype=torch.float32)
-    assert torch.equal(ours, x.float() @ weight.float().T)
+    actual = matmul(x, prepack(weight, "bf16"), out_dtype=torch.float32)
+    assert torch.equal(actual, x.float() @ weight.float().T)
 
 
 def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(seed: int) -> None:

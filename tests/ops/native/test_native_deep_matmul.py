@@ -24,8 +24,8 @@ def test_slices_add_up(level: str, element: str, depth: int, seed: int) -> None:
     x, weight = (torch.randn(rows, depth, generator=generator).to(dtype) * 0.1 for rows in (17, 37))
     bias, residual = torch.randn(37, generator=generator), torch.randn(17, 37, generator=generator).to(dtype)
     packed = matmul.prepack(weight, element)
-    ours = matmul.matmul(x, packed, bias, residual=residual)
+    actual = matmul.matmul(x, packed, bias, residual=residual)
     exact = x.double() @ weight.double().t() + bias + residual
-    theirs = torch.nn.functional.linear(x, weight, bias.to(dtype)) + residual
-    assert_as_accurate(ours, theirs, exact, floor=1e-5 if element == "fp32" else 5e-3)
-    assert torch.equal(ours[3:5], matmul.matmul(x[3:5], packed, bias, residual=residual[3:5]))
+    expected = torch.nn.functional.linear(x, weight, bias.to(dtype)) + residual
+    assert_as_accurate(actual, expected, exact, floor=1e-5 if element == "fp32" else 5e-3)
+    assert torch.equal(actual[3:5], matmul.matmul(x[3:5], packed, bias, residual=residual[3:5]))

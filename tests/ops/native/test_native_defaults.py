@@ -106,6 +106,6 @@ def test_torchs_defaults_change_no_bit(dtype: torch.dtype | None, device: str | 
         with defaults(dtype, device):
             actual = every_operation(operands)
     for name, tensors in expected.items():
-        for i, (ours, plain) in enumerate(zip(actual[name], tensors, strict=True)):
-            assert (ours.dtype, ours.device) == (plain.dtype, plain.device), (name, i)
-            assert torch.equal(ours, plain), (name, i)
+        for i, (result, plain) in enumerate(zip(actual[name], tensors, strict=True)):
+            assert (result.dtype, result.device) == (plain.dtype, plain.device), (name, i)
+            assert torch.equal(result, plain), (name, i)

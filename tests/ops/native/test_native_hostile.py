@@ -42,10 +42,10 @@ def test_a_negated_view_counts_with_its_sign(storage_id: str, name: str, seed: i
     values = torch.randn(getattr(module, name).shape, generator=torch.Generator().manual_seed(seed + 1))
     setattr(module, name, frozen(torch._neg_view(values)))
     with torch.no_grad():
-        ours = model(input_ids=ids).last_hidden_state
+        actual = model(input_ids=ids).last_hidden_state
         with use_backend("eager"):
-            theirs = model(input_ids=ids).last_hidden_state
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+            expected = model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])
@@ -114,9 +114,9 @@ def test_a_parametrised_norm_is_what_its_parametrisation_says(backend: str | Non
     norm = model.encoder.layer[0].output.LayerNorm
     with torch.no_grad(), use_backend(backend):
         parametrize.register_parametrization(norm, "weight", Doubled())
-        ours = model(input_ids=ids).last_hidden_state
+        actual = model(input_ids=ids).last_hidden_state
         parametrize.remove_parametrizations(norm, "weight")
-        torch.testing.assert_close(ours, model(input_ids=ids).last_hidden_state, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, model(input_ids=ids).last_hidden_state, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["eager", None])

@@ -120,16 +120,16 @@ def test_rows_become_the_integers_of_the_definition(dtype: torch.dtype, width: i
     x = torch.randn(70, width, generator=generator) * torch.logspace(-20, 20, 70)[:, None]
     x[5] = 0.0
     x = x.to(dtype)
-    for ours, expected in zip(quantize_rows(x), quantized(x), strict=True):
-        assert torch.equal(ours, expected)
+    for actual, expected in zip(quantize_rows(x), quantized(x), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_ties_go_to_even_and_strides_are_followed() -> None:
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5]])
     assert quantize_rows(x)[0].tolist() == [[127, 0, 2, 2, 0, -2, -126]]
     wide = torch.randn(40, 90)
-    for ours, expected in zip(quantize_rows(wide[::2, 3:70]), quantize_rows(wide[::2, 3:70].clone()), strict=True):
-        assert torch.equal(ours, expected)
+    for actual, expected in zip(quantize_rows(wide[::2, 3:70]), quantize_rows(wide[::2, 3:70].clone()), strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("position", [0, 20, 36])
@@ -172,12 +172,12 @@ def test_products_follow_the_definition(dtype: torch.dtype, activation: str | No
         exact = F.gelu(exact, approximate="tanh" if activation == "gelu_tanh" else "none")
     exact = exact + residual.double()
     step = torch.finfo(dtype).eps
-    ours = matmul(x, packed, bias, activation, residual)
-    assert ours.dtype == dtype
-    torch.testing.assert_close(ours.double(), exact, rtol=max(step, 1e-5), atol=2e-5)
-    ours = matmul(x, packed, bias, activation, residual, (gain, shift, 1e-12), torch.float32)
+    actual = matmul(x, packed, bias, activation, residual)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), exact, rtol=max(step, 1e-5), atol=2e-5)
+    actual = matmul(x, packed, bias, activation, residual, (gain, shift, 1e-12), torch.float32)
     exact = F.layer_norm(exact, (columns,), gain.double(), shift.double(), 1e-12)
-    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=2e-5)
 
 
 def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(seed: int) -> None:

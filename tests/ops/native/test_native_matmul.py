@@ -223,7 +223,7 @@ def test_nothing_beyond_the_ends_is_touched(
     values[2] = values[2].float()
     norm = [drawn(seed + 4, columns), drawn(seed + 5, columns)]
     fenced = [Fenced(tensor, behind) for tensor in (*values, *norm, values[3])]
-    x, weight, bias, residual, scale, shift, out = (one.tensor for one in fenced)
+    x, weight, bias, residual, scale, shift, out = (fence.tensor for fence in fenced)
     for after in (None, (scale, shift, 1e-5)):
         actual = matmul(x, prepack(weight, element), bias, "gelu", residual, after, out=out)
         plain = None if after is None else (*norm, 1e-5)

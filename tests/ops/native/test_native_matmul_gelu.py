@@ -121,8 +121,8 @@ def test_nothing_beyond_the_ends_is_touched(
     actual = matmul_gelu_backward(
         fenced[0].tensor, packed, fenced[1].tensor, False, out=fenced[2].tensor, activation_out=fenced[3].tensor
     )
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert same_bits(ours, theirs)
+    for result, reference in zip(actual, expected, strict=True):
+        assert same_bits(result, reference)
     matmul(fenced[0].tensor, packed, activation="gelu", pre_activation=fenced[2].tensor, out=fenced[3].tensor)
     assert same_bits(fenced[2].tensor, matmul(grad, packed))
 

@@ -92,8 +92,8 @@ def test_is_as_accurate_as_torch(operation: str, dtype: torch.dtype, rows: int, 
         forced(operation, operands, "eager"),
         forced(operation, wide(operands), "eager"),
     )
-    for ours, eager, exact in zip(*results, strict=True):
-        check(ours, eager, exact, operation)
+    for actual, eager, exact in zip(*results, strict=True):
+        check(actual, eager, exact, operation)
 
 
 @pytest.mark.parametrize("operation", ROWWISE)
@@ -173,10 +173,11 @@ def test_rows_of_any_strides(operation: str, layout: Callable[[Tensor], Tensor],
 def test_arguments_may_share_memory(seed: int) -> None:
     x = Draw(seed).normal(12, 12)
     operands = [x, x, x[3], x[:, 4], x[0]]
-    for ours, expected in zip(
-        forced("dropout_add_layer_norm", operands), forced("dropout_add_layer_norm", [one.clone() for one in operands])
+    for actual, expected in zip(
+        forced("dropout_add_layer_norm", operands),
+        forced("dropout_add_layer_norm", [operand.clone() for operand in operands]),
     ):
-        assert torch.equal(ours, expected)
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
@@ -213,7 +214,7 @@ def test_nothing_outside_is_touched(
             y.address,
             *statistics,
         )
-        expect(*call("dropout_add_layer_norm", [one.tensor for one in (x, residual, weight, bias, x_bias)]))
+        expect(*call("dropout_add_layer_norm", [fenced.tensor for fenced in (x, residual, weight, bias, x_bias)]))
         for tanh in (False, True):
             gelu = (*head, x.address, width, x_bias.address)
             _C.bias_gelu(*gelu, NAMES[vectors], tanh, y.address)

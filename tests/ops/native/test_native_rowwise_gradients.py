@@ -107,13 +107,15 @@ def upstream(function: Function, rows: int, width: int, dtype: torch.dtype, seed
     return [draw.normal(rows, width, dtype=dtype) for _ in range(2 if function in (of_sum, of_dropped) else 1)]
 
 
-def run(function: Function, given: list[Tensor], grads: list[Tensor], backend: str | None = "native") -> list[Tensor]:
+def run(
+    function: Function, operands: list[Tensor], grads: list[Tensor], backend: str | None = "native"
+) -> list[Tensor]:
     """Results, then gradients of all arguments."""
-    leaves = [x.detach().requires_grad_() for x in given]
+    leaves = [x.detach().requires_grad_() for x in operands]
     with use_backend(backend):  # type: ignore[arg-type]
         results = function(*leaves)
-        found = torch.autograd.grad(results, leaves, [g.to(y.dtype) for g, y in zip(grads, results)])
-    return [*(y.detach() for y in results), *found]
+        actual = torch.autograd.grad(results, leaves, [g.to(y.dtype) for g, y in zip(grads, results)])
+    return [*(y.detach() for y in results), *actual]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -124,20 +126,22 @@ def test_gradients_are_as_accurate_as_torchs(
 ) -> None:
     if width == 1 and "norm" in function.__name__:
         pytest.skip("the norm of one element is constant, and eager torch's gradient is what rounding leaves")
-    given, grads = inputs(function, rows, width, dtype, seed), upstream(function, rows, width, dtype, seed)
-    ours, eager = run(function, given, grads), run(function, given, grads, "eager")
-    exact = run(function, [x.double() for x in given], [g.double() for g in grads], "eager")
-    for i, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+    operands, grads = inputs(function, rows, width, dtype, seed), upstream(function, rows, width, dtype, seed)
+    actual, eager = run(function, operands, grads), run(function, operands, grads, "eager")
+    exact = run(function, [x.double() for x in operands], [g.double() for g in grads], "eager")
+    for i, (a, b, c) in enumerate(zip(actual, eager, exact, strict=True)):
         check(a, b, c, f"{function.__name__}: result or gradient {i}")
 
 
 @pytest.mark.parametrize("function", [of_dropped, gelu, gelu_norm])
 def test_vectors_of_other_dtypes(function: Function, seed: int) -> None:
     kinds = (torch.float32, torch.bfloat16)
-    given = inputs(function, 70, 65, torch.bfloat16, seed, *kinds)
+    operands = inputs(function, 70, 65, torch.bfloat16, seed, *kinds)
     grads = upstream(function, 70, 65, torch.bfloat16, seed)
-    alike = [x if x.dim() > 1 else x.float() for x in given]
-    for x, one, other in zip([*grads, *given], run(function, given, grads), run(function, alike, grads), strict=True):
+    alike = [x if x.dim() > 1 else x.float() for x in operands]
+    for x, one, other in zip(
+        [*grads, *operands], run(function, operands, grads), run(function, alike, grads), strict=True
+    ):
         assert one.dtype == x.dtype
         # The same numbers in fp32 are the same call, but for the dtype of the vectors' gradients.
         assert torch.equal(one, other.to(one.dtype))
@@ -146,13 +150,13 @@ def test_vectors_of_other_dtypes(function: Function, seed: int) -> None:
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_on_every_run_and_any_threads(function: Function, dtype: torch.dtype, seed: int) -> None:
-    given, grads = inputs(function, 333, 769, dtype, seed), upstream(function, 333, 769, dtype, seed)
+    operands, grads = inputs(function, 333, 769, dtype, seed), upstream(function, 333, 769, dtype, seed)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        first, again = run(function, given, grads), run(function, given, grads)
+        first, again = run(function, operands, grads), run(function, operands, grads)
         torch.set_num_threads(1)
-        alone = run(function, given, grads)
+        alone = run(function, operands, grads)
     finally:
         torch.set_num_threads(threads)
     for a, b, c in zip(first, again, alone, strict=True):
@@ -171,9 +175,9 @@ LAYOUTS = [
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_and_gradients_of_any_strides(function: Function, layout: Callable[[Tensor], Tensor], seed: int) -> None:
-    given = inputs(function, 71, 37, torch.bfloat16, seed)
+    operands = inputs(function, 71, 37, torch.bfloat16, seed)
     grads = [layout(g) for g in upstream(function, 71, 37, torch.bfloat16, seed)]
-    strided = [layout(x) if x.dim() == 2 else x for x in given]
+    strided = [layout(x) if x.dim() == 2 else x for x in operands]
     plain = run(function, [x.clone(memory_format=torch.contiguous_format) for x in strided], [g.clone() for g in grads])
     for one, other in zip(run(function, strided, grads), plain, strict=True):
         assert torch.equal(one, other)
@@ -181,12 +185,12 @@ def test_rows_and_gradients_of_any_strides(function: Function, layout: Callable[
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_row_knows_nothing_of_its_neighbours(function: Function, seed: int) -> None:
-    given, grads = inputs(function, 9, 131, torch.float32, seed), upstream(function, 9, 131, torch.float32, seed)
-    spoilt = [x.clone() for x in given]
+    operands, grads = inputs(function, 9, 131, torch.float32, seed), upstream(function, 9, 131, torch.float32, seed)
+    spoilt = [x.clone() for x in operands]
     spoilt[0][3] = torch.nan
     kept = [0, 1, 2, 4, 5, 6, 7, 8]
-    rows = [i for i, x in enumerate([*grads, *given]) if x.dim() == 2]
-    whole, partly = run(function, given, grads), run(function, spoilt, grads)
+    rows = [i for i, x in enumerate([*grads, *operands]) if x.dim() == 2]
+    whole, partly = run(function, operands, grads), run(function, spoilt, grads)
     for i in rows:
         assert torch.equal(whole[i][kept], partly[i][kept])
 
@@ -213,7 +217,7 @@ def test_what_forward_keeps(dtype: torch.dtype, seed: int) -> None:
     torch.testing.assert_close(rstd, (total.double().var(1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-6, atol=0.0)
     quick = LayerNorm().forward_rows(arguments, False)
     assert torch.equal(quick[0], y)
-    assert [len(one) for one in quick[1:]] == [0, 0, 0]
+    assert [len(x) for x in quick[1:]] == [0, 0, 0]
 
 
 def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> None:
@@ -234,18 +238,18 @@ def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> N
 @pytest.mark.parametrize("result", [0, 1])
 @pytest.mark.parametrize("function", [of_sum, of_dropped])
 def test_either_result_may_take_the_gradient(function: Function, result: int, seed: int) -> None:
-    given, grad = inputs(function, 20, 96, torch.float32, seed), Draw(seed + 1).normal(20, 96)
+    operands, grad = inputs(function, 20, 96, torch.float32, seed), Draw(seed + 1).normal(20, 96)
 
     def gradients(dtype: torch.dtype, backend: str) -> list[Tensor | None]:
-        leaves = [x.to(dtype).requires_grad_() for x in given]
+        leaves = [x.to(dtype).requires_grad_() for x in operands]
         with use_backend(backend):  # type: ignore[arg-type]
             y = function(*leaves)[result]
             return list(torch.autograd.grad(y, leaves, grad.to(dtype), allow_unused=True))
 
-    ours, eager, exact = (
+    actual, eager, exact = (
         gradients(torch.float32, "native"), gradients(torch.float32, "eager"), gradients(torch.float64, "eager")
     )  # fmt: skip
-    for a, b, c in zip(ours, eager, exact, strict=True):
+    for a, b, c in zip(actual, eager, exact, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None and c is not None:
             check(a, b, c, "gradient")
@@ -264,10 +268,10 @@ def test_a_gradient_of_a_gradient_is_refused(seed: int) -> None:
 def test_the_operators_keep_their_promises(with_all: bool, level: str, seed: int) -> None:
     if level != "portable":
         pytest.skip("what is asked is of Python, so one level is enough")
-    x, residual, weight, bias, x_bias = (one.requires_grad_() for one in inputs(of_sum, 5, 40, torch.float32, seed))
+    x, residual, weight, bias, x_bias = (x.requires_grad_() for x in inputs(of_sum, 5, 40, torch.float32, seed))
     draw, operators = Draw(seed), torch.ops.fastbert
     grad, mean, rstd = draw.normal(5, 40), draw.normal(5), draw.normal(5)
-    bare = [one.detach() for one in (x, x_bias, weight)]
+    bare = [tensor.detach() for tensor in (x, x_bias, weight)]
     drops = dropping(5, seed)
     parts = (
         (drops.p, drops.key, drops.sequence_ids, drops.offsets, drops.site) if with_all else (0.0, None, None, None, 0)
@@ -369,18 +373,18 @@ def test_drops_what_a_mask_drops(width: int, dtype: torch.dtype, seed: int) -> N
 
 @pytest.mark.parametrize("function", [of_dropped, gelu, gelu_norm, dropout])
 def test_is_chosen_where_a_gradient_is_wanted(function: Function, seed: int) -> None:
-    given, grads = inputs(function, 33, 129, torch.bfloat16, seed), upstream(function, 33, 129, torch.bfloat16, seed)
-    for chosen, native in zip(run(function, given, grads, None), run(function, given, grads), strict=True):
+    operands, grads = inputs(function, 33, 129, torch.bfloat16, seed), upstream(function, 33, 129, torch.bfloat16, seed)
+    for chosen, native in zip(run(function, operands, grads, None), run(function, operands, grads), strict=True):
         assert torch.equal(chosen, native)
 
 
 def test_backward_may_run_outside_of_the_backend_of_its_forward(seed: int) -> None:
-    given, grads = inputs(of_dropped, 20, 40, torch.float32, seed), upstream(of_dropped, 20, 40, torch.float32, seed)
-    leaves = [x.requires_grad_() for x in given]
-    expected = run(of_dropped, given, grads)[2:]
+    operands, grads = inputs(of_dropped, 20, 40, torch.float32, seed), upstream(of_dropped, 20, 40, torch.float32, seed)
+    leaves = [x.requires_grad_() for x in operands]
+    expected = run(of_dropped, operands, grads)[2:]
     for backward in ("eager", None):
         with use_backend("native"):
             results = of_dropped(*leaves)
         with use_backend(backward):  # type: ignore[arg-type]
-            found = torch.autograd.grad(results, leaves, grads)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            actual = torch.autograd.grad(results, leaves, grads)
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

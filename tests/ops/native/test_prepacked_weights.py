@@ -23,12 +23,12 @@ def assert_fresh(x: Tensor, *weights: Tensor) -> None:
     """The matmuls with the copies, forward and backward, are those with the current weights."""
     counts = (len(weights),)
     with torch.no_grad():
-        ours = matmul.matmul(x, prepacked_weights.prepacked_group(weights, counts, "fp32")[0])
-        theirs = F.linear(x, torch.cat(weights))
+        actual = matmul.matmul(x, prepacked_weights.prepacked_group(weights, counts, "fp32")[0])
+        expected = F.linear(x, torch.cat(weights))
         transposed = prepacked_weights.prepacked_group(weights, counts, "fp32", transposed=True)[0]
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-        back = matmul.matmul(theirs, transposed)
-    torch.testing.assert_close(back, theirs @ torch.cat(weights), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+        back = matmul.matmul(expected, transposed)
+    torch.testing.assert_close(back, expected @ torch.cat(weights), atol=1e-4, rtol=1e-5)
 
 
 def optimizers() -> list:
@@ -74,17 +74,17 @@ def test_several_optimizers_share_a_joined_copy(seed: int) -> None:
     """Ours steps one of the weights, torch's another, and one stays."""
     weights = [nn.Parameter(random(seed + i, OUT, IN)) for i in range(3)]
     x = random(seed + 5, 3, IN)
-    ours, theirs = AdamW(weights[:1], lr=0.1), torch.optim.SGD(weights[1:2], lr=0.1)
+    actual, expected = AdamW(weights[:1], lr=0.1), torch.optim.SGD(weights[1:2], lr=0.1)
     for _ in range(3):
         assert_fresh(x, *weights)
         for weight in weights:
             weight.grad = torch.ones_like(weight)
-        ours.step()
+        actual.step()
         assert_fresh(x, *weights)
-        theirs.step()
+        expected.step()
         assert_fresh(x, *weights)
-        ours.step()
-        theirs.step()
+        actual.step()
+        expected.step()
 
 
 @pytest.mark.parametrize("element", ["fp32", "bf16"])
@@ -210,7 +210,7 @@ def test_a_large_product_sees_a_small_write_that_torch_does_not_count(
     weights = [nn.Parameter(random(seed + i, 96, 128).to(dtype)) for i in range(2)]
 
     def copies(rows: int) -> list[bytes]:
-        return [bytes(one) for one in prepacked_weights.prepacked_group(weights, (1, 1), element, rows=rows)]
+        return [bytes(packed) for packed in prepacked_weights.prepacked_group(weights, (1, 1), element, rows=rows)]
 
     def fresh() -> list[bytes]:
         return [bytes(matmul.prepack(weight, element)) for weight in weights]
@@ -361,8 +361,8 @@ def test_another_layout_of_the_same_memory_is_seen(seed: int) -> None:
     with torch.no_grad():
         prepacked_weights.prepacked(weight, "fp32")
         weight.data = torch._neg_view(weight.data)
-        ours = matmul.matmul(x, prepacked_weights.prepacked(weight, "fp32"))
-    torch.testing.assert_close(ours, F.linear(x, weight.detach().resolve_neg()), atol=1e-5, rtol=1e-5)
+        actual = matmul.matmul(x, prepacked_weights.prepacked(weight, "fp32"))
+    torch.testing.assert_close(actual, F.linear(x, weight.detach().resolve_neg()), atol=1e-5, rtol=1e-5)
 
 
 def test_copies_are_unshared_after_a_failed_compile() -> None:

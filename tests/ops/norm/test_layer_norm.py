@@ -37,15 +37,15 @@ def test_layer_norm_of_any_dtypes_rounds_no_rows(
     torch.manual_seed(seed)
     tensors = (torch.randn(5, 40).to(rows), torch.randn(40).to(weights), torch.randn(40).to(biases))
     kinds = (rows, torch.float32, torch.float32)
-    found = []
+    results = []
     with fastbert.use_backend("eager"):
         for form in (kinds, (torch.float64,) * 3, (rows, weights, biases)):
             leaves = [tensor.to(kind).requires_grad_() for tensor, kind in zip(tensors, form)]
             result = ops.layer_norm(*leaves)
             assert result.dtype == form[0]
-            found.append([result, *torch.autograd.grad(result, leaves[0], torch.ones_like(result).cumsum(1))])
-    for theirs, exact, mine in zip(*found):
-        assert_as_accurate(mine, theirs, exact)
+            results.append([result, *torch.autograd.grad(result, leaves[0], torch.ones_like(result).cumsum(1))])
+    for expected, exact, mine in zip(*results):
+        assert_as_accurate(mine, expected, exact)
 
 
 def test_dropout_add_layer_norm_is_its_parts(seed: int) -> None:
@@ -87,10 +87,10 @@ def test_layer_norm_keeps_bf16_rows_and_fp32_weights_apart_under_autocast(seed: 
 def test_layer_norm_adds_weight_gradients_up_in_fp32(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, grad = (torch.randn(2000, 16, generator=generator).bfloat16() for _ in range(2))
-    found = []
+    results = []
     for dtype in (torch.float32, torch.float64):
         weight, bias = torch.ones(16, dtype=dtype).requires_grad_(), torch.zeros(16, dtype=dtype).requires_grad_()
         y = ops.layer_norm(x if dtype == torch.float32 else x.double(), weight, bias)
-        found.append(torch.autograd.grad(y, (weight, bias), grad.to(y.dtype)))
-    for ours, exact in zip(*found):
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-3)
+        results.append(torch.autograd.grad(y, (weight, bias), grad.to(y.dtype)))
+    for actual, exact in zip(*results):
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-3)

@@ -134,9 +134,9 @@ def test_either_result_may_take_the_gradient(
     if not biased:
         del tensors["x_bias"]
     upstream = [random((20, 96), seed + i) if used else None for i, used in zip((5, 6), reached)]
-    ours = check(of_sum, tensors, upstream, dropout=token_dropout(20, seed) if dropped else None)
+    actual = check(of_sum, tensors, upstream, dropout=token_dropout(20, seed) if dropped else None)
     if not reached[0]:
-        assert not {"dweight", "dbias"} & ours.keys()
+        assert not {"dweight", "dbias"} & actual.keys()
 
 
 @pytest.mark.parametrize("rows_dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -144,9 +144,9 @@ def test_weights_and_residual_may_have_other_dtypes(rows_dtype: torch.dtype, see
     tensors = inputs(40, 96, rows_dtype, seed, weights=torch.float32)
     tensors["residual"] = tensors["residual"].float()
     upstream = [random((40, 96), seed + i) for i in (5, 6)]
-    ours = check(of_sum, tensors, upstream, dropout=token_dropout(40, seed))
+    actual = check(of_sum, tensors, upstream, dropout=token_dropout(40, seed))
     for name, tensor in tensors.items():
-        assert ours[f"d{name}"].dtype == tensor.dtype
+        assert actual[f"d{name}"].dtype == tensor.dtype
     del tensors["residual"]
     assert check(of_gelu, tensors, upstream[:1])["dx_bias"].dtype == torch.float32
 
@@ -178,9 +178,9 @@ def test_drops_what_the_oracle_drops(width: int, p: float, seed: int) -> None:
 
 def test_dropout_of_nothing_is_no_dropout(seed: int) -> None:
     tensors, upstream = inputs(10, 64, torch.float32, seed), [random((10, 64), seed + 5), None]
-    ours = run("triton", of_sum, tensors, upstream, dropout=token_dropout(10, seed, 0.0))
+    actual = run("triton", of_sum, tensors, upstream, dropout=token_dropout(10, seed, 0.0))
     same = run("triton", of_sum, tensors, upstream)
-    assert all(torch.equal(ours[name], same[name]) for name in same)
+    assert all(torch.equal(actual[name], same[name]) for name in same)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, -200.0])

@@ -44,10 +44,10 @@ def test_rows_and_gradients_may_lie_anyhow(form, function, seed: int) -> None:
     with use_backend("triton"):
         results = function(**leaves)
         used = list(leaves.values())
-        found = torch.autograd.grad(results, used, [form(g) for g, _ in zip(gradients, results)], allow_unused=True)
+        actual = torch.autograd.grad(results, used, [form(g) for g, _ in zip(gradients, results)], allow_unused=True)
     expected = run("triton", function, tensors, gradients)
     assert torch.equal(results[0], expected["y"])
-    for name, gradient in zip(leaves, found):
+    for name, gradient in zip(leaves, actual):
         assert gradient is None or torch.equal(gradient, expected[f"d{name}"])
 
 
@@ -56,9 +56,9 @@ def test_expanded_gradients(function, seed: int) -> None:
     tensors = inputs(20, 96, torch.float32, seed)
     for narrow in ((1, 96), (20, 1), (1, 1)):
         wide = [random(narrow, seed + i).expand(20, 96) for i in (5, 6)]
-        ours = run("triton", function, tensors, wide)
+        actual = run("triton", function, tensors, wide)
         same = run("triton", function, tensors, [g.contiguous() for g in wide])
-        assert all(torch.equal(ours[name], same[name]) for name in same)
+        assert all(torch.equal(actual[name], same[name]) for name in same)
 
 
 def test_leading_axes(seed: int) -> None:
@@ -66,9 +66,9 @@ def test_leading_axes(seed: int) -> None:
     deep = tensors | {name: tensors[name].view(2, 3, 4, 40) for name in ("x", "residual")}
     for function in (alone, of_gelu, of_sum):
         flat = run("triton", function, tensors, upstream)
-        ours = run("triton", function, deep, [g.view(2, 3, 4, 40) for g in upstream])
-        assert ours["y"].shape == (2, 3, 4, 40)
-        assert all(torch.equal(ours[name].flatten(), flat[name].flatten()) for name in flat)
+        actual = run("triton", function, deep, [g.view(2, 3, 4, 40) for g in upstream])
+        assert actual["y"].shape == (2, 3, 4, 40)
+        assert all(torch.equal(actual[name].flatten(), flat[name].flatten()) for name in flat)
     with use_backend("triton"):
         (row,) = alone(tensors["x"][3], tensors["weight"], tensors["bias"])
         (rows,) = alone(tensors["x"], tensors["weight"], tensors["bias"])

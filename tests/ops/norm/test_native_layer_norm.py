@@ -24,10 +24,10 @@ def test_rows_far_from_zero_keep_their_digits(dtype: torch.dtype, seed: int) -> 
     x = (draw.normal(64, 768) + 1e4).to(dtype)
     weight, bias = draw.normal(768), draw.normal(768)
     with use_backend("native"):
-        ours = ops.layer_norm(x, weight, bias)
+        actual = ops.layer_norm(x, weight, bias)
     with use_backend("eager"):
         exact = ops.layer_norm(x.double(), weight.double(), bias.double())
-    assert_as_accurate(ours, exact.to(dtype), exact)
+    assert_as_accurate(actual, exact.to(dtype), exact)
 
 
 def test_rows_of_one_value_give_the_bias(seed: int) -> None:

@@ -46,9 +46,9 @@ def test_gradients_are_as_accurate_as_torchs(
     draw, key = Draw(seed), key_of(shape[0], seed)
     scores, grad = draw.normal(*shape, dtype=dtype), draw.normal(*shape, dtype=dtype)
     mask = draw.normal(shape[0], 1, shape[2], shape[3]) > -0.5 if masked else None
-    ours, eager = run(scores, mask, grad, p, key), run(scores, mask, grad, p, key, "eager")
+    actual, eager = run(scores, mask, grad, p, key), run(scores, mask, grad, p, key, "eager")
     exact = run(scores.double(), mask, grad.double(), p, key, "eager")
-    for name, a, b, c in zip(("probabilities", "dscores"), ours, eager, exact, strict=True):
+    for name, a, b, c in zip(("probabilities", "dscores"), actual, eager, exact, strict=True):
         check(a, b, c, name)
 
 

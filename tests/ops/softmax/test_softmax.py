@@ -54,8 +54,10 @@ def test_equals_the_oracle_in_float64(form: tuple[int, ...] | None, dropout_p: f
     scores, gradient = random((3, 2, 5, 33), seed), random((3, 2, 5, 33), seed + 1)
     mask = None if form is None else random(form, seed + 2) > -0.5
     options = {"mask": mask, "scale": 0.7, "dropout_p": dropout_p, "dropout_key": keys_of(3, seed), "dropout_site": 9}
-    for ours, theirs in zip(run(ops.softmax, scores, gradient, **options), run(oracle, scores, gradient, **options)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    for actual, expected in zip(
+        run(ops.softmax, scores, gradient, **options), run(oracle, scores, gradient, **options)
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -97,8 +99,8 @@ def test_rows_without_a_visible_key_give_zeros_and_take_no_gradient(masked: bool
     assert not probabilities[unseen].any()
     assert not dscores[unseen].any()
     torch.testing.assert_close(probabilities.sum(-1), (~unseen).double())
-    for ours, theirs in zip((probabilities, dscores), run(oracle, scores, gradient, mask=mask)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    for actual, expected in zip((probabilities, dscores), run(oracle, scores, gradient, mask=mask)):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_nan_is_not_taken_for_a_row_without_keys(seed: int) -> None:

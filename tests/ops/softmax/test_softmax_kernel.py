@@ -76,13 +76,13 @@ def run(backend: str, scores: torch.Tensor, gradient: torch.Tensor, **options) -
 def check(scores: torch.Tensor, seed: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """Compare values and gradients with float64, by the tolerance rule; returns ours."""
     gradient = random(tuple(scores.shape), seed + 1).to(scores.dtype)
-    ours = run("triton", scores, gradient, **options)
-    theirs = run("eager", scores, gradient, **options)
+    actual = run("triton", scores, gradient, **options)
+    expected = run("eager", scores, gradient, **options)
     exact = run("eager", scores.double(), gradient.double(), **options)
-    for name, mine, other, truth in zip(("probabilities", "dscores"), ours, theirs, exact):
+    for name, mine, other, truth in zip(("probabilities", "dscores"), actual, expected, exact):
         assert mine.is_contiguous()
         assert_as_accurate(mine, other, truth, name)
-    return ours
+    return actual
 
 
 # The first test: the interpreter writes wherever it is told to, and without guards that ends in a crash.
@@ -148,9 +148,9 @@ def test_a_mask_may_lie_in_any_order_in_memory(seed: int) -> None:
     mask = some((40, 6, 3), seed).permute(2, 1, 0)[:, None]
     assert mask.stride(3) != 1
     scores = random((3, 2, 6, 40), seed)
-    ours = check(scores, seed, mask=mask)
+    actual = check(scores, seed, mask=mask)
     same = check(scores, seed, mask=mask.contiguous())
-    assert all(torch.equal(a, b) for a, b in zip(ours, same))
+    assert all(torch.equal(a, b) for a, b in zip(actual, same))
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-30, 30.0])
@@ -192,7 +192,7 @@ def test_drops_what_the_oracle_drops(shape: tuple[int, ...], p: float, seed: int
     gradient = random(shape, seed)
     options = {"dropout_p": p, "dropout_key": key, "dropout_site": SITE}
     probabilities, dscores = run("triton", scores, gradient, **options)
-    masks = [reference.attention_dropout_mask(*shape[1:], p, one, SITE) for one in key]
+    masks = [reference.attention_dropout_mask(*shape[1:], p, sequence_key, SITE) for sequence_key in key]
     expected = torch.stack(masks) / shape[3]
     torch.testing.assert_close(probabilities.double(), expected, rtol=1e-6, atol=0.0)
     passed = torch.stack(masks) * gradient / shape[3]
@@ -237,9 +237,9 @@ def test_rows_may_lie_apart_and_in_any_order(gap: int, seed: int) -> None:
 def test_an_expanded_gradient(seed: int) -> None:
     scores = random((2, 2, 3, 40), seed)
     gradient = random((2, 2, 3, 1), seed).expand(2, 2, 3, 40)
-    ours = run("triton", scores, gradient)
+    actual = run("triton", scores, gradient)
     same = run("triton", scores, gradient.contiguous())
-    assert all(torch.equal(a, b) for a, b in zip(ours, same))
+    assert all(torch.equal(a, b) for a, b in zip(actual, same))
 
 
 @pytest.mark.parametrize("with_all", [False, True], ids=["bare", "mask-and-dropout"])
