@@ -17,7 +17,7 @@ from fastbert.checkpoints.formats.safetensors import WEIGHTS, save_tensors
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
 from fastbert.embeddings.pooling import check_pooling
-from fastbert.errors import CheckpointError, UserError
+from fastbert.errors import CheckpointError, UserError, require_whole
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
 from fastbert.ops.native import matmul
 
@@ -91,9 +91,7 @@ class EmbedSettings:
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
-        length = self.max_length
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 3):
-            raise UserError(f"max_length={length!r} must be a whole number, at least 3, or None")
+        require_whole("max_length", self.max_length, 3, optional=True)
         named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
         if not all(isinstance(name, str) and isinstance(text, str) for name, text in named):
             raise UserError(f"prompts={self.prompts!r} must be texts by name")

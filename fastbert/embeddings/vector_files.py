@@ -196,9 +196,9 @@ def embed_file(
     model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     texts: TextFile,
-    out: VectorFile | str | Path,
+    file: VectorFile,
     options: EmbedOptions | None = None,
-    progress: Callable[[int, Counts], None] | None = None,
+    progress: Callable[[int, Counts], None] = lambda position, counts: None,
 ) -> Report:
     """Write the embeddings of a file's texts, in their order; see `TextFile` and `VectorFile`.
 
@@ -206,12 +206,10 @@ def embed_file(
     """
     began = time.perf_counter()
     counts = Counts()
-    file = out if isinstance(out, VectorFile) else VectorFile(out)
     with file:
         for vectors in embed_chunks(model, texts, tokenizer, options, counts):
             file.append(vectors.numpy())
-            if progress is not None:
-                progress(texts.position, counts)
+            progress(texts.position, counts)
         if not counts.texts:
             raise UserError(f"{texts.name} holds no text")
     return Report(counts, file.width, time.perf_counter() - began)

@@ -98,14 +98,6 @@ def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPiec
     return values
 
 
-def read_run(folder: Path) -> FinetuneConfig:
-    """Return the configuration of the fine-tuning run in `folder`. Raises `UserError` where there is none."""
-    saved = read_record(folder, "finetune", FinetuneConfig.CHANGEABLE)
-    if saved is None:
-        raise UserError(f"{folder}: holds no fine-tuning run of fastbert; choose another --out")
-    return _flags(saved, folder)
-
-
 def _flags(saved: Mapping[str, Any], folder: Path) -> FinetuneConfig:
     try:
         return FinetuneConfig.from_dict(saved["finetune"])

@@ -193,7 +193,7 @@ def test_a_file_in_a_file_out(tmp_path: Path, seed: int, monkeypatch: pytest.Mon
         model,
         tokenizer,
         TextFile(path),
-        tmp_path / "v.npy",
+        VectorFile(tmp_path / "v.npy"),
         progress=lambda at, counts: told.append((at, counts.texts)),
     )
     np.testing.assert_array_equal(read(tmp_path / "v.npy"), model.embed(texts, tokenizer).numpy())
@@ -202,7 +202,7 @@ def test_a_file_in_a_file_out(tmp_path: Path, seed: int, monkeypatch: pytest.Mon
     assert f"{report.counts.tokens:,} tokens" in str(report)
     assert f"{report.counts.truncated} of 30 texts" in str(report) or not report.counts.truncated
     with pytest.raises(UserError, match="holds no text"):
-        embed_file(model, tokenizer, TextFile(write(tmp_path / "e.txt", b"")), tmp_path / "e.npy")
+        embed_file(model, tokenizer, TextFile(write(tmp_path / "e.txt", b"")), VectorFile(tmp_path / "e.npy"))
     assert not (tmp_path / "e.npy").exists()
 
 
@@ -210,7 +210,7 @@ def test_a_bad_text_in_the_middle_leaves_nothing(tmp_path: Path, seed: int, monk
     monkeypatch.setitem(embed.CHUNK_TEXTS, "cpu", 4)
     path = write(tmp_path / "t.txt", b"a\n" * 20 + b"\xff\n")
     with pytest.raises(UserError, match="line 21"):
-        embed_file(small_model(seed), small_tokenizer(), TextFile(path), tmp_path / "v.npy")
+        embed_file(small_model(seed), small_tokenizer(), TextFile(path), VectorFile(tmp_path / "v.npy"))
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -15,8 +15,8 @@ from toy_tasks import echoes, sentiment
 
 from fastbert.errors import UserError
 from fastbert.finetuning import start
+from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune, task_settings
-from fastbert.finetuning.run_folder import read_run
 from fastbert.models.seq2seq.config import SequenceConfig
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
@@ -33,7 +33,8 @@ def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
     files = {"config.json", "loss.png", "metrics.jsonl", "results.json", "vocab.txt"}
     assert names == files | {"model", "predictions", "tokenizer"}
     assert (run / "tokenizer" / "vocab.txt").read_bytes() == (run / "vocab.txt").read_bytes()
-    assert read_run(run) == config(place, run)
+    configuration = json.loads((run / "config.json").read_text())["finetune"]
+    assert FinetuneConfig.from_dict(configuration) == config(place, run)
     stored = json.loads((run / "results.json").read_text())
     assert stored["results"]["dev.tsv"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]
     assert stored["finished"] is True

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -91,10 +92,9 @@ def _read_conll(path: str, dataset: Dataset[Any]) -> list[Prediction]:
     predicted = read_conll(path, Columns(), labelled=True)
     for i, (gold, example) in enumerate(zip(dataset, predicted)):
         if gold.words != example.words:
-            differ = [k for k, pair in enumerate(zip(gold.words, example.words)) if pair[0] != pair[1]]
-            k = differ[0] if differ else min(len(gold.words), len(example.words))
+            same = [*map(eq, gold.words, example.words), False].index(False)
             raise UserError(
-                f"{predicted.where(i)}: word {k + 1} is not that of {dataset.where(i)}; the words must be the same"
+                f"{predicted.where(i)}: word {same + 1} is not that of {dataset.where(i)}; the words must be the same"
             )
     if len(predicted) != len(dataset):
         last = predicted.where(len(predicted) - 1)
