@@ -71,6 +71,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         if not torch.cuda.is_available():
             os.environ.setdefault("TRITON_INTERPRET", "1")
+            if importlib.util.find_spec("triton") is not None:
+                import interpreter
+
+                interpreter.hasten()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -101,7 +101,7 @@ class GuardingTorch:
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1, 16, 3], [31, 17], [64, 33, 5], [127, 65], [129, 1, 200]], ids=["16", "32", "64", "128", "long"]
+    "lengths", [[1, 16, 3], [31, 17], [64, 33, 5], [127, 65], [129, 1]], ids=["16", "32", "64", "128", "long"]
 )
 def test_every_output_is_written_and_nothing_beside_it(lengths, seed, monkeypatch: pytest.MonkeyPatch) -> None:
     guarding = GuardingTorch()
@@ -225,7 +225,7 @@ def test_forward_mode_is_refused_where_it_would_be_zero() -> None:
         torch.func.jvp(ops.softmax, (q[None],), (q[None],))
 
 
-@pytest.mark.parametrize("longest", [16, 32, 64, 128, 200])
+@pytest.mark.parametrize("longest", [16, 32, 64, 128, 130])
 def test_gradients_of_joined_projections(longest: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     lengths = [longest, 1, longest // 2 + 1]
