@@ -44,8 +44,8 @@ class Commands:
     def run(self, arguments: list[str], **ending: Any) -> tuple[int, float]:
         """The exit code, negative for a signal, and the processor time that it took, in seconds.
 
-        `kill_after`: seconds of processor time until SIGKILL; `terminate_after`: until two SIGTERM in a row; `fault`
-        (from 1): the number of the operation in `POINTS` that kills the process or, with `error`, finds the disk full.
+        `kill_after`: seconds of processor time until SIGKILL; `fault` (from 1): the number of the operation in `POINTS`
+        that kills the process, finds the disk full with `error`, or with `terminate` is preceded by two SIGTERM.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -91,10 +91,6 @@ def _serve(output: str) -> None:
         if request.get("kill_after") is not None:
             _wait(child, request["kill_after"])
             os.kill(child, signal.SIGKILL)
-        if request.get("terminate_after") is not None:
-            _wait(child, request["terminate_after"])
-            os.kill(child, signal.SIGTERM)
-            os.kill(child, signal.SIGTERM)
         _, status, used = os.wait4(child, 0)
         seconds = used.ru_utime + used.ru_stime
         answers.write(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": seconds}) + "\n")
@@ -117,7 +113,7 @@ def _work(request: dict[str, Any]) -> None:
     code = 1
     try:
         if request.get("fault") is not None:
-            _arrange_fault(request["fault"], bool(request.get("error")))
+            _arrange_fault(request["fault"], bool(request.get("error")), bool(request.get("terminate")))
         code = main(request["arguments"])
     finally:
         if sys.exc_info()[0] is not None:
@@ -127,7 +123,7 @@ def _work(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _arrange_fault(number: int, error: bool) -> None:
+def _arrange_fault(number: int, error: bool, terminate: bool) -> None:
     passed = 0
 
     def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,7 +133,8 @@ def _arrange_fault(number: int, error: bool) -> None:
             if passed == number:
                 if error:
                     raise OSError(errno.ENOSPC, "No space left on device")
-                os.kill(os.getpid(), signal.SIGKILL)
+                for one in (signal.SIGTERM, signal.SIGTERM) if terminate else (signal.SIGKILL,):
+                    os.kill(os.getpid(), one)
             return original(*values, **named)
 
         return faulty

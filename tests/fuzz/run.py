@@ -39,10 +39,10 @@ def build(target: Path, main: str, flags: Sequence[str], compiler: str) -> None:
     subprocess.run([compiler, *FLAGS, *flags, *map(str, objects), "-o", str(target)], check=True)
 
 
-def check(folder: Path, seed: int, texts: int) -> int:
+def check(folder: Path, seed: int, texts: int, flags: Sequence[str] = ()) -> int:
     """Random texts under AddressSanitizer and UBSan."""
     program = folder / "check"
-    build(program, "check_wordpiece.cpp", ADDRESS, os.environ.get("CXX", "c++"))
+    build(program, "check_wordpiece.cpp", [*ADDRESS, *flags], os.environ.get("CXX", "c++"))
     return subprocess.run([program, str(seed), str(texts)]).returncode
 
 

@@ -33,7 +33,14 @@ def needs_sanitizer(tmp_path: Path, flag: str) -> None:
 
 def test_hostile_texts_under_address_and_undefined_sanitizer(run, tmp_path, seed):
     needs_sanitizer(tmp_path, "-fsanitize=address,undefined")
-    assert run.check(tmp_path, seed, 1000) == 0
+    # Without optimisation it is compiled in half the time, and few texts are quick all the same.
+    assert run.check(tmp_path, seed, 200, ["-O0", "-g1"]) == 0
+
+
+@pytest.mark.slow
+def test_more_hostile_texts_in_optimised_code(run, tmp_path, seed):
+    needs_sanitizer(tmp_path, "-fsanitize=address,undefined")
+    assert run.check(tmp_path, seed, 3000) == 0
 
 
 @pytest.mark.slow
