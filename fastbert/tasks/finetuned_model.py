@@ -25,7 +25,6 @@ from fastbert.tokenizers.fit import check_tokenizer
 
 FILE, FORMAT_VERSION = "fastbert_task.json", 1
 NOT_STORED = ("strict", "skip_bad")
-STORED_NAMES = {"num_beams": "beams"}  # keys in the file that differ from the names of settings
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,7 @@ def _foreign_task(folder: Path, name: str, settings: dict[str, Any]) -> Task[Any
 
 def save_task(task: Task[Any], folder: Path, scored: ScoringDtype | None = None) -> None:
     """Write a model's task next to its weights, with the dtype in which its run scored it."""
-    settings = {
-        STORED_NAMES.get(name, name): value for name, value in asdict(task.settings).items() if name not in NOT_STORED
-    }
+    settings = {name: value for name, value in asdict(task.settings).items() if name not in NOT_STORED}
     values = {"format_version": FORMAT_VERSION, "task": task.name, "labels": task.labels, "settings": settings}
     if scored is not None:
         values["scored"] = asdict(scored)
@@ -110,8 +107,8 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
         if values["format_version"] > FORMAT_VERSION:
             raise UserError(f"{path}: written by a newer fastbert (format {values['format_version']}); update fastbert")
         kind, stored = task_class(values["task"]), dict(values["settings"])
-        keys = {field.name: STORED_NAMES.get(field.name, field.name) for field in fields(kind.settings_type)}
-        settings = {name: stored[key] for name, key in keys.items() if key in stored}
+        names = {field.name for field in fields(kind.settings_type)}
+        settings = {name: value for name, value in stored.items() if name in names}
         settings["columns"] = Columns(**settings.get("columns", {}))
         settings |= changed_settings(kind, overrides)
         return kind(kind.settings_type(**settings), values["labels"])
