@@ -44,6 +44,8 @@ def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
     """Return the folder, the TensorFlow prefix, or the Hub id's folder in the local cache. Raises `UserError`."""
     text = os.fspath(source)
     path = Path(text)
+    if not text:
+        raise UserError("'': is empty; name the folder of a model (. is the current one)")
     if "\0" in text:
         raise UserError(f"{shown(text)}: a path must not contain NUL")
     if path.is_dir() or (path.name and index_file(path).is_file()):

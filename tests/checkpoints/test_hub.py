@@ -78,8 +78,8 @@ def test_the_variables_that_name_the_cache(
         ("org/name/more", "main", "no such folder"),
         ("org--name", "main", "no such folder"),
         ("org/..", "main", "no such folder"),
+        ("", "main", "is empty; name the folder of a model"),
         ("org/\0", "main", "a path must not contain NUL"),
-        ("", "main", "holds no model.safetensors|no such file"),
     ],
 )
 def test_what_is_not_there_is_said(
