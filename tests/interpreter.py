@@ -50,7 +50,7 @@ def _patch_lang(original: Any) -> Any:
     launch: list[Any] = []
 
     class Scope(interpreter._LangPatchScope):  # type: ignore[misc, name-defined]
-        """What a launch has replaced; calls inside it put nothing back."""
+        """The replacements of a launch; calls inside it put nothing back."""
 
         def __init__(self, changes: list[Any], modules: frozenset[str]) -> None:
             self._changes = changes

@@ -133,8 +133,8 @@ def _arrange_fault(number: int, error: bool, terminate: bool) -> None:
             if passed == number:
                 if error:
                     raise OSError(errno.ENOSPC, "No space left on device")
-                for one in (signal.SIGTERM, signal.SIGTERM) if terminate else (signal.SIGKILL,):
-                    os.kill(os.getpid(), one)
+                for kind in (signal.SIGTERM, signal.SIGTERM) if terminate else (signal.SIGKILL,):
+                    os.kill(os.getpid(), kind)
             return original(*values, **named)
 
         return faulty

@@ -103,8 +103,11 @@ def _refuse_empty_paths(config: type[Any], flags: Sequence[str]) -> None:
             flag, equals, value = word.partition("=")
             if not equals:
                 continue
-        if not value and "Path" in str(hints.get(_field(flag))):
+        hint = str(hints.get(_field(flag)))
+        if not value and "Path" in hint:
             raise UserError(f"{flag} '': is empty; name a file or a folder (. is the current one)")
+        if "tuple" not in hint:  # what follows the flag's one value is an argument without a flag
+            flag = ""
 
 
 def _field(flag: str) -> str:
@@ -117,7 +120,7 @@ def _one_line(box: str, config: type[Any], command: str) -> str:
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     sections = re.split(r"^[─-]{10,}$|^╭.*╮$", "\n".join(rows), flags=re.MULTILINE)[1:] or [box]
     message = " ".join(sections[0].split())
-    unknown = re.match(r"Unrecognized options: (.*)", message)
+    unknown = re.match(r"Unrecognized options: ?(.*)", message)
     wrong = re.match(r"Error parsing (\S+): no type matching \S+ could be instantiated from \[(.*?)\]", message)
     choice = re.match(r"invalid choice '(.*)' for argument '(\S+)'", message)
     if unknown:
@@ -132,6 +135,7 @@ def _one_line(box: str, config: type[Any], command: str) -> str:
     elif choice:
         # tyro lists them in no order, and None among those of optional flags.
         hint = _choices(get_type_hints(config, include_extras=True)[_field(choice[2])])
-        message = f"{choice[2]} {choice[1]}: choose one of {_metavar(hint).strip('{}').replace(',', ', ')}"
+        choices = _metavar(hint).strip("{}").replace(",", ", ")
+        message = f"{choice[2]} {choice[1] or repr('')}: choose one of {choices}"
     message = message.removeprefix("Error parsing ").rstrip(".")
     return f"{message}; `fastbert {command} --help` shows the flags"

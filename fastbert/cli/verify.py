@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from fastbert.cli.common import require
 from fastbert.errors import UserError
-from fastbert.integrations.verify import VerifyReport, verify
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
 from fastbert.io.untrusted_input import open_regular
+
+if TYPE_CHECKING:
+    from fastbert.integrations.verify import VerifyReport
 
 AGREE, DISAGREE = 0, 1
 
@@ -53,6 +55,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Compare both, print the report, and return 0 if they agree."""
     from fastbert.checkpoints.hub import is_id
     from fastbert.checkpoints.source import find_source
+    from fastbert.integrations.verify import verify
 
     name = require(config.model or None, "MODEL", "the folder of a Hugging Face model")
     if not is_id(name):

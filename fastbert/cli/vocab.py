@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.cli import vocab_view as view
 from fastbert.cli.common import require
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
-from fastbert.tokenizers import WordPieceTokenizer, coverage, training
-from fastbert.tokenizers.extension import Extension, extend_for, propose
-from fastbert.tokenizers.word_counts import Normalization, Split, count_documents
 
 if TYPE_CHECKING:
     from fastbert.models.base import PreTrainedModel
+    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.extension import Extension
+    from fastbert.tokenizers.word_counts import Normalization, Split
 
 REPORT = "vocab_report.json"
 _MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
@@ -87,11 +86,15 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def _build(config: Config, quiet: bool) -> None:
+    from fastbert.cli.vocab_view import coverage_table
+    from fastbert.tokenizers import WordPieceTokenizer, coverage, training, word_counts
+
     out = require(config.out, "--out", "the folder to write the vocabulary to")
     _refuse_present(out, ("vocab.txt",), config.overwrite)
     training.check_size(config.vocab_size)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization(lower_case=not config.cased), config.validation_fraction)
+        normalization = word_counts.Normalization(lower_case=not config.cased)
+        split = _count(config, bars, normalization, config.validation_fraction)
         beat = bars.waiting("learning pieces")
         vocabulary = training.learn_vocabulary(
             split.learn.words,
@@ -107,24 +110,31 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
     print(
-        f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n\n{view.coverage_table(measured, split.unit)}\n\n"
+        f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, split.unit)}\n\n"
         f"report: {report_file or out / REPORT}\n"
         f"{_next_command(config, out)}"
     )
 
 
 def _measure(config: Config, quiet: bool) -> None:
+    from fastbert.cli.vocab_view import coverage_table
+    from fastbert.tokenizers import coverage, word_counts
+
     tokenizer = _read_tokenizer(config)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization.of(tokenizer), 0.0)
+        split = _count(config, bars, word_counts.Normalization.of(tokenizer), 0.0)
         measured = coverage.measure_coverage(tokenizer, split.held_out)
     file = _write_report(config, {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}, None)
-    print(f"{config.tokenizer}: {tokenizer.vocab_size:,} entries\n\n{view.coverage_table(measured, 'all')}")
+    print(f"{config.tokenizer}: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, 'all')}")
     if file is not None:
         print(f"\nreport: {file}")
 
 
 def _extend(config: Config, quiet: bool) -> None:
+    from fastbert.cli import vocab_view as view
+    from fastbert.tokenizers import coverage, word_counts
+    from fastbert.tokenizers.extension import extend_for, propose
+
     tokenizer = _read_tokenizer(config)
     model = None
     if config.model is not None:
@@ -134,7 +144,7 @@ def _extend(config: Config, quiet: bool) -> None:
         written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
         _refuse_present(config.out, written, config.overwrite, model is not None)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization.of(tokenizer), config.validation_fraction)
+        split = _count(config, bars, word_counts.Normalization.of(tokenizer), config.validation_fraction)
         working = bars.waiting("tokenizing its words")
         proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
         rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))
@@ -182,6 +192,8 @@ def _save_extension(
 
 
 def _read_tokenizer(config: Config) -> WordPieceTokenizer:
+    from fastbert.tokenizers import WordPieceTokenizer
+
     folder = config.tokenizer or config.model
     return WordPieceTokenizer.from_pretrained(
         require(folder, "--tokenizer", "the folder or vocab.txt of the tokenizer to extend")
@@ -200,6 +212,8 @@ def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
 
 
 def _count(config: Config, bars: Bars, normalization: Normalization, holdout: float) -> Split:
+    from fastbert.tokenizers.word_counts import count_documents
+
     corpus = config.find_corpus()
     total = corpus.total_bytes
     update = bars.stage("reading", total)
@@ -225,9 +239,12 @@ def _next_command(config: Config, out: Path) -> str:
 
 def _write_report(config: Config, report: dict[str, Any], folder: Path | None) -> Path | None:
     """Write the report to --report, else into the output folder; return the value of --report."""
-    file = folder / REPORT if config.report is None and folder is not None else config.report
-    if file is not None:
-        coverage.write_report(file, report)
+    from fastbert.tokenizers.coverage import write_report
+
+    if config.report is None and folder is not None:
+        write_report(folder / REPORT, report)
+    elif config.report is not None:
+        write_report(config.report, report)
     return config.report
 
 

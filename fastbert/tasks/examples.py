@@ -115,7 +115,7 @@ def check_text(value: Any, where: str, example: Example) -> str:
 
 @dataclass(frozen=True)
 class PredictionFormat:
-    """How predictions of a task are written to files and read from them."""
+    """The format of a task's predictions in files."""
 
     key: str
     """The key of the predicted value: label, score, tags or text."""

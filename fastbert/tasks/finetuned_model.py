@@ -106,9 +106,10 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
     try:
         if values["format_version"] > FORMAT_VERSION:
             raise UserError(f"{path}: written by a newer fastbert (format {values['format_version']}); update fastbert")
-        kind, stored = task_class(values["task"]), dict(values["settings"])
+        kind, settings = task_class(values["task"]), dict(values["settings"])
         names = {field.name for field in fields(kind.settings_type)}
-        settings = {name: value for name, value in stored.items() if name in names}
+        if unknown := sorted(settings.keys() - names):
+            raise ValueError(f"unknown settings: {', '.join(unknown)}")
         settings["columns"] = Columns(**settings.get("columns", {}))
         settings |= changed_settings(kind, overrides)
         return kind(kind.settings_type(**settings), values["labels"])

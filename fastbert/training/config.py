@@ -59,7 +59,7 @@ class _Pretraining(CorpusFlags):
     seed: int = 0
     """Seed of the weights, the validation split, sentence pairs, masks and dropout."""
     checkpoint_mode: Literal["layer", "selective"] = "layer"
-    """What --checkpoint-activations recomputes: whole layers, or only operations that are cheap next to matmuls."""
+    """Recomputed by --checkpoint-activations: whole layers, or only operations that are cheap next to matmuls."""
     cuda_graphs: bool = False
     """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU."""
     validation_fraction: float = 0.1

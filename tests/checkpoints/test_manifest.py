@@ -190,6 +190,15 @@ def test_large_files_are_read_in_stretches(tmp_path: Path, monkeypatch: pytest.M
     assert whole == Entry(100_003, f"{manifest.crc32c(data):08x}")
 
 
+def test_a_stored_setting_that_a_task_does_not_have_is_named(folder: Path) -> None:
+    file = folder / "fastbert_task.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "settings": {**values["settings"], "beams": 7}}))
+    manifest.update_manifest(folder, [file.name])
+    with pytest.raises(CheckpointError, match=r"fastbert_task\.json: damaged \(unknown settings: beams\)"):
+        load_task(folder)
+
+
 def test_every_writer_leaves_a_manifest_that_holds(folder: Path, tmp_path: Path) -> None:
     """Saving again, converting, deltas and merging into a folder; nothing that stays is forgotten."""
     model = BertModel.from_pretrained(folder)

@@ -149,6 +149,15 @@ def test_an_empty_path_is_not_the_current_folder(
     assert not calls
 
 
+def test_an_empty_argument_behind_the_value_of_a_path_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fill-mask", "--model", "absent", ""]) == 2
+    assert "is empty" not in capsys.readouterr().err
+    assert cli.main(["doctor", ""]) == 2
+    assert capsys.readouterr().err.startswith("fastbert: error: unexpected argument '';")
+    assert cli.main(["finetune", "--task", ""]) == 2
+    assert capsys.readouterr().err.startswith("fastbert: error: --task '': choose one of classification, ")
+
+
 @pytest.mark.parametrize("words", ["try wrong --debug", "--debug try missing-file", "--debug try --max-length 2"])
 def test_debug_shows_the_traceback(words: str, calls: list[tuple[Config, bool]]) -> None:
     with pytest.raises((UserError, OSError)):

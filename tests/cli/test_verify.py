@@ -49,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append((model, texts, options))
         return report
 
-    monkeypatch.setattr("fastbert.cli.verify.verify", answer)
+    monkeypatch.setattr("fastbert.integrations.verify.verify", answer)
     return seen
 
 

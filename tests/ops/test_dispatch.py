@@ -167,5 +167,7 @@ def test_operations_give_shapes_on_the_meta_device() -> None:
     assert ops.bias_gelu(x, vector).shape == x.shape
     assert ops.softmax(x[None, None]).shape == (1, 1, 6, 8)
     assert ops.embedding_layer_norm([ids], [matrix], vector, vector).shape == x.shape
-    assert ops.attention(heads, heads, heads, offsets, offsets, 4, 4).shape == heads.shape
+    attended = ops.attention(heads.detach(), heads, heads.clone().requires_grad_(), offsets, offsets, 4, 4)
+    assert attended.shape == heads.shape
+    assert attended.requires_grad
     assert ops.linear_cross_entropy(x, matrix, None, ids).loss_sum.shape == ()

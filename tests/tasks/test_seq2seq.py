@@ -14,6 +14,7 @@ import torch
 
 from fastbert import BertConfig, BertModel, WordPieceTokenizer
 from fastbert.errors import UserError
+from fastbert.finetuning.start import in_dtype
 from fastbert.models import loading
 from fastbert.models.seq2seq.config import SequenceConfig
 from fastbert.tasks.examples import Dataset, SequenceExample
@@ -179,6 +180,9 @@ def test_a_run_begins_with_bert_and_its_settings(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "trained")
     again = own.load_head(tmp_path / "trained")
     assert torch.equal(own.loss(again, batch, own.items(batch)), whole)
+    half = in_dtype(again, torch.bfloat16)
+    assert type(half) is type(again)
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
 
 
 @needs_readers

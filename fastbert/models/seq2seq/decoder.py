@@ -132,7 +132,7 @@ class DecoderLayer(nn.Module):
         """Counts the layer's dropout sites, which must differ from those of the encoder's layers."""
         self.spec = replace(spec, cross_attention=encoder_spec.self_attention, cross_attention_norm=spec.attention_norm)
         self.quantization: Quantization | None = None
-        """Of the matmuls for tokens that are generated one by one."""
+        """Quantization of the matmuls for tokens that are generated one by one."""
 
     def forward(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
         """Compute the layer: x (tokens, hidden_size) -> the same shape."""

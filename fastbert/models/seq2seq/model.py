@@ -94,6 +94,10 @@ class BertForSequenceToSequence(PreTrainedModel):
         model: BertForSequenceToSequence = super().__new__(kind)
         return model
 
+    def __getnewargs__(self) -> tuple[SequenceConfig]:
+        """Return the arguments of `__new__` for a copy."""
+        return (self.config,)
+
     @property
     @abstractmethod
     def head(self) -> PredictionHead:

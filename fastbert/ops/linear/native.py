@@ -61,8 +61,8 @@ class Native(NativeBackend[LinearArguments]):
         shape = len(x), len(weight)
         u = caching_allocator.empty(shape if activation else (0, shape[1]), x.dtype)
         prepacked = prepacked_weights.prepacked(weight, buffers.DTYPES[x.dtype])
-        y = caching_allocator.empty(shape, x.dtype)
-        matmul.matmul(x, prepacked, bias, activation, out=y, pre_activation=u if activation else None)
+        y, rows = caching_allocator.empty(shape, x.dtype), matmul.row_contiguous(x)
+        matmul.matmul(rows, prepacked, bias, activation, out=y, pre_activation=u if activation else None)
         return y, u
 
     def backward(
@@ -79,7 +79,7 @@ class Native(NativeBackend[LinearArguments]):
             prepacked = prepacked_weights.prepacked(weight, buffers.DTYPES[x.dtype], transposed=True)
             dx = matmul.matmul(grad, prepacked, out=caching_allocator.empty(tuple(x.shape), x.dtype))
         if mask.weight:
-            dweight, sums = matmul.weight_gradient(grad, x, sums=mask.bias)
+            dweight, sums = matmul.weight_gradient(grad, matmul.row_contiguous(x), sums=mask.bias)
             dbias = dbias if sums is None else sums
         elif mask.bias:
             dbias = grad.sum(0, dtype=torch.float32)

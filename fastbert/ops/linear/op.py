@@ -11,7 +11,7 @@ from fastbert.ops import custom_op, dispatch
 from fastbert.ops.autocast import matmul_dtype, without_autocast
 from fastbert.ops.linear import eager, mixed_matmul, native, triton
 from fastbert.ops.linear.arguments import GradMask, LinearArguments
-from fastbert.ops.native import buffers, matmul
+from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
 
 _EAGER, _NATIVE, _TRITON = eager.Eager(), native.Native(), triton.Triton()
@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         if not trains and buffers.direct(x, weight, bias):
             return _NATIVE.infer(arguments)
         dispatch.refuse_forward_mode("linear")
-        rows = matmul.row_contiguous(arguments.rows.to(matmul_dtype(x)))
+        rows = arguments.rows.to(matmul_dtype(x))
         y, _ = _linear_native(rows, weight, bias, activation)
     elif backend is _TRITON:
         if not _TRITON.fuses(arguments):

@@ -40,6 +40,7 @@ def classification_scores(
     in `gold` or `predicted`. A class of `labels` without a gold example is logged. If all gold examples are of
     one class, Matthews' correlation is undefined and left out, with a warning. `where`: the file.
     """
+    _same_length(gold, predicted)
     sklearn = library("sklearn.metrics")
     missing = [label for label in labels if label not in set(gold)]
     if missing:
@@ -64,6 +65,7 @@ def classification_scores(
 
 def choice_scores(gold: Sequence[int | None], predicted: Sequence[int]) -> dict[str, float]:
     """Compute `accuracy` in percent, of the numbers of endings."""
+    _same_length(gold, predicted)
     return {"accuracy": 100 * sum(a == b for a, b in zip(gold, predicted, strict=True)) / len(gold)}
 
 
@@ -75,6 +77,7 @@ def regression_scores(
 
     If all gold or all predicted numbers are equal, correlations are undefined and left out, with a warning.
     """
+    _same_length(gold, predicted)
     stats = library("scipy.stats")
     x, y = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
     scores = {"mse": float(np.mean((x - y) ** 2))}
@@ -96,3 +99,8 @@ def regression_scores(
         "spearman": 100 * spearman,
         **scores,
     }
+
+
+def _same_length(gold: Sequence[object], predicted: Sequence[object]) -> None:
+    if len(gold) != len(predicted) or not gold:
+        raise ValueError(f"{len(predicted)} predictions for {len(gold)} examples; there must be one for each")

@@ -15,9 +15,11 @@ def generation_scores(references: Sequence[str], generated: Sequence[str]) -> di
 
     ROUGE reads only the letters a to z and digits; it ignores other scripts.
     """
+    if len(references) != len(generated) or not references:
+        raise ValueError(f"{len(generated)} texts for {len(references)} references; there must be one for each")
     scorer = library("rouge_score.rouge_scorer").RougeScorer(list(ROUGES), use_stemmer=True)
     sums = dict.fromkeys(ROUGES, 0.0)
-    for reference, text in zip(references, generated, strict=True):
+    for reference, text in zip(references, generated):
         for name, score in scorer.score(reference, text).items():
             sums[name] += score.fmeasure
     means = {name: 100 * total / len(references) for name, total in sums.items()}

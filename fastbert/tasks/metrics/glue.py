@@ -70,6 +70,8 @@ def glue_numbers(
 
 def glue_average(results: Mapping[str, float | Mapping[str, float]], convention: Convention = "paper") -> float:
     """Compute the average over GLUE; `results` maps each task to its metrics or its number, in percent."""
+    if convention not in AVERAGED:
+        raise UserError(f"convention={convention!r} must be one of {', '.join(AVERAGED)}")
     numbers = glue_numbers(results, convention)
     missing = [task for task in AVERAGED[convention] if task not in numbers]
     if missing:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from itertools import chain
 
 from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
@@ -20,9 +19,14 @@ def tagging_scores(
     Entities are those of seqeval's default mode and of conlleval: invalid tags are read leniently, so that `I-` after
     `O` begins an entity.
     """
-    words = zip(chain.from_iterable(gold), chain.from_iterable(predicted), strict=True)
-    correct = [tag == prediction for tag, prediction in words]
-    accuracy = 100 * sum(correct) / len(correct)
+    lengths = [len(tags) for tags in gold]
+    if lengths != [len(tags) for tags in predicted]:
+        raise ValueError("predictions must have as many sentences as the gold tags, and each as many tags")
+    words = sum(lengths)
+    if not words:
+        raise ValueError("there are no tags to compare")
+    correct = sum(a == b for tags, predictions in zip(gold, predicted) for a, b in zip(tags, predictions))
+    accuracy = 100 * correct / words
     scheme = scheme_of(gold)
     if scheme is None:
         return {"accuracy": accuracy}

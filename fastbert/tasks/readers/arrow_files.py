@@ -45,6 +45,8 @@ def read_columns(path: str | Path) -> dict[str, list[Any]]:
     tables = [_table(file) for file in files]
     names = tables[0].column_names
     columns: dict[str, list[Any]] = {name: [] for name in names}
+    if len(columns) < len(names):
+        raise UserError(f"{files[0]}: has several columns of one name ({', '.join(names)}); rename them")
     for file, table in zip(files, tables):
         if table.column_names != names:
             raise UserError(

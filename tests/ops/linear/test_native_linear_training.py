@@ -236,6 +236,19 @@ def test_compiled_code_gets_torchs_matmuls_unless_the_native_ones_are_forced(see
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_forced_backend_compiles_for_any_number_and_order_of_rows(seed: int) -> None:
+    x, weight, bias = operands(seed, 20, 40, 50)
+    leaves = [torch.nn.Parameter(weight), torch.nn.Parameter(bias)]
+    compiled = torch.compile(ops.linear, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (x[:8], x[:1], x[:0], x[:8].t().contiguous().t()):
+        with use_backend("native"):
+            y = compiled(rows, *leaves)
+        gradients = torch.autograd.grad(y.square().sum(), leaves)
+        torch.testing.assert_close(y, F.linear(rows, *leaves), rtol=1e-4, atol=1e-4)
+        expected = torch.autograd.grad(F.linear(rows, *leaves).square().sum(), leaves)
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_what_is_not_served_is_said(seed: int) -> None:
     x, weight, bias = (tensor.requires_grad_() for tensor in operands(seed, 20, 40, 50))
     with use_backend("native"):

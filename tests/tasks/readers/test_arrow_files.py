@@ -167,3 +167,10 @@ def test_what_is_damaged_or_missing_is_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(errors, "import_module", missing)
     with pytest.raises(UserError, match=r"needs the package pyarrow: `pip install 'fastbert-engine\[data\]'`"):
         read(whole)
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    parquet_files.write_table(pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"]), path)
+    with pytest.raises(UserError, match=r"t\.parquet: has several columns of one name \(text, text\)"):
+        read(path)
