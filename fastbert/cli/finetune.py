@@ -23,7 +23,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if len(points) > 1 and result.scores:
         best = result.best
         lines.append(f"best of the grid: lr {best.lr:g}, batch {best.batch_size}, {best.epochs:g} epochs")
-    trial = f" ({result.kept})" if len(result.trials) > 1 else ""
+    trial = f" ({result.best_trial})" if len(result.trials) > 1 else ""
     lines += [f"model:   {result.model}{trial}", f"results: {result.folder / 'results.json'}"]
     print("\n".join(lines))
     return 0

@@ -56,7 +56,7 @@ class FinetuneResult:
     metric: str
     trials: list[results.TrialResult]
     best: Trial
-    kept: Trial
+    best_trial: Trial
     scores: dict[str, dict[str, dict[str, Any]]]
     model: Path
 
@@ -111,7 +111,7 @@ def _ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneR
         metric=metric,
         trials=done,
         best=best[0].trial,
-        kept=results.best_trial(done).trial,
+        best_trial=results.best_trial(done).trial,
         scores=results.summary(best),
         model=out / "model",
     )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 def is_autocast_enabled(device: torch.device) -> bool:
     """Return whether autocast is enabled for a device; torch raises RuntimeError when it is asked for `meta`."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+    kind = device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -118,7 +118,7 @@ def test_files_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> None:
 def test_predictions_that_are_all_the_same_are_the_worst(place: Path, tmp_path: Path) -> None:
     flags = {"task": "regression", "train": place / "pairs.tsv", "eval": (place / "pairs-dev.tsv",), "epochs": (0.5,)}
     result = finetune(config(place, tmp_path / "run", lr=(30.0, 1e-2), warmup=0.0, max_grad_norm=1e9, **flags))
-    assert result.kept.lr == 1e-2
+    assert result.best_trial.lr == 1e-2
     json.loads((tmp_path / "run" / "results.json").read_text(), parse_constant=pytest.fail)
 
 
