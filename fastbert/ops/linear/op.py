@@ -38,7 +38,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     backend = dispatch.select_backend(LINEAR, x.device, arguments)
     if backend is _NATIVE:
         trains = dispatch.needs_backward(x, weight, bias)
-        if not trains and buffers.direct(x, weight, bias):
+        # Unless it is forced, the backend supports nothing but direct calls.
+        if not trains and (dispatch.forced() is None or buffers.direct(x, weight, bias)):
             return _NATIVE.infer(arguments)
         dispatch.refuse_forward_mode("linear")
         rows = arguments.rows.to(matmul_dtype(x))
