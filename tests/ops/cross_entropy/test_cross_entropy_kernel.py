@@ -103,7 +103,9 @@ def test_losses_are_as_accurate_as_torch(dtype: torch.dtype, seed: int) -> None:
         with use_backend(backend):
             rows = [ops.linear_cross_entropy(x[i, None], weight, bias, labels[i, None], **options) for i in range(40)]
         by_row.append(torch.stack([row.loss_sum for row in rows]))
-    assert_as_accurate(*by_row, losses.detach(), "loss")
+    # Logits in half precision are rounded: by luck the worst of forty rows is up to 2.2 times eager's.
+    factor = 2.0 if dtype == torch.float32 else 3.0
+    assert_as_accurate(*by_row, losses.detach(), "loss", factor=factor)
 
 
 @pytest.mark.parametrize(
