@@ -136,6 +136,7 @@ def _one_line(box: str, config: type[Any], command: str) -> str:
         # tyro lists them in no order, and None among those of optional flags.
         hint = _choices(get_type_hints(config, include_extras=True)[_field(choice[2])])
         choices = _metavar(hint).strip("{}").replace(",", ", ")
-        message = f"{choice[2]} {choice[1] or repr('')}: choose one of {choices}"
+        flag = f"{choice[2]} " if choice[2].startswith("-") else ""  # an argument has no name that a user types
+        message = f"{flag}{choice[1] or repr('')}: choose one of {choices}"
     message = message.removeprefix("Error parsing ").rstrip(".")
     return f"{message}; `fastbert {command} --help` shows the flags"

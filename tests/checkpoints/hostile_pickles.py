@@ -18,7 +18,7 @@ PICKLED = "pytorch_model.bin"
 
 
 class Trap:
-    """What runs code wherever a pickle is executed."""
+    """An object that runs code wherever a pickle is executed."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments

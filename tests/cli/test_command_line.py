@@ -154,6 +154,8 @@ def test_an_empty_argument_behind_the_value_of_a_path_is_its_own(capsys: pytest.
     assert "is empty" not in capsys.readouterr().err
     assert cli.main(["doctor", ""]) == 2
     assert capsys.readouterr().err.startswith("fastbert: error: unexpected argument '';")
+    assert cli.main(["bench", "nope"]) == 2
+    assert capsys.readouterr().err.startswith("fastbert: error: nope: choose one of tokenizer, ")
     assert cli.main(["finetune", "--task", ""]) == 2
     assert capsys.readouterr().err.startswith("fastbert: error: --task '': choose one of classification, ")
 

@@ -206,8 +206,8 @@ class EncoderLayerArguments(NamedTuple):
 
 
 class GradMask(NamedTuple):
-    """Which gradients backward computes, in its order. The projections' gradients are joined; those of a LayerNorm come
-    with the bias before it as (3, width): weight, bias, bias of the linear layer. Vectors are fp32 and cheap."""
+    """The gradients that backward computes, in its order. Those of the projections are joined; those of a LayerNorm
+    come with the bias before it as (3, width): weight, bias, bias of the linear layer. Vectors are fp32 and cheap."""
 
     x: bool
     projections: bool

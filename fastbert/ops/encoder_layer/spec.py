@@ -73,8 +73,8 @@ class LayerSpec:
     encoded: str = field(init=False, repr=False, compare=False, default="")
     """The spec as text, in which form it crosses `torch.library`; `decode_spec` reads it."""
     unfused: str | None = field(init=False, repr=False, compare=False, default=None)
-    """Which part of the spec the fused kernels lack; None if they support all of it: BERT's post-LN layers, with every
-    bias."""
+    """The part of the spec that the fused kernels lack; None if they support all of it: BERT's post-LN layers, with
+    every bias."""
 
     def __post_init__(self) -> None:
         attention = self.self_attention

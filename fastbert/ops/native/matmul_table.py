@@ -1,4 +1,4 @@
-"""Which matmuls are native and which PyTorch's: looked up in a table, never chosen by a timing at run time.
+"""Choose between native matmuls and PyTorch's by a table, never by a timing at run time.
 
 A choice is a function of the CPU, its capability level, the element, the shape of the weight and a class of row counts,
 so it is the same on every run. The default rule follows measurements (docs/performance-cpu.md): native except for

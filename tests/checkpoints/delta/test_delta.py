@@ -166,7 +166,7 @@ def test_the_fingerprint_is_of_names_dtypes_shapes_and_bytes() -> None:
 
 
 def test_other_models_of_the_same_base_and_new_shapes(base: Path, tmp_path: Path) -> None:
-    """What the base has not, or in another shape, is kept whole: a longer vocabulary, integers, nothing at all."""
+    """Tensors that the base lacks or has in another shape are kept whole: a longer vocabulary, integers, nothing."""
     result = load_file(base / WEIGHTS)
     tensors = {f"bert.{name}": tensor for name, tensor in result.items()}
     tensors["bert.embeddings.word_embeddings.weight"] = torch.cat(

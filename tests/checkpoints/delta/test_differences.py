@@ -17,7 +17,7 @@ from fastbert.checkpoints.delta.differences import (
 
 
 def there_and_back(values: np.ndarray, base: np.ndarray) -> int:
-    """How many bytes it took."""
+    """Return the bytes of the encoded difference."""
     data = encode_exact(values, base)
     np.testing.assert_array_equal(decode_exact(memoryview(data), base), values)
     return len(data)
