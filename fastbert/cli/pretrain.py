@@ -22,6 +22,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if validation.nsp_accuracy is not None:
         pairs = "sentence-order" if config.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
+    lines.append(f"            {result.verdict}")
     lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
     print("\n".join(lines))
     return 0

@@ -31,6 +31,8 @@ TextFormat = Literal["auto", "lines", "paragraphs", "prose"]
 EXTENSIONS = (".txt", ".jsonl")
 _KNOWN = ", ".join([*EXTENSIONS, *(f"*{suffix}" for suffix in COMPRESSIONS)])
 
+COMPRESSION_RATIO = 4  # bytes of text per byte of a compressed file, roughly
+
 _BLOCK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 18
 # A line of JSON cannot be cut: a longer one is an error.
@@ -79,6 +81,12 @@ class Corpus:
     def total_bytes(self) -> int:
         """Return the size of the files on disk, compressed or not: the final value of `progress`."""
         return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def text_bytes(self) -> int:
+        """Return the approximate size of the text: that of compressed files is about four times their size on disk."""
+        compressed = sum(file.stat().st_size for file in self.files if file.suffix in COMPRESSIONS)
+        return self.total_bytes + (COMPRESSION_RATIO - 1) * compressed
 
     def documents(self, progress: text_lines.Progress | None = None) -> Iterator[list[str]]:
         """Yield the documents in order, each a list of non-blank sentences.

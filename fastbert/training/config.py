@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from fastbert.config import PRESETS
 from fastbert.data.corpus import CorpusFlags
@@ -26,8 +26,9 @@ class _Pretraining(CorpusFlags):
     """Folder of the run: config, tokenizer, metrics, loss curve, checkpoints and the trained model."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
-    vocab_size: int = 30522
-    """Entries of the vocabulary that is built without --tokenizer."""
+    vocab_size: int | None = None
+    """Entries of the vocabulary that is built without --tokenizer (default: by the size of the corpus, 2048 to
+    30522)."""
     cased: bool = False
     """Build a cased vocabulary: keep capitals and accents."""
     objective: Objective = "mlm+nsp"
@@ -42,18 +43,22 @@ class _Pretraining(CorpusFlags):
     """Whole-word masking: mask all pieces of a word together."""
     short_sequence_prob: float = 0.1
     """Fraction of the samples with a random target length below the maximum."""
+    epochs: float | None = None
+    """Passes over the corpus, also a fraction of one (default: as many as make 8 million tokens, 1 to 40, unless
+    --steps or --hours is given)."""
     steps: int | None = None
-    """Optimiser steps (default: one epoch, unless --hours is given)."""
+    """Optimiser steps, instead of --epochs."""
     hours: float | None = None
-    """Training time in hours; the schedule follows the clock. With --steps, whichever ends first."""
-    batch_size: int = 256
-    """Effective batch size: sequences per optimiser step, accumulated over micro-batches."""
+    """Training time in hours; the schedule follows the clock. With --steps or --epochs, whichever ends first."""
+    batch_size: int | None = None
+    """Effective batch size: sequences per optimiser step, accumulated over micro-batches (default: by the length of the
+    run, 32 to the paper's 256)."""
     micro_batch: int | None = None
     """Sequences per forward and backward pass (default: 32 on a CPU, the whole batch on a GPU)."""
     max_length: int = 128
     """Tokens per sequence, special tokens included."""
-    lr: float = 1e-4
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4)."""
     warmup: float = 0.1
     """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
     seed: int = 0
@@ -66,8 +71,8 @@ class _Pretraining(CorpusFlags):
     """Fraction of the documents held out for validation."""
     eval_every: int | None = None
     """Steps between validations (default: ten validations per run)."""
-    eval_samples: int = 1024
-    """Maximum number of sequences per validation."""
+    eval_samples: int | None = None
+    """Maximum number of sequences per validation (default: as many as take 4 % of the run's time, 32 to 1024)."""
     checkpoint_every: int | None = None
     """Steps between checkpoints (default: twenty per run, and every 1000 steps)."""
     keep_checkpoints: int = 2
@@ -77,24 +82,29 @@ class _Pretraining(CorpusFlags):
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig(RunConfig, _Pretraining):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
-    folder. Defaults are the paper's (Devlin et al. 2019, appendix A.2) except the sequence length."""
+    folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
+    appendix A.2) except the sequence length."""
 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
-        ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
-    ) | {"out", "data", "tokenizer", "resume", "overwrite"}
+        ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
+    ) | {"log_every", "out", "data", "tokenizer", "resume", "overwrite"}
 
     def __post_init__(self) -> None:
         shortest = 3 if self.objective == "mlm" else 5
-        counts = ("batch_size", "max_length", "eval_samples", "keep_checkpoints", "log_every", "vocab_size")
-        optional = ("steps", "micro_batch", "eval_every", "checkpoint_every", "student_layers")
+        counts = ("max_length", "keep_checkpoints", "log_every")
+        optional = (
+            *("steps", "batch_size", "micro_batch", "eval_every", "eval_samples", "checkpoint_every"),
+            *("vocab_size", "student_layers"),
+        )
         self.require(
             *((name, getattr(self, name) >= 1, "at least 1") for name in counts),
             *((name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in optional),
             ("hours", self.hours is None or self.hours > 0, "above 0"),
+            ("epochs", self.epochs is None or 0 < self.epochs < float("inf"), "above 0 and finite"),
             ("mask_prob", 0 < self.mask_prob <= 1, "above 0 and at most 1"),
             ("short_sequence_prob", 0 <= self.short_sequence_prob <= 1, "from 0 to 1"),
-            ("lr", 0 < self.lr < float("inf"), "above 0 and finite"),
+            ("lr", self.lr is None or 0 < self.lr < float("inf"), "above 0 and finite"),
             ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
@@ -108,18 +118,29 @@ class PretrainConfig(RunConfig, _Pretraining):
             raise UserError(
                 "--resume and --overwrite exclude each other: the first continues the run, the second replaces it"
             )
+        if self.steps is not None and self.epochs is not None:
+            raise UserError("--steps and --epochs exclude each other; leave one out")
         if self.student_layers is not None and self.teacher is None:
             raise UserError("--student-layers takes layers of a --teacher; name its folder")
         if self.teacher is not None and self.cuda_graphs:
             raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:
             raise UserError("give either --corpus or --data, not both")
-        if self.micro_batch is not None and self.micro_batch > self.batch_size:
+        if self.micro_batch is not None and self.batch_size is not None and self.micro_batch > self.batch_size:
             raise UserError(f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}")
         if self.model not in PRESETS and not self.model.endswith(".json"):
             raise UserError(
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
+
+    def resumed_from(self, saved: Self) -> Self:
+        """Return the configuration to continue `saved` with; --steps takes the place of its --epochs, and the
+        reverse."""
+        if self.steps is not None:
+            saved = replace(saved, epochs=None)
+        elif self.epochs is not None:
+            saved = replace(saved, steps=None)
+        return super().resumed_from(saved)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,10 @@ from fastbert.ops import dispatch
 from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
-from fastbert.training import checkpoint
+from fastbert.training import checkpoint, defaults
 from fastbert.training.batches import PretrainingBatches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
 from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import (
@@ -36,7 +37,7 @@ from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.stopping import Stopped, StopRequest
 
-EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
+CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # a run's defaults, unless flags say otherwise
 
 
 class TrainingError(UserError):
@@ -93,13 +94,16 @@ class Trainer:
         self.configuration = plain(configuration or {})
         self.checkpoints = checkpoint.Checkpoints(folder / "checkpoints", config.keep_checkpoints)
         self.reporter = reporter or Reporter()
-        self.optimizer = adamw(model, lr=config.lr, weight_decay=config.weight_decay)
+        assert config.lr is not None  # `pretrain` has chosen what the flags left open
+        assert config.batch_size is not None
+        self.lr, self.batch_size = config.lr, config.batch_size
+        self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-        default_micro = config.batch_size if device.type == "cuda" else min(32, config.batch_size)
+        default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
         self.micro_batch = config.micro_batch or default_micro
         self.step = self.tokens = 0
         self.seconds = 0.0
-        self.last_learning_rate = config.lr
+        self.last_learning_rate = self.lr
         self._computed_seconds = 0.0
         self._window = Window(Totals(), 0, 0.0)
         self.log: MetricsLog | None = None
@@ -254,7 +258,7 @@ class Trainer:
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
         with torch.no_grad():
-            for batch in self.data.validation_batches(self.config.eval_samples, self.micro_batch):
+            for batch in self.data.validation_batches(self.validation_samples(), self.micro_batch):
                 with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))
                 tokens += batch.num_tokens
@@ -265,15 +269,26 @@ class Trainer:
         self.reporter.on_validation(asdict(metrics))
         return metrics
 
+    def validation_samples(self) -> int:
+        """Return the sequences per validation: --eval-samples, else few enough that validating takes at most 5 % of the
+        time."""
+        if self.config.eval_samples is not None:
+            return self.config.eval_samples
+        steps = self.budget.steps
+        if steps is None or self.budget.seconds is not None:  # a run by the clock goes on as it began
+            steps = round(self.step / max(self.budget.progress(self.step, self.seconds), 1e-9))
+        every = self.config.eval_every
+        return defaults.evaluation_samples(steps * self.batch_size, EVALUATIONS if every is None else steps // every)
+
     def learning_rate(self) -> float:
         """Return the learning rate of the next optimiser step: that of the middle of the step."""
         half_seconds = 0.5 * self.seconds / self.step if self.step else 0.0
         progress = self.budget.progress(self.step + 0.5, self.seconds + half_seconds)
-        return self.config.lr * learning_rate_factor(progress, self.config.warmup)
+        return self.lr * learning_rate_factor(progress, self.config.warmup)
 
     def _load(self, step: int) -> list[Any]:
         """Return a step's micro-batches: of type `FilledBatch` for CUDA graphs, else packed batches."""
-        batches = self.data.training_step(step, self.config.batch_size, self.micro_batch)
+        batches = self.data.training_step(step, self.batch_size, self.micro_batch)
         if self.graphs is not None:
             return [self.graphs.prepare(batch) for batch in batches]
         return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
@@ -332,7 +347,7 @@ class Trainer:
                 raise TrainingError(f"{problem}, because {error}") from None
         raise TrainingError(
             f"{problem} (loss {losses.read()['loss']}{where});"
-            f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
+            f" start again in another --out with an --lr below {self.lr:g} or a longer --warmup"
         )
 
     def _metrics(self, split: str, totals: Totals, rate: float, step: _Step | None = None) -> Metrics:

@@ -25,27 +25,31 @@ from fastbert.models import BertForPreTraining
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
+from fastbert.training import defaults
 from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.loop import Trainer
-from fastbert.training.metrics import Metrics
+from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.plot import plot_runs
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.verdict import verdict
 
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """The run's folder, its last validation, and the cross-entropy of word frequencies on the same text, in nats."""
+    """The run's folder, its last validation, the cross-entropy of word frequencies on the same text, in nats, and what
+    follows from the two (`fastbert.training.verdict`)."""
 
     folder: Path
     validation: Metrics
     unigram_cross_entropy: float
     loss_curve: Path
     model: Path
+    verdict: str
 
 
 def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> PretrainResult:
@@ -61,7 +65,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     with locked_run(config.out):
         run = open_folder(config, reporter)
         if run.finished and (done := _result_of(run)) is not None:
-            reporter.on_message(f"{config.out}: the run is finished; --steps N trains it further")
+            reporter.on_message(f"{config.out}: the run is finished; --epochs N or --steps N trains it further")
             return done
         config = run.config
         _check_inputs(config)
@@ -76,6 +80,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     config = run.config
     run.finished = None
     run.write()
+    _set_vocabulary_size(run)
     tokenizer = _tokenizer(run, reporter)
     shards = _shards(run, tokenizer, reporter)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
@@ -98,6 +103,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         )
         for split in ("train", "validation")
     }
+    config = _set_hyper_parameters(run, bert, data["train"])
     budget = _budget(config, data["train"])
     model = BertForPreTraining(bert)
     model.init_weights(seed=config.seed)
@@ -131,6 +137,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         f" {data['train'].samples_per_epoch(0):,} training and {data['validation'].samples_per_epoch(0):,} validation"
         f" sequences of up to {config.max_length} tokens"
     )
+    reporter.on_message(_described(config, budget, data["train"]))
     unigram = unigram_cross_entropy(
         shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
     )
@@ -152,7 +159,14 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     sync(config.out)
     run.finished = {"validation": asdict(validation), "unigram_cross_entropy": unigram}
     run.write()
-    return PretrainResult(config.out, validation, unigram, loss_curve, config.out / "model")
+    return _result(run, validation, unigram, bert.hidden_size)
+
+
+def _result(run: Run, validation: Metrics, unigram: float, hidden_size: int) -> PretrainResult:
+    out, usual = run.config.out, defaults.learning_rate(hidden_size)
+    history = read_metrics(out / "metrics.jsonl") or [validation]
+    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual)
+    return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged)
 
 
 def _result_of(run: Run) -> PretrainResult | None:
@@ -165,7 +179,8 @@ def _result_of(run: Run) -> PretrainResult | None:
         return None
     try:
         validation = Metrics(**finished["validation"])
-        return PretrainResult(out, validation, float(finished["unigram_cross_entropy"]), loss_curve, model)
+        width = BertConfig.from_dict(run.model or {}, source=str(out / "config.json")).hidden_size
+        return _result(run, validation, float(finished["unigram_cross_entropy"]), width)
     except (KeyError, TypeError) as error:
         raise UserError(f"{out / 'config.json'}: not a run's configuration (finished: {error})") from None
 
@@ -244,14 +259,22 @@ def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
 
 def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:
     """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
-    source = config.tokenizer or config.data or (config.teacher and find_source(config.teacher))
+    source = _tokenizer_source(config)
     if source:
         return WordPieceTokenizer.from_pretrained(source)
     corpus = config.find_corpus()
     report = reporter.on_stage("reading for the vocabulary", corpus.total_bytes)
     sentences = chain.from_iterable(corpus.documents(report))
+    assert config.vocab_size is not None
     vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
     return WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
+
+
+def _tokenizer_source(config: PretrainConfig) -> Path | None:
+    """Return where the tokenizer comes from, None if it is to be built."""
+    if config.tokenizer or config.data:
+        return config.tokenizer or config.data
+    return None if config.teacher is None else find_source(config.teacher)
 
 
 def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
@@ -296,9 +319,62 @@ def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | 
     return None
 
 
+def _set_vocabulary_size(run: Run) -> None:
+    """Choose the size of the vocabulary to build, if --vocab-size leaves that open: that of the config.json of --model,
+    else by the size of the corpus."""
+    config = run.config
+    if config.vocab_size is not None or run.vocabulary is not None or _tokenizer_source(config):
+        return
+    if config.model not in PRESETS:
+        size = BertConfig.from_pretrained(config.model).vocab_size
+    else:
+        size = defaults.vocabulary_size(config.find_corpus().text_bytes)
+    run.config = replace(config, vocab_size=size)
+    run.write()
+
+
+def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> PretrainConfig:
+    """Choose the learning rate and the batch size that the flags leave open, and store them; return the run's
+    configuration."""
+    config = run.config
+    lr = config.lr or defaults.learning_rate(bert.hidden_size)
+    batch_size = config.batch_size
+    if batch_size is None:
+        per_epoch = data.samples_per_epoch(0)
+        if config.epochs is None and config.hours is not None:
+            epochs = float(defaults.PAPER_EPOCHS)  # of a run by the clock, whose length is unknown
+        else:
+            epochs = config.epochs or defaults.epochs(_tokens(data))
+        batch_size = defaults.batch_size(per_epoch * epochs)
+        if config.steps is not None:
+            batch_size = defaults.batch_size_of_steps(config.steps)
+        batch_size = max(batch_size, config.micro_batch or 1)
+    if (lr, batch_size) != (config.lr, config.batch_size):
+        run.config = replace(config, lr=lr, batch_size=batch_size)
+        run.write()
+    return run.config
+
+
+def _tokens(data: PretrainingData) -> float:
+    """Return the approximate number of tokens of a training split."""
+    return data.shards.num_tokens * (1 - data.validation_fraction)
+
+
 def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:
-    """Return the length of the run: --steps and --hours, else one epoch."""
+    """Return the length of the run: by --steps, --epochs and --hours, else by the size of the corpus."""
+    assert config.batch_size is not None
     steps = config.steps
-    if steps is None and config.hours is None:
-        steps = math.ceil(data.samples_per_epoch(0) / config.batch_size)
+    if steps is None and (config.epochs is not None or config.hours is None):
+        epochs = config.epochs or defaults.epochs(_tokens(data))
+        steps = math.ceil(data.samples_per_epoch(0) * epochs / config.batch_size)
     return Budget(steps=steps, seconds=None if config.hours is None else config.hours * 3600)
+
+
+def _described(config: PretrainConfig, budget: Budget, data: PretrainingData) -> str:
+    """Describe the length of a run and its hyper-parameters in one line."""
+    assert config.batch_size is not None
+    lengths = [] if budget.seconds is None else [f"{budget.seconds / 3600:g} hours"]
+    if budget.steps is not None:
+        epochs = budget.steps * config.batch_size / data.samples_per_epoch(0)
+        lengths.append(f"{budget.steps:,} steps ({epochs:.3g} epochs)")
+    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}"

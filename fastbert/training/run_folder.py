@@ -99,7 +99,7 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
         tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
         if tokenizer.fingerprint != run.vocabulary:
             raise UserError(f"--tokenizer {config.tokenizer}: has a different vocabulary than the run; leave it out")
-    if (run.config.steps, run.config.hours) != (before.steps, before.hours):
+    if any(getattr(run.config, name) != getattr(before, name) for name in ("steps", "epochs", "hours")):
         run.finished = None
     return run
 

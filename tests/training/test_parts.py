@@ -62,7 +62,7 @@ def test_weight_decay_spares_biases_and_layer_norms() -> None:
         ({"max_length": 4}, "--max-length 4 must be at least 5"),
         ({"model": "huge"}, "--model 'huge' is neither a size"),
         ({"resume": True, "overwrite": True}, "exclude each other"),
-        ({"micro_batch": 512}, "--micro-batch 512 is larger than --batch-size 256"),
+        ({"batch_size": 256, "micro_batch": 512}, "--micro-batch 512 is larger than --batch-size 256"),
         ({"corpus": (Path("a"),), "data": Path("b")}, "either --corpus or --data"),
         ({"hours": 0.0}, "--hours 0.0 must be above 0"),
     ],

@@ -1,0 +1,43 @@
+"""Say where the loss of a pre-training run stands against that of word frequencies, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastbert.training.metrics import Metrics
+
+LEARNED = 0.1  # nats below word frequencies at which a model uses the context of a word
+FALLING = 0.02  # nats that the validation loss falls in the last fifth of a run that has not converged
+OVERFITTED = 0.5  # nats between the losses of training and validation
+
+
+def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: float) -> str:
+    """Return one or two sentences about a finished run.
+
+    Args:
+        history: the lines of its metrics.jsonl, with a validation at least.
+        unigram: the cross-entropy of word frequencies on the same text, in nats.
+        lr, usual_lr: its peak learning rate, and the default for a model of its width.
+    """
+    validations = [record for record in history if record.split == "validation"]
+    training = [record for record in history if record.split == "train"]
+    loss, steps = validations[-1].mlm_loss, validations[-1].step
+    below = unigram - loss
+    if below < LEARNED:
+        stands = f"{below:.2f} nats below word frequencies alone" if below > 0 else "no better than word frequencies"
+        cure = f"--lr {usual_lr:g}, and " if lr < usual_lr / 2 else ""
+        more = f"train longer: {cure}more --epochs or a smaller --batch-size, for more than these {steps:,} steps"
+        return f"The loss is {stands}: the model does not use context yet. To change that, {more}."
+    text = f"The loss is {below:.2f} nats below word frequencies alone: the model uses context."
+    # The newest lines of training are noisy; their mean is compared.
+    recent = [record.mlm_loss for record in training if record.step > 0.9 * steps]
+    if (
+        recent
+        and loss - sum(recent) / len(recent) > OVERFITTED
+        and loss > min(r.mlm_loss for r in validations) + FALLING
+    ):
+        return f"{text} It repeats the training text by now: more text helps, more --epochs do not."
+    before = [record.mlm_loss for record in validations if record.step <= 0.8 * steps]
+    if before and before[-1] - loss > FALLING:
+        return f"{text} The loss was still falling: more --epochs lower it further."
+    return f"{text} It has stopped falling: a larger --model or more text lowers it further."
