@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from fastbert.cli.common import require
 from fastbert.errors import UserError
+from fastbert.flags import MODEL, OUTPUT, require, required
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import console
 from fastbert.io.untrusted_input import shown
@@ -24,25 +24,18 @@ SHOWN, WIDEST = 12, 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Convert a model: read a Hugging Face folder, pytorch_model.bin, a TensorFlow checkpoint or a model in the Hub's
-    cache; write a Hugging Face folder or a TensorFlow checkpoint. Reports on every tensor; fails, and writes nothing,
-    if weights of the encoder are missing or have the wrong shape. With --base, write the difference of a fine-tuned
-    model from its base to a file, or restore the model from base and file."""
+class _Model:
+    """What is read."""
 
-    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
+    GROUP: ClassVar = MODEL
+
+    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = required(
+        "the folder of the model to convert", name="SOURCE"
+    )
     """Folder, TensorFlow prefix (FOLDER/bert_model.ckpt), org/name in the Hub's local cache, or with --base a delta
     file."""
-    out: Path | None = None
-    """Folder to write; with --base and a model, the delta file."""
     base: str | None = None
     """Model that SOURCE was fine-tuned from: write the difference only, or restore the model from it."""
-    bits: int | None = None
-    """Round the differences of matrices to this many bits, 1 to 8 (default: none, which restores the model exactly)."""
-    to: Literal["hf", "tensorflow"] = "hf"
-    """Output format: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
-    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
-    """Dtype of the written weights."""
     pickles: bool = False
     """Read pytorch_model.bin; its pickle is not executed."""
     revision: str = "main"
@@ -51,6 +44,22 @@ class Config:
     """BertModel, BertForMaskedLM, ... (default: the class of the weights in the source)."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer to copy (default: the one next to the weights)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """What is written."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path | None = required("the folder to write", unless=("manifest",))
+    """Folder to write; with --base and a model, the delta file."""
+    to: Literal["hf", "tensorflow"] = "hf"
+    """Output format: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
+    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
+    """Dtype of the written weights."""
+    bits: int | None = None
+    """Round the differences of matrices to this many bits, 1 to 8 (default: none, which restores the model exactly)."""
     max_shard_size: str | None = None
     """Split larger weights into files of this size, 2GB for example."""
     report: Path | None = None
@@ -59,6 +68,14 @@ class Config:
     """Replace an existing conversion in --out."""
     manifest: bool = False
     """Accept the files in the folder SOURCE as they are: write a new fastbert_manifest.json, and nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Output, _Model):
+    """Convert a model: read a Hugging Face folder, pytorch_model.bin, a TensorFlow checkpoint or a model in the Hub's
+    cache; write a Hugging Face folder or a TensorFlow checkpoint. Reports on every tensor; fails, and writes nothing,
+    if weights of the encoder are missing or have the wrong shape. With --base, write the difference of a fine-tuned
+    model from its base to a file, or restore the model from base and file."""
 
     def __post_init__(self) -> None:
         if self.manifest:
@@ -81,10 +98,10 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Convert a model and print the report."""
-    source = require(config.source, "SOURCE", "the folder of the model to convert")
+    source = require(config, "source")
     if config.manifest:
         return _run_manifest(Path(source))
-    out = require(config.out, "--out", "the folder to write")
+    out = require(config, "out")
     if config.report is not None and config.report.is_dir():
         raise UserError(f"--report {config.report}: is a folder; name a file")
     if config.base is not None:

@@ -5,51 +5,69 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from fastbert.cli.common import require
+from fastbert.cli.model_flags import InferenceFlags
+from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Write one vector per text of a file, in the order of the texts. Defaults come from the settings in the model's
-    folder."""
+class _Data:
+    """The texts."""
 
-    model: str | None = None
-    """Folder of the model, one of sentence-transformers or any Hugging Face BERT; or its name in the Hub's cache."""
-    text: str | None = None
+    GROUP: ClassVar = DATA
+
+    text: str | None = required("a file with the texts, or - for standard input")
     """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
     standard input."""
-    out: Path | None = None
-    """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index."""
     column: str | None = None
     """Key or column of the text in .jsonl, .csv and .tsv files (default: text)."""
-    pooling: Literal["mean", "max", "cls"] | None = None
-    """Pooling of the tokens' vectors (default: the folder's, else mean)."""
-    normalize: bool = False
-    """Scale each vector to unit length, even if the folder's settings do not."""
     max_length: int | None = None
     """Tokens per model input (default: the folder's, else as many as the model allows)."""
     long: Literal["truncate", "windows", "error"] = "truncate"
     """Longer texts are truncated, split into overlapping windows, or refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model, and how its outputs become vectors."""
+
+    GROUP: ClassVar = MODEL
+
+    model: str | None = required("the folder of a trained model")
+    """Folder of the model, one of sentence-transformers or any Hugging Face BERT; or its name in the Hub's cache."""
+    pooling: Literal["mean", "max", "cls"] | None = None
+    """Pooling of the tokens' vectors (default: the folder's, else mean)."""
+    normalize: bool = False
+    """Scale each vector to unit length, even if the folder's settings do not."""
     prompt: str | None = None
     """Name of the folder's prompt that precedes each text (default: its default prompt, if it has one)."""
-    batch_tokens: int | None = None
-    """Tokens per batch (default: 4096, on a GPU 65536); results do not depend on it."""
-    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Dtype of matmuls: auto is the faster of fp32 and bf16; int8, on CPUs, is faster still and less exact."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device: auto uses a GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The file of vectors."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path | None = required("the file to write, .npy, .parquet or .jsonl")
+    """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index."""
     overwrite: bool = False
     """Replace the file if it exists."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(InferenceFlags, _Output, _Model, _Data):
+    """Write one vector per text of a file, in the order of the texts. Defaults come from the settings in the model's
+    folder."""
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Embed the file and print a summary."""
-    model_name = require(config.model, "--model", "the folder of a trained model")
-    text = require(config.text, "--text", "a file with the texts, or - for standard input")
-    out = require(config.out, "--out", "the file to write, .npy, .parquet or .jsonl")
+    model_name = require(config, "model")
+    text = require(config, "text")
+    out = require(config, "out")
     from fastbert.embeddings.embed import EmbedOptions
     from fastbert.embeddings.folder import load_embedder
     from fastbert.embeddings.vector_files import VectorFile, embed_file

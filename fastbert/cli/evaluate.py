@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from fastbert.cli.common import require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
+from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_name, glue_numbers
-from fastbert.tasks.registry import TASKS, make_task
+from fastbert.tasks.registry import TASKS, TaskName, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelFlags):
-    """Score a fine-tuned model, or the predictions of any program, against a gold file; or average the results of
-    GLUE's tasks."""
+class _Data:
+    """The gold file, and predictions or results."""
 
-    gold: str | None = None
+    GROUP: ClassVar = DATA
+
+    gold: str | None = required("the file with the correct answers", unless=("glue",))
     """File with the correct answers, in any form that training accepts."""
-    predictions: Path | None = None
+    predictions: Path | None = required("the file to score; or give a --model", unless=("model", "glue"))
     """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
     prediction (GLUE's submissions); or .txt, one per line in the order of the gold file."""
     no_answer: Path | None = None
@@ -31,8 +33,32 @@ class Config(ModelFlags):
     """Column of the label, number, tag or target."""
     glue: Path | None = None
     """Folder with the results of GLUE's tasks, TASK.json or TASK/results.json, whose averages are printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model or its task."""
+
+    GROUP: ClassVar = MODEL
+
+    task: TaskName | None = required(", ".join(TASKS), unless=("model", "glue"))
+    """Kind of the task, if no --model's folder names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The metrics."""
+
+    GROUP: ClassVar = OUTPUT
+
     json: Path | None = None
     """File to write the metrics to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Output, _Data, _Model, ModelFlags):
+    """Score a fine-tuned model, or the predictions of any program, against a gold file; or average the results of
+    GLUE's tasks."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -53,9 +79,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def _score(config: Config) -> dict[str, float]:
-    name = require(config.task, "--task", ", ".join(TASKS))
-    gold = require(config.gold, "--gold", "the file with the correct answers")
-    predictions = require(config.predictions, "--predictions", "the file to score")
+    name = require(config, "task")
+    gold = require(config, "gold")
+    predictions = require(config, "predictions")
     from fastbert.tasks.prediction_files import read_predictions
     from fastbert.tasks.settings import TaskSettings
 
@@ -70,7 +96,7 @@ def _score(config: Config) -> dict[str, float]:
 
 
 def _score_model(config: Config, quiet: bool) -> dict[str, float]:
-    gold = require(config.gold, "--gold", "the file with the correct answers")
+    gold = require(config, "gold")
     if config.predictions is not None or config.no_answer is not None:
         raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
     with Bars(quiet) as bars:

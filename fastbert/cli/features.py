@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fastbert.cli.common import require
+from fastbert.cli.model_flags import InferenceFlags
 from fastbert.errors import UserError
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, require, required
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
 
@@ -19,50 +20,85 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Write hidden states of a frozen encoder, one vector per token or word of each text; or with --table7 train a
-    BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper."""
+class _Data:
+    """The texts, or the tagged sentences."""
 
-    model: str | None = None
-    """Folder of the model, or its name in the Hub's cache."""
-    text: str | None = None
+    GROUP: ClassVar = DATA
+
+    text: str | None = required("a file with the texts, or - for standard input", unless=("table7",))
     """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
     standard input."""
-    out: Path | None = None
-    """File to write: .npy, .npz, .safetensors, .parquet or .jsonl; with --table7 a folder."""
     column: str | None = None
     """Key or column of the text in .jsonl, .csv and .tsv files (default: text)."""
+    max_length: int | None = None
+    """Tokens per model input (default: as many as the model allows); longer texts are split into parts."""
+    train: str | None = required("sentences with tags", when="table7")
+    """Tagged sentences to train on, CoNLL columns."""
+    eval: str | None = required("sentences with tags", when="table7")
+    """Tagged sentences to score on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model, and which of its hidden states are written."""
+
+    GROUP: ClassVar = MODEL
+
+    model: str | None = required("the folder of a trained model")
+    """Folder of the model, or its name in the Hub's cache."""
     layers: str = "last"
     """embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; or numbers such as 0,-2,-1 (0: the
     embeddings), which are concatenated."""
     per: Literal["token", "word"] = "token"
     """One vector per token, or per word, that of its first token (words are separated by spaces)."""
-    max_length: int | None = None
-    """Tokens per model input (default: as many as the model allows); longer texts are split into parts."""
-    batch_tokens: int | None = None
-    """Tokens per batch (default: 4096, on a GPU 65536)."""
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Dtype of matmuls: auto is the faster of fp32 and bf16."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device: auto uses a GPU if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """The taggers of --table7."""
+
+    GROUP: ClassVar = TRAINING
+
+    table7: bool = False
+    """Train taggers on --train, score them on --eval, and print the table."""
+    epochs: int = rare(10)
+    """Passes over the training sentences per row; the best epoch on --eval counts."""
+    batch_size: int = rare(32)
+    """Sentences per step."""
+    lr: float = rare(1e-3)
+    """Adam's learning rate for the tagger."""
+    hidden_size: int = rare(768)
+    """Width of each of the BiLSTM's two layers, half of it from each direction."""
+    seed: int = rare(0)
+    """Seed of the tagger's weights, its dropout and the order of sentences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The file of features."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path | None = required("the file to write, .npy, .npz, .safetensors, .parquet or .jsonl")
+    """File to write: .npy, .npz, .safetensors, .parquet or .jsonl; with --table7 a folder."""
     overwrite: bool = False
     """Replace the file if it exists."""
-    table7: bool = False
-    """Train on --train, score on --eval, and print the table."""
-    train: str | None = None
-    """Tagged sentences to train on, CoNLL columns."""
-    eval: str | None = None
-    """Tagged sentences to score on."""
-    epochs: int = 10
-    """Passes over the training sentences per row; the best epoch on --eval counts."""
-    batch_size: int = 32
-    """Sentences per step."""
-    lr: float = 1e-3
-    """Adam's learning rate for the tagger."""
-    hidden_size: int = 768
-    """Width of each of the BiLSTM's two layers, half of it from each direction."""
-    seed: int = 0
-    """Seed of the tagger's weights, its dropout and the order of sentences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine(InferenceFlags):
+    """How the model computes."""
+
+    GROUP: ClassVar = MACHINE
+
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Dtype of matmuls: auto is the faster of fp32 and bf16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Machine, _Output, _Training, _Model, _Data):
+    """Write hidden states of a frozen encoder, one vector per token or word of each text; or with --table7 train a
+    BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper."""
 
     def __post_init__(self) -> None:
         if not self.table7 and (self.train is not None or self.eval is not None):
@@ -73,11 +109,11 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write the features, or train the taggers."""
-    source = require(config.model, "--model", "the folder of a trained model")
+    source = require(config, "model")
     if config.table7:
         return _run_table(config, source, quiet)
-    text = require(config.text, "--text", "a file with the texts, or - for standard input")
-    out = require(config.out, "--out", "the file to write, .npy, .npz, .safetensors, .parquet or .jsonl")
+    text = require(config, "text")
+    out = require(config, "out")
     from fastbert.features.extract import extract_chunks
     from fastbert.features.files import FeatureFile
     from fastbert.tasks.text_files import TextFile
@@ -121,8 +157,8 @@ def parse_layers(text: str) -> str | tuple[int, ...]:
 
 
 def _run_table(config: Config, source: str, quiet: bool) -> int:
-    train, dev = require(config.train, "--train", "sentences with tags"), require(config.eval, "--eval", "sentences")
-    out = require(config.out, "--out", "the folder to write table7.json to")
+    train, dev = require(config, "train"), require(config, "eval")
+    out = require(config, "out")
     if (out / "table7.json").exists() and not config.overwrite:
         raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
     from fastbert.features.tagging import FeatureTraining, table7

@@ -8,17 +8,19 @@ from typing import Annotated
 
 import tyro
 
-from fastbert.cli.common import require
+from fastbert.flags import require, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Fill in each [MASK] of the text."""
 
-    text: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    text: Annotated[tuple[str, ...], tyro.conf.Positional] = required(
+        "a sentence with a [MASK] in it, in quotes", name="TEXT", default=()
+    )
     """One sentence or several (in quotes), each with at least one [MASK]."""
-    model: Path | None = None
-    """Folder of the model: RUN/model of a pre-training run, or any Hugging Face BERT folder."""
+    model: Path | None = required("the folder of a trained model, or of its run")
+    """Folder of a pre-training run, of its model, or any Hugging Face BERT folder."""
     top_k: int = 5
     """Candidates shown per blank."""
 
@@ -29,8 +31,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.tasks.fill_mask import fill_mask
     from fastbert.tokenizers import WordPieceTokenizer
 
-    folder = require(config.model, "--model", "the folder of a trained model, RUN/model for example")
-    require(config.text, "TEXT", "a sentence with a [MASK] in it, in quotes")
+    folder = require(config, "model")
+    require(config, "text")
     model = registry.load_with_head(folder, "ForMaskedLM")
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     for text in config.text:

@@ -1,11 +1,12 @@
-"""The flags of the commands that use a fine-tuned model."""
+"""The flags of the commands that use a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fastbert.flags import DATA, MACHINE, MODEL, DeviceFlags
 from fastbert.tasks.registry import TaskName
 
 if TYPE_CHECKING:
@@ -13,13 +14,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags:
-    """The model, the columns of the file, device and dtype."""
+class InferenceFlags(DeviceFlags):
+    """How a model computes."""
 
-    model: str | None = None
-    """Folder of a fine-tuned model (RUN/model)."""
-    task: TaskName | None = None
-    """Kind of the task, if the model's folder does not name it."""
+    GROUP: ClassVar = MACHINE
+
+    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """Dtype of matmuls: auto is the faster of fp32 and bf16; int8, on CPUs, is faster still and less exact."""
+    batch_tokens: int | None = None
+    """Tokens per batch (default: 4096, on a GPU 65536); results do not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ColumnFlags:
+    """The columns of a file with examples."""
+
+    GROUP: ClassVar = DATA
+
     text_column: str | None = None
     """Column of the text (the first of a pair, the question, the prompt, the source), by its name or number from 1."""
     pair_column: str | None = None
@@ -28,13 +39,34 @@ class ModelFlags:
     """Column of the examples' ids."""
     skip_bad: bool = False
     """Skip rows that cannot be read and report how many, instead of refusing the file."""
-    batch_tokens: int | None = None
-    """Tokens per batch (default: 4096, on a GPU 65536)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainedFlags:
+    """A fine-tuned model."""
+
+    GROUP: ClassVar = MODEL
+
+    model: str | None = None
+    """Folder of a fine-tuned model, or of its run."""
+    task: TaskName | None = None
+    """Kind of the task, if the model's folder does not name it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MachineFlags(InferenceFlags):
+    """How a fine-tuned model computes."""
+
+    GROUP: ClassVar = MACHINE
+
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Dtype of matmuls: auto is the --dtype of the model's run if it had one, else the faster of fp32 and bf16;
-    int8, on CPUs, is faster still and less exact."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device: auto uses a GPU if there is one."""
+    """Dtype of matmuls: auto is the --dtype of the model's run if it had one, else the faster of fp32 and bf16; int8,
+    on CPUs, is faster still and less exact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags(_MachineFlags, _TrainedFlags, _ColumnFlags):
+    """The model, the columns of the file, device and dtype."""
 
     def columns(self) -> Any:
         """Return the columns that the flags name."""

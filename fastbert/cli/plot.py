@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastbert.cli.common import require
+from fastbert.flags import require, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Plot the loss and accuracy of one or more pre-training runs."""
 
-    runs: tuple[Path, ...] = ()
+    runs: tuple[Path, ...] = required("the folders of the runs to plot", default=())
     """Folders of runs (or metrics.jsonl files)."""
     out: Path = Path("loss.png")
     """Image file to write: .png, .pdf or .svg."""
@@ -25,6 +25,6 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Write the plot."""
     from fastbert.training.plot import plot_runs
 
-    plot_runs(require(config.runs, "--runs", "the folders of the runs to plot"), config.out, x_axis=config.x)
+    plot_runs(require(config, "runs"), config.out, x_axis=config.x)
     print(str(config.out))
     return 0

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
-from fastbert.cli.common import require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
+from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.registry import PredictFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
-    """Input and output."""
+class _Data:
+    """The examples."""
 
-    text: str | None = None
+    GROUP: ClassVar = DATA
+
+    text: str | None = required("a file with the examples, or - for standard input")
     """File with the examples, as in training but without labels; - reads lines from standard input, with a tab before
     the second text of a pair."""
-    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model."""
+
+    GROUP: ClassVar = MODEL
+
+    model: str | None = required("the folder of a fine-tuned model")
+    """Folder of a fine-tuned model, or of its run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The predictions."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path | None = required("with --glue the folder of the submission", when="glue")
     """File to write: .jsonl, or .tsv, .txt, .json or .conll if the task has such a form (default: standard output)."""
     glue: str | None = None
     """GLUE task whose test set --text is: writes TASK.tsv in the format of GLUE's server into the folder --out, and
@@ -29,20 +50,20 @@ class _Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(PredictFlags, _Files, ModelFlags):
+class Config(PredictFlags, _Output, _Model, _Data, ModelFlags):
     """Predict with a fine-tuned model: labels with probabilities, numbers, tags and entities, answers with their
     position in the text, choices, or generated text; one JSON object per example."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write a prediction for each example."""
-    require(config.model, "--model", "the folder of a fine-tuned model")
-    text = require(config.text, "--text", "a file with the examples, or - for standard input")
+    require(config, "model")
+    text = require(config, "text")
     from fastbert.tasks import glue_submission, prediction_files
 
     out = config.out
     if config.glue is not None:
-        out = require(out, "--out", "with --glue the folder of the submission")
+        out = require(config, "out")
         if out.is_file():
             raise UserError(f"--out {out}: is a file; --glue writes to a folder")
     elif out is not None and not out.absolute().parent.is_dir():

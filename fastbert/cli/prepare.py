@@ -4,22 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from fastbert.cli.common import require
 from fastbert.data.corpus import CorpusFlags
+from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CorpusFlags):
-    """Turn a corpus into token shards, in bounded memory."""
+class _Data(CorpusFlags):
+    """The corpus and its tokenizer."""
 
-    tokenizer: Path | None = None
+    GROUP: ClassVar = DATA
+
+    tokenizer: Path | None = required("a folder or vocab.txt; `fastbert vocab` builds one")
     """Folder or vocab.txt of the tokenizer (`fastbert vocab` builds one)."""
-    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The folder of shards."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path | None = required("the folder to write the shards to")
     """Folder to write; it appears only when it is complete."""
     overwrite: bool = False
     """Replace existing shards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Output, _Data):
+    """Turn a corpus into token shards, in bounded memory."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -27,11 +43,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer
 
-    require(config.corpus, "--corpus", "the text to tokenize, as files, folders or globs")
-    out = require(config.out, "--out", "the folder to write the shards to")
-    tokenizer = WordPieceTokenizer.from_pretrained(
-        require(config.tokenizer, "--tokenizer", "a folder or vocab.txt; `fastbert vocab` builds one")
-    )
+    require(config, "corpus")
+    out = require(config, "out")
+    tokenizer = WordPieceTokenizer.from_pretrained(require(config, "tokenizer"))
     corpus = config.find_corpus()
     with Bars(quiet) as bars:
         total = corpus.total_bytes

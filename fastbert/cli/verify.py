@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from fastbert.cli.common import require
 from fastbert.errors import UserError
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, DeviceFlags, require, required
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
 from fastbert.io.untrusted_input import open_regular
@@ -21,34 +21,65 @@ AGREE, DISAGREE = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Run a Hugging Face model, original and accelerated, on your text and compare outputs and speed; the exit code is
-    0 if they agree, 1 if not, and 2 for wrong input."""
+class _Data:
+    """The texts."""
 
-    model: Annotated[str, tyro.conf.Positional] = ""
-    """Folder of the model, or the id of one in the local Hub cache; nothing is downloaded."""
-    text: Path | None = None
+    GROUP: ClassVar = DATA
+
+    text: Path | None = required("a file with one text per line, for example sentences.txt")
     """Your text, UTF-8, one text per line."""
-    task: Literal["base", "fill-mask", "text-classification", "token-classification"] = "base"
-    """Head to compare: base compares the hidden states of AutoModel, the others a head's logits."""
     max_length: int = 512
     """Tokens per text, at most as many as the model allows; longer texts are truncated."""
     batch_size: int = 32
     """Texts per batch, in the order of the file."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Dtype of both models."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of both models: auto uses a GPU if there is one."""
-    threads: int | None = None
-    """Threads of both (default: all)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model, and what is compared."""
+
+    GROUP: ClassVar = MODEL
+
+    model: Annotated[str, tyro.conf.Positional] = required(
+        "the folder of a Hugging Face model", name="MODEL", default=""
+    )
+    """Folder of the model, or the id of one in the local Hub cache; nothing is downloaded."""
+    task: Literal["base", "fill-mask", "text-classification", "token-classification"] = "base"
+    """Head to compare: base compares the hidden states of AutoModel, the others a head's logits."""
     tolerance: float = 2e-5
     """fp32: the largest difference of an output that counts as agreement."""
     min_cosine: float = 0.999
     """bf16, fp16: the lowest cosine of a token's vectors that counts as agreement."""
-    rounds: int = 5
-    """Timed repetitions of each; medians are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The report."""
+
+    GROUP: ClassVar = OUTPUT
+
     json: Path | None = None
     """File to write the report to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine(DeviceFlags):
+    """How both models compute."""
+
+    GROUP: ClassVar = MACHINE
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Dtype of both models."""
+    threads: int | None = None
+    """Threads of both (default: all)."""
+    rounds: int = 5
+    """Timed repetitions of each; medians are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Machine, _Output, _Model, _Data):
+    """Run a Hugging Face model, original and accelerated, on your text and compare outputs and speed; the exit code is
+    0 if they agree, 1 if not, and 2 for wrong input."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -57,10 +88,10 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.checkpoints.source import find_source
     from fastbert.integrations.verify import verify
 
-    name = require(config.model or None, "MODEL", "the folder of a Hugging Face model")
+    name = require(config, "model")
     if not is_id(name):
         find_source(name)
-    texts = _texts(require(config.text, "--text", "a file with one text per line, for example sentences.txt"))
+    texts = _texts(require(config, "text"))
     device = config.device
     if device == "auto":
         import torch

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.cli.common import require
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
+from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
@@ -24,13 +24,11 @@ _MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(CorpusFlags):
-    """Build a WordPiece vocabulary and report how well it covers held-out text; the same corpus always gives the same
-    vocab.txt. With --tokenizer: measure an existing one instead. With --tokenizer and --extend: add the words of a
-    domain to it, and to --model."""
+class _Data(CorpusFlags):
+    """The corpus, and what is learned from it."""
 
-    out: Path | None = None
-    """Folder for vocab.txt, the tokenizer's configuration, the report, and the model with --model."""
+    GROUP: ClassVar = DATA
+
     vocab_size: int = 30522
     """Entries, special tokens included."""
     cased: bool = False
@@ -39,8 +37,14 @@ class Config(CorpusFlags):
     """Drop pieces that occur less often (default: 2); with --extend, words (default: 5)."""
     validation_fraction: float = 0.05
     """Fraction of the documents held out to measure on; 0 learns from all documents and measures on them."""
-    report: Path | None = None
-    """JSON file for the report (default: vocab_report.json in --out)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Extension:
+    """The tokenizer and model to extend."""
+
+    GROUP: ClassVar = "Existing tokenizer"
+
     tokenizer: Path | None = None
     """Folder or vocab.txt of a vocabulary to measure, or to extend."""
     extend: bool = False
@@ -51,8 +55,27 @@ class Config(CorpusFlags):
     """With --extend: number of words to add; auto stops when the next 100 would save less than 0.1 % of the tokens."""
     keep_unused: bool = False
     """With --extend: append all words, instead of filling [unusedN] entries first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The folder of the vocabulary."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path | None = required("the folder to write the vocabulary to", unless=("tokenizer", "extend"))
+    """Folder for vocab.txt, the tokenizer's configuration, the report, and the model with --model."""
+    report: Path | None = None
+    """JSON file for the report (default: vocab_report.json in --out)."""
     overwrite: bool = False
     """Replace an existing vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Output, _Extension, _Data):
+    """Build a WordPiece vocabulary and report how well it covers held-out text; the same corpus always gives the same
+    vocab.txt. With --tokenizer: measure an existing one instead. With --tokenizer and --extend: add the words of a
+    domain to it, and to --model."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:
@@ -75,7 +98,7 @@ class Config(CorpusFlags):
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Build, measure or extend a vocabulary."""
-    require(config.corpus, "--corpus", "the text to learn from, as files, folders or globs")
+    require(config, "corpus")
     if config.extend:
         _extend(config, quiet)
     elif config.tokenizer is not None:
@@ -89,7 +112,7 @@ def _build(config: Config, quiet: bool) -> None:
     from fastbert.cli.vocab_view import coverage_table
     from fastbert.tokenizers import WordPieceTokenizer, coverage, training, word_counts
 
-    out = require(config.out, "--out", "the folder to write the vocabulary to")
+    out = require(config, "out")
     _refuse_present(out, ("vocab.txt",), config.overwrite)
     training.check_size(config.vocab_size)
     with Bars(quiet) as bars:
@@ -138,7 +161,8 @@ def _extend(config: Config, quiet: bool) -> None:
     tokenizer = _read_tokenizer(config)
     model = None
     if config.model is not None:
-        require(config.out, "--out", "the folder to write the extended tokenizer and model to")
+        if config.out is None:
+            raise UserError("--out is missing: the folder to write the extended tokenizer and model to")
         model = _read_model(config.model, tokenizer)
     if config.out is not None:
         written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
@@ -195,9 +219,9 @@ def _read_tokenizer(config: Config) -> WordPieceTokenizer:
     from fastbert.tokenizers import WordPieceTokenizer
 
     folder = config.tokenizer or config.model
-    return WordPieceTokenizer.from_pretrained(
-        require(folder, "--tokenizer", "the folder or vocab.txt of the tokenizer to extend")
-    )
+    if folder is None:
+        raise UserError("--tokenizer is missing: the folder or vocab.txt of the tokenizer to extend")
+    return WordPieceTokenizer.from_pretrained(folder)
 
 
 def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:

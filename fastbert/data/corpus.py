@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fastbert.data import text_lines
 from fastbert.data.sentences import CLOSERS, split_sentences
 from fastbert.errors import CorpusError
+from fastbert.flags import DATA, rare, required
 from fastbert.io.log import logger
 from fastbert.io.text import COMPRESSIONS, plain_name, whole_characters
 from fastbert.io.untrusted_input import require_regular_file
@@ -114,12 +115,14 @@ class Corpus:
 class CorpusFlags:
     """The flags of commands that read a corpus."""
 
-    corpus: tuple[Path, ...] = ()
+    GROUP: ClassVar = DATA
+
+    corpus: tuple[Path, ...] = required("text files, folders or globs", default=())
     """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
-    text_format: TextFormat = "auto"
+    text_format: TextFormat = rare("auto")
     """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it for each
     file."""
-    text_key: str = "text"
+    text_key: str = rare("text")
     """Key that holds a document's text in .jsonl files."""
 
     def find_corpus(self) -> Corpus:

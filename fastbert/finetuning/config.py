@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
-from fastbert.training.run_config import RunConfig, flag
+from fastbert.training.run_config import DISTILLATION, RunConfig
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
@@ -18,92 +19,128 @@ DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "e
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
+class _Data:
     """The task, its files and their columns."""
 
-    task: TaskName | None = None
+    GROUP: ClassVar = DATA
+
+    task: TaskName | None = required(", ".join(TASKS), unless=("resume",))
     """Task to train for."""
-    model: str | None = None
-    """Folder of the pre-trained model, or its Hub id in the local cache."""
-    train: Path | None = None
-    """File with the training examples: a GLUE TSV, .tsv, .csv, .jsonl, .parquet, .conll or SQuAD .json, also .gz
-    or .xz of these; or a `datasets` folder, FOLDER#SPLIT if it holds several splits."""
+    train: Path | None = required("a file with training examples", unless=("resume",))
+    """Training examples: .tsv, .csv, .jsonl, .parquet, .conll or SQuAD's .json, also .gz and .xz of these; or a
+    `datasets` folder, FOLDER#SPLIT if it holds several splits."""
     eval: tuple[Path, ...] = ()
     """Files to evaluate on; the first selects the best model."""
     validation_fraction: float | None = None
-    """Fraction of the training examples held out for evaluation, instead of --eval files."""
-    out: Path = Path("runs/finetune")
-    """Folder of the run: config, metrics, curves, results, predictions and the best model."""
+    """Fraction of --train held out for evaluation, without --eval."""
     text_column: str | None = None
     """Column or key of the text (the first of a pair, the question, the prompt, the source)."""
     pair_column: str | None = None
     """Column or key of the second text of a pair."""
     label_column: str | None = None
     """Column or key of the label (the tag, the target)."""
-    id_column: str | None = None
+    id_column: str | None = rare(None)
     """Column or key of an example's id."""
     max_length: int | None = None
     """Tokens per sequence, special tokens included (default: 128, span: 384); longer texts are cut, or windowed."""
+    skip_bad: bool = rare(False)
+    """Skip and count unreadable rows of a file, instead of refusing the file."""
+    strict: bool = rare(False)
+    """Fail on the first unusable example (an answer that is not in its text), instead of counting them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trials:
+class _Model:
+    """The model, and which of its weights are trained."""
+
+    GROUP: ClassVar = MODEL
+
+    model: str | None = required("the folder of a pre-trained model", unless=("resume",))
+    """Folder of the pre-trained model, or its Hub id in the local cache."""
+    frozen: bool = False
+    """Train only the head; the encoder is frozen."""
+    lora: int | None = None
+    """Rank of LoRA adapters to train, with the head, instead of all weights (needs the package peft)."""
+    dropout: float | None = rare(None)
+    """Dropout probability of all layers and the head (default: from the model's config)."""
+    reinit_layers: int = rare(0)
+    """Number of top layers to re-initialise before training, with the pooler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Teacher:
+    """The teacher of distillation."""
+
+    GROUP: ClassVar = DISTILLATION
+
+    teacher: str | None = rare(None)
+    """Folder of a teacher: a model trained on the same task."""
+    student_layers: int | None = rare(None)
+    """Initialise the model with this many layers of --model, evenly spread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
     """The grid, and how each of its trials is trained."""
 
+    GROUP: ClassVar = TRAINING
+
     epochs: tuple[float, ...] = ()
-    """Epochs; several values form a grid (default: 3)."""
-    max_steps: int | None = None
-    """Maximum number of optimiser steps; the schedule ends there."""
+    """Epochs; several values form a grid (default: 3, unless --steps is given)."""
+    steps: int | None = None
+    """Optimiser steps. With --epochs, whichever ends first."""
     batch_size: tuple[int, ...] = ()
     """Examples per optimiser step; several values form a grid (default: 32)."""
-    micro_batch: int | None = None
-    """Examples per forward and backward pass (default: the whole batch)."""
     lr: tuple[float, ...] = ()
     """Peak learning rate; several values form a grid (default: 5e-5)."""
-    grid: Literal["paper"] | None = None
+    grid: Literal["paper"] | None = rare(None)
     """Search the paper's grid: batches of 16 and 32, learning rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs."""
     seeds: int = 1
     """Number of seeds per combination; results report mean and standard deviation over them."""
     seed: int = 0
     """First seed: of the head's weights, the order of the examples, and dropout."""
-    metric: str | None = None
-    """Metric that selects the best model (default: the task's first)."""
-    schedule: Literal["linear", "constant", "slanted-triangular"] = "linear"
-    """Learning rate after the warm-up: linear decay to zero, constant, or ULMFiT's (which has its own warm-up)."""
-    warmup: float = 0.1
-    """Warm-up as a fraction of the steps."""
-    layer_decay: float = 1.0
-    """Learning rate of each layer as a fraction of that of the layer above; 0.385 (1/2.6) in ULMFiT."""
-    gradual_unfreezing: bool = False
-    """Train only the head in the first epoch, and one more layer in each epoch after it (ULMFiT)."""
-    frozen: bool = False
-    """Train only the head; the encoder is frozen."""
-    reinit_layers: int = 0
-    """Number of top layers to re-initialise before training, with the pooler."""
-    dropout: float | None = None
-    """Dropout probability of all layers and the head (default: from the model's config)."""
-    lora: int | None = None
-    """Rank of LoRA adapters to train, with the head, instead of all weights (needs the package peft)."""
     early_stopping: int | None = None
     """Stop after this many evaluations without a better score."""
-    eval_every: int | None = None
-    """Steps between evaluations (default: once per epoch)."""
-    teacher: str | None = None
-    """Folder of a teacher for distillation: a model trained on the same task."""
-    student_layers: int | None = None
-    """Initialise the model with this many layers of --model, evenly spread."""
-    store_delta: bool = False
-    """Also write the best model as a delta to --model."""
-    strict: bool = False
-    """Fail on the first unusable example (an answer that is not in its text), instead of counting them."""
-    skip_bad: bool = False
-    """Skip and count unreadable rows of a file, instead of refusing the file."""
-    checkpoint_every: int | None = None
-    """Steps between checkpoints, for --resume after a crash (default: only when the run is stopped)."""
+    metric: str | None = None
+    """Metric that selects the best model (default: the task's first)."""
+    schedule: Literal["linear", "constant", "slanted-triangular"] = rare("linear")
+    """Learning rate after the warm-up: linear decay to zero, constant, or ULMFiT's (which has its own warm-up)."""
+    warmup: float = rare(0.1)
+    """Warm-up as a fraction of the steps."""
+    layer_decay: float = rare(1.0)
+    """Learning rate of each layer as a fraction of that of the layer above; 0.385 (1/2.6) in ULMFiT."""
+    gradual_unfreezing: bool = rare(False)
+    """Train only the head in the first epoch, and one more layer in each epoch after it (ULMFiT)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(RunConfig, _Trials, TaskFlags, _Files):
+class _Output:
+    """The run's folder, and how often it is written."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path = Path("runs/finetune")
+    """Folder of the run: config, metrics, curves, results, predictions and the best model."""
+    eval_every: int | None = rare(None)
+    """Steps between evaluations (default: once per epoch)."""
+    checkpoint_every: int | None = rare(None)
+    """Steps between checkpoints, for --resume after a crash (default: only when the run is stopped)."""
+    store_delta: bool = rare(False)
+    """Also write the best model as a delta to --model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """How a step computes."""
+
+    GROUP: ClassVar = MACHINE
+
+    micro_batch: int | None = None
+    """Examples per forward and backward pass (default: the whole batch)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Training, _Model, _Data):
     """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
     seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
 
@@ -114,7 +151,7 @@ class FinetuneConfig(RunConfig, _Trials, TaskFlags, _Files):
             raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
         counts = ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length")
         optional = (
-            *("max_steps", "micro_batch", "eval_every", "checkpoint_every", "early_stopping", "student_layers"),
+            *("steps", "micro_batch", "eval_every", "checkpoint_every", "early_stopping", "student_layers"),
             *("lora", "decoder_layers"),
         )
         fraction = self.validation_fraction
@@ -190,6 +227,11 @@ class FinetuneConfig(RunConfig, _Trials, TaskFlags, _Files):
     def length(self) -> int:
         """Return the tokens per sequence."""
         return self.max_length or task_class(self.task or "classification").default_length
+
+    @property
+    def ends_by_epochs(self) -> bool:
+        """Return whether epochs limit a trial; --steps alone sets its length."""
+        return self.steps is None or bool(self.epochs or self.grid)
 
     def trials(self) -> list[Trial]:
         """Return every combination of the grid with every seed, seeds innermost."""

@@ -29,11 +29,12 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def steps_of(count: int, batch_size: int, epochs: float, max_steps: int | None) -> tuple[int, int]:
-    """Return the optimiser steps per epoch, whose last batch may be smaller, and in total."""
+def steps_of(count: int, batch_size: int, epochs: float | None, steps: int | None) -> tuple[int, int]:
+    """Return the optimiser steps per epoch, whose last batch may be smaller, and in total: `epochs` or `steps`,
+    whichever ends first, of those that are not None."""
     per_epoch = math.ceil(count / batch_size)
-    total = math.ceil(round(per_epoch * epochs, 6))
-    return per_epoch, total if max_steps is None else min(total, max_steps)
+    limits = [steps, None if epochs is None else math.ceil(round(per_epoch * epochs, 6))]
+    return per_epoch, min(limit for limit in limits if limit is not None)
 
 
 def batches(count: int, batch_size: int, seed: int, first: int, total: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -9,21 +9,24 @@ from typing import ClassVar, Literal, Self
 from fastbert.config import PRESETS
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
-from fastbert.training.run_config import RunConfig
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, required
+from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pretraining(CorpusFlags):
-    """The corpus, the model, the samples and the length of a run."""
+class _Data(CorpusFlags):
+    """The text of a run, and its tokenizer."""
 
+    GROUP: ClassVar = DATA
+
+    corpus: tuple[Path, ...] = required(
+        "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
+    )
+    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     data: Path | None = None
     """Token shards written by `fastbert prepare`, instead of --corpus."""
-    model: str = "base"
-    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
-    out: Path = Path("runs/pretrain")
-    """Folder of the run: config, tokenizer, metrics, loss curve, checkpoints and the trained model."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
@@ -31,18 +34,48 @@ class _Pretraining(CorpusFlags):
     30522)."""
     cased: bool = False
     """Build a cased vocabulary: keep capitals and accents."""
+    max_length: int = 128
+    """Tokens per sequence, special tokens included."""
+    short_sequence_prob: float = rare(0.1)
+    """Fraction of the samples with a random target length below the maximum."""
+    validation_fraction: float = rare(0.1)
+    """Fraction of the documents held out for validation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """The model and what it learns."""
+
+    GROUP: ClassVar = MODEL
+
+    model: str = "base"
+    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
     objective: Objective = "mlm+nsp"
     """Masked LM with next-sentence prediction, masked LM alone, or masked LM with sentence-order prediction."""
-    teacher: str | None = None
-    """Folder of a pre-trained teacher for distillation."""
-    student_layers: int | None = None
-    """Initialise the model with this many layers of --teacher, evenly spread, instead of random weights."""
-    mask_prob: float = 0.15
+    mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
     whole_word: bool = False
     """Whole-word masking: mask all pieces of a word together."""
-    short_sequence_prob: float = 0.1
-    """Fraction of the samples with a random target length below the maximum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Teacher:
+    """The teacher of distillation."""
+
+    GROUP: ClassVar = DISTILLATION
+
+    teacher: str | None = rare(None)
+    """Folder of a pre-trained teacher."""
+    student_layers: int | None = rare(None)
+    """Initialise the model with this many layers of --teacher, evenly spread, instead of random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """The length of a run, and its optimisation."""
+
+    GROUP: ClassVar = TRAINING
+
     epochs: float | None = None
     """Passes over the corpus, also a fraction of one (default: as many as make 8 million tokens, 1 to 40, unless
     --steps or --hours is given)."""
@@ -53,34 +86,48 @@ class _Pretraining(CorpusFlags):
     batch_size: int | None = None
     """Effective batch size: sequences per optimiser step, accumulated over micro-batches (default: by the length of the
     run, 32 to the paper's 256)."""
-    micro_batch: int | None = None
-    """Sequences per forward and backward pass (default: 32 on a CPU, the whole batch on a GPU)."""
-    max_length: int = 128
-    """Tokens per sequence, special tokens included."""
     lr: float | None = None
     """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4)."""
     warmup: float = 0.1
     """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
     seed: int = 0
     """Seed of the weights, the validation split, sentence pairs, masks and dropout."""
-    checkpoint_mode: Literal["layer", "selective"] = "layer"
-    """Recomputed by --checkpoint-activations: whole layers, or only operations that are cheap next to matmuls."""
-    cuda_graphs: bool = False
-    """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU."""
-    validation_fraction: float = 0.1
-    """Fraction of the documents held out for validation."""
-    eval_every: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The run's folder, and how often it is written."""
+
+    GROUP: ClassVar = OUTPUT
+
+    out: Path = Path("runs/pretrain")
+    """Folder of the run: config, tokenizer, metrics, loss curve, checkpoints and the trained model."""
+    eval_every: int | None = rare(None)
     """Steps between validations (default: ten validations per run)."""
-    eval_samples: int | None = None
+    eval_samples: int | None = rare(None)
     """Maximum number of sequences per validation (default: as many as take 4 % of the run's time, 32 to 1024)."""
-    checkpoint_every: int | None = None
+    checkpoint_every: int | None = rare(None)
     """Steps between checkpoints (default: twenty per run, and every 1000 steps)."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = rare(2)
     """Number of newest checkpoints to keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, _Pretraining):
+class _Machine:
+    """How a step computes."""
+
+    GROUP: ClassVar = MACHINE
+
+    micro_batch: int | None = None
+    """Sequences per forward and backward pass (default: 32 on a CPU, the whole batch on a GPU)."""
+    checkpoint_mode: Literal["layer", "selective"] = rare("layer")
+    """Recomputed by --checkpoint-activations: whole layers, or only operations that are cheap next to matmuls."""
+    cuda_graphs: bool = rare(False)
+    """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, _Data):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""

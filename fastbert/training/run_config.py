@@ -11,40 +11,72 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
+from fastbert.flags import MACHINE, OUTPUT, TRAINING, DeviceFlags, flag, rare
+
+DISTILLATION = "Distillation"
+"""The title of the flags for a teacher."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class OptimizerFlags:
+    """The optimiser of all runs."""
+
+    GROUP: ClassVar = TRAINING
+
+    weight_decay: float = rare(0.01)
+    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
+    max_grad_norm: float = rare(1.0)
+    """Norm that gradients are clipped to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationFlags:
+    """The losses of distillation."""
+
+    GROUP: ClassVar = DISTILLATION
+
+    distill: Literal["distilbert", "tinybert"] = rare("distilbert")
+    """Losses: soft targets and last hidden states, or all hidden states and attention scores too."""
+    temperature: float = rare(2.0)
+    """Temperature of the teacher's soft targets."""
+    soft_weight: float = rare(0.5)
+    """Weight of the soft targets in the loss, 0 to 1; the rest is the loss of the labels, or of the masked tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingMachineFlags(DeviceFlags):
+    """Where and how a run computes."""
+
+    GROUP: ClassVar = MACHINE
+
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Dtype of matmuls: auto is the fastest on the device, which is printed; fp16 needs a GPU."""
+    checkpoint_activations: bool = rare(False)
+    """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
+    deterministic: bool = rare(False)
+    """Use only deterministic algorithms, also on GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolderFlags:
+    """What a run writes, and what it does with an earlier run in its folder."""
+
+    GROUP: ClassVar = OUTPUT
+
+    resume: bool = False
+    """Continue the run in --out, with its flags, from its last whole checkpoint; start it if there is none."""
+    overwrite: bool = False
+    """Replace the run in --out."""
+    log_every: int = rare(10)
+    """Steps between lines of metrics.jsonl; the first step is always written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFolderFlags):
     """Base of `PretrainConfig` and `FinetuneConfig`, which have a folder `out` too."""
 
     CHANGEABLE: ClassVar[frozenset[str]]
     """Flags that may have a different value when a run is resumed."""
-
-    weight_decay: float = 0.01
-    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
-    max_grad_norm: float = 1.0
-    """Norm that gradients are clipped to."""
-    distill: Literal["distilbert", "tinybert"] = "distilbert"
-    """Distillation losses: soft targets and last hidden states, or all hidden states and attention scores too."""
-    temperature: float = 2.0
-    """Temperature of the teacher's soft targets."""
-    soft_weight: float = 0.5
-    """Weight of the soft targets in the loss, 0 to 1; the rest is the loss of the labels, or of the masked tokens."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on; auto selects a GPU if one is available."""
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of matmuls; auto selects and prints the fastest on the device. fp16 needs a GPU."""
-    checkpoint_activations: bool = False
-    """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
-    deterministic: bool = False
-    """Use only deterministic algorithms, also on GPUs."""
-    log_every: int = 10
-    """Steps between lines of metrics.jsonl; the first step is always written."""
-    resume: bool = False
-    """Continue the run in --out from its last whole checkpoint, or start it if there is none; flags at their defaults
-    are taken from the run, and what is finished is not repeated."""
-    overwrite: bool = False
-    """Replace the run in --out."""
 
     def require(self, *ranges: tuple[str, bool, str]) -> None:
         """Raise `UserError` for the first flag that is out of range, given by name, whether it holds, and in words."""
@@ -89,11 +121,6 @@ class RunConfig:
 
     def check_change(self, name: str, value: Any, stored: Any) -> None:
         """Raise `UserError` where a changeable flag cannot have this value in a resumed run."""
-
-
-def flag(name: str) -> str:
-    """Return a field's name as a flag of the command line."""
-    return "--" + name.replace("_", "-")
 
 
 def _same_files(value: Any, stored: Any) -> bool:

@@ -133,3 +133,5 @@ def test_steps_of_a_run() -> None:
     assert order.steps_of(10, 4, 3, None) == (3, 9)
     assert order.steps_of(10, 4, 0.5, None) == (3, 2)
     assert order.steps_of(10, 4, 3, 5) == (3, 5)
+    assert order.steps_of(10, 4, 3, 50) == (3, 9)
+    assert order.steps_of(10, 4, None, 50) == (3, 50)

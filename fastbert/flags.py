@@ -1,0 +1,116 @@
+"""Declare the flags of a command, as fields of a frozen dataclass: its groups, required flags, and rare ones.
+
+The fields of a class that has a `GROUP` are shown under that title by `--help`. What a flag means is the string below
+its field; `rare` and `required` take the place of its default. Imports no torch: command lines are generated from such
+classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeVar
+
+from fastbert.errors import UserError
+
+T = TypeVar("T")
+# The titles of groups, in the order of the help; groups with other titles precede the last two.
+DATA, MODEL, TRAINING, OUTPUT, MACHINE = "Data", "Model", "Training", "Output", "Machine"
+OTHER = "Flags"
+"""The title of flags that are in no group."""
+_RARE, _REQUIRED = "rare", "required"
+
+
+@dataclass(frozen=True)
+class Required:
+    """What a required flag names, and the flags that make it unnecessary, or without which it is."""
+
+    meaning: str
+    unless: tuple[str, ...] = ()
+    when: str | None = None
+    name: str | None = None
+    """The name of an argument without a flag."""
+
+    @property
+    def condition(self) -> str:
+        """Return the condition in words, empty if there is none."""
+        if self.when is not None:
+            return f"with {flag(self.when)}"
+        return f"without {' or '.join(map(flag, self.unless))}" if self.unless else ""
+
+
+def rare(default: T) -> T:
+    """Declare a flag that only `--help-all` shows."""
+    declared: T = field(default=default, metadata={_RARE: True})
+    return declared
+
+
+def required(
+    meaning: str,
+    *,
+    unless: Iterable[str] = (),
+    when: str | None = None,
+    name: str | None = None,
+    default: Any = None,
+) -> Any:
+    """Declare a flag that must be given: always, unless one of some other flags is, or only with another flag.
+
+    `meaning` completes the error "--model is missing: ..."; an argument without a flag has a `name` there. `default` is
+    None, or () for several values.
+    """
+    return field(default=default, metadata={_REQUIRED: Required(meaning, tuple(unless), when, name)})
+
+
+def is_rare(metadata: Mapping[str, Any]) -> bool:
+    """Return whether only `--help-all` shows a field with this metadata."""
+    return _RARE in metadata
+
+
+def requirement(metadata: Mapping[str, Any]) -> Required | None:
+    """Return the requirement of a field with this metadata."""
+    return metadata.get(_REQUIRED)
+
+
+def check_required(config: Any) -> None:
+    """Raise `UserError` for the first required flag that was left out."""
+    for item in fields(config):
+        rule = requirement(item.metadata)
+        if rule is None or not _missing(getattr(config, item.name)):
+            continue
+        if any(not _missing(getattr(config, name)) for name in rule.unless):
+            continue
+        if rule.when is None or not _missing(getattr(config, rule.when)):
+            raise _error(item.name, rule)
+
+
+def require(config: Any, name: str) -> Any:
+    """Return the value of a flag declared as `required`. Raises `UserError`, with its meaning, if it was left out."""
+    value = getattr(config, name)
+    if _missing(value):
+        rule = next(requirement(item.metadata) for item in fields(config) if item.name == name)
+        assert rule is not None, name
+        raise _error(name, rule)
+    return value
+
+
+def flag(name: str) -> str:
+    """Return a field's name as a flag of the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value is False or value in ("", ())
+
+
+def _error(name: str, rule: Required) -> UserError:
+    return UserError(f"{rule.name or flag(name)} is missing: {rule.meaning}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFlags:
+    """The device of commands that use a model."""
+
+    GROUP: ClassVar = MACHINE
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device: auto uses a GPU if there is one."""
