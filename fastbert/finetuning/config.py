@@ -14,8 +14,7 @@ from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
-DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
-"""Default hyper-parameters; the grid is that of Devlin et al. 2019, appendix A.3."""
+"""The grid of Devlin et al. 2019, appendix A.3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +85,13 @@ class _Training:
     GROUP: ClassVar = TRAINING
 
     epochs: tuple[float, ...] = ()
-    """Epochs; several values form a grid (default: 3, unless --steps is given)."""
+    """Epochs; several values form a grid (default: by the training set, 3 to 20, unless --steps is given)."""
     steps: int | None = None
     """Optimiser steps. With --epochs, whichever ends first."""
     batch_size: tuple[int, ...] = ()
-    """Examples per optimiser step; several values form a grid (default: 32)."""
+    """Examples per optimiser step; several values form a grid (default: 32, below 2000 examples 16 or 8)."""
     lr: tuple[float, ...] = ()
-    """Peak learning rate; several values form a grid (default: 5e-5)."""
+    """Peak learning rate; several values form a grid (default: 5e-5 for width 768, higher for narrower models)."""
     grid: Literal["paper"] | None = rare(None)
     """Search the paper's grid: batches of 16 and 32, learning rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs."""
     seeds: int = 1
@@ -228,14 +227,15 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
         """Return the tokens per sequence."""
         return self.max_length or task_class(self.task or "classification").default_length
 
-    @property
-    def ends_by_epochs(self) -> bool:
-        """Return whether epochs limit a trial; --steps alone sets its length."""
-        return self.steps is None or bool(self.epochs or self.grid)
-
     def trials(self) -> list[Trial]:
-        """Return every combination of the grid with every seed, seeds innermost."""
-        source = PAPER_GRID if self.grid else {name: getattr(self, name) or DEFAULTS[name] for name in DEFAULTS}
+        """Return every combination of the grid with every seed, seeds innermost.
+
+        Raises `UserError` for a configuration that leaves a hyper-parameter open (see `defaults.resolved`).
+        """
+        source = PAPER_GRID if self.grid else {name: getattr(self, name) for name in PAPER_GRID}
+        for name, values in source.items():
+            if not values:
+                raise UserError(f"{flag(name)} is open: the training set determines it")
         combinations = product(source["lr"], source["batch_size"], source["epochs"])
         return [
             Trial(lr=lr, batch_size=int(batch), epochs=epochs, seed=self.seed + number)

@@ -162,8 +162,7 @@ class Fit:
     def __init__(self, model: Any, trial: Trial, setting: Setting, stop: StopRequest) -> None:
         self.model, self.trial, self.setting, self.stop = model.to(setting.device), trial, setting, stop
         config = setting.config
-        epochs = trial.epochs if config.ends_by_epochs else None
-        self.per_epoch, self.total = order.steps_of(setting.rows.units, trial.batch_size, epochs, config.steps)
+        self.per_epoch, self.total = order.steps_of(setting.rows.units, trial.batch_size, trial.epochs, config.steps)
         if config.frozen:
             recipe.freeze(model, [model.config.num_hidden_layers + 1])
         self.optimizer = recipe.optimizer(model, config, trial.lr)

@@ -18,7 +18,7 @@ from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning import results, start
+from fastbert.finetuning import defaults, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
@@ -92,7 +92,7 @@ def _finished(config: FinetuneConfig) -> FinetuneResult | None:
     """Return the result of a finished run, None if trials are left. Completes a run that was killed at its very end."""
     out = config.out
     done = results.read(out)
-    if not {result.trial for result in done}.issuperset(config.trials()):
+    if not done or not {result.trial for result in done}.issuperset(config.trials()):
         return None
     if not all((out / "model" / name).is_file() for name in ("config.json", "model.safetensors", "vocab.txt")):
         raise UserError(f"{out / 'model'}: the finished run's model is gone; train it again with --overwrite")
@@ -159,6 +159,12 @@ class _Run:
         )
         if not self.rows.units:
             raise UserError(f"{config.train}: no example can be trained on")
+        self.config = config = defaults.resolved(
+            config,
+            examples=self.rows.units,
+            classes=len(self.task.labels or ()),
+            hidden_size=self.model_config.hidden_size,
+        )
         self._check_metric()
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
         # In the dtype of inference, so that evaluate and predict reproduce the scores.

@@ -8,10 +8,48 @@ import pytest
 
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.defaults import resolved
+from fastbert.finetuning.order import steps_of
 
 
-def test_one_trial_by_default() -> None:
-    assert FinetuneConfig().trials() == [Trial(lr=5e-5, batch_size=32, epochs=3, seed=0)]
+@pytest.mark.parametrize(
+    ("examples", "classes", "hidden_size", "trial"),
+    [
+        pytest.param(67_000, 2, 768, (5e-5, 32, 3), id="large-set-base"),
+        pytest.param(67_000, 2, 384, (1e-4, 32, 3), id="large-set-narrow"),
+        pytest.param(15_000, 150, 384, (1e-4, 32, 6), id="many-classes"),
+        pytest.param(3_400, 0, 384, (1e-4, 32, 10), id="tags"),
+        pytest.param(1_999, 2, 384, (1e-4, 16, 9), id="small-set"),
+        pytest.param(100, 2, 768, (5e-5, 8, 20), id="few-examples"),
+        pytest.param(1, 2, 128, (3e-4, 8, 20), id="one-example"),
+    ],
+)
+def test_open_hyper_parameters_follow_from_model_and_data(
+    examples: int, classes: int, hidden_size: int, trial: tuple[float, int, float]
+) -> None:
+    sizes = {"examples": examples, "classes": classes, "hidden_size": hidden_size}
+    lr, batch_size, epochs = trial
+    assert resolved(FinetuneConfig(), **sizes).trials() == [Trial(lr=lr, batch_size=batch_size, epochs=epochs, seed=0)]
+
+
+def test_flags_take_the_place_of_defaults() -> None:
+    sizes = {"examples": 1000, "classes": 2, "hidden_size": 768}
+    assert resolved(FinetuneConfig(lr=(1e-5,)), **sizes).lr == (1e-5,)
+    assert resolved(FinetuneConfig(batch_size=(100,)), **sizes).epochs == (20.0,)
+    assert resolved(FinetuneConfig(frozen=True), **sizes).lr == (5e-4,)
+    assert resolved(FinetuneConfig(lora=8), **sizes).lr == (2e-4,)
+    assert resolved(FinetuneConfig(grid="paper"), **sizes) == FinetuneConfig(grid="paper")
+
+
+def test_steps_alone_end_the_trials_of_every_batch_size() -> None:
+    config = resolved(FinetuneConfig(steps=7, batch_size=(3, 5, 16)), examples=20, classes=2, hidden_size=768)
+    for trial in config.trials():
+        assert steps_of(20, trial.batch_size, trial.epochs, config.steps)[1] == 7
+
+
+def test_open_hyper_parameters_are_refused_before_the_data_is_known() -> None:
+    with pytest.raises(UserError, match="--batch-size is open"):
+        FinetuneConfig().trials()
 
 
 def test_the_papers_grid_has_eighteen_points() -> None:

@@ -1,0 +1,56 @@
+"""Default hyper-parameters of fine-tuning, from the sizes of the model and of the training set. Imports no torch.
+
+The paper's values (Devlin et al. 2019, appendix A.3: batches of 16 or 32, learning rates 2e-5 to 5e-5, 2 to 4 epochs)
+are for encoders of width 768 and 1024, and for thousands of examples of a few classes. Narrower encoders need a higher
+learning rate, and small training sets or many classes need more epochs: otherwise the new head has hardly moved when
+training ends, and predicts one class for all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fastbert.finetuning.config import FinetuneConfig
+
+WIDTH, LR = 768, 5e-5
+HEAD_LR = 10.0  # of a head alone (--frozen), as a multiple of the whole model's
+ADAPTER_LR = 4.0  # of LoRA's adapters, likewise
+BATCH = 32
+SMALL_SETS = {500: 8, 2_000: 16}  # examples below which batches are smaller
+LEAST_EPOCHS, MOST_EPOCHS = 3, 20
+STEPS, STEPS_PER_CLASS = 1_000, 10  # optimiser steps that a set is repeated for
+
+
+def learning_rate(hidden_size: int) -> float:
+    """Return the peak learning rate for an encoder of this width: the paper's 5e-5 for 768, inversely proportional to
+    the width."""
+    return float(f"{LR * WIDTH / hidden_size:.1e}")
+
+
+def batch_size(examples: int) -> int:
+    """Return the examples per step for a training set of this size: 32, fewer for a set of less than 2,000."""
+    return next((size for limit, size in SMALL_SETS.items() if examples < limit), BATCH)
+
+
+def epochs(examples: int, batch: int, classes: int) -> int:
+    """Return the number of epochs: as many as make 1,000 steps, and 10 more per class; from 3 to 20."""
+    per_epoch = math.ceil(examples / batch)
+    return min(max(math.ceil((STEPS + STEPS_PER_CLASS * classes) / per_epoch), LEAST_EPOCHS), MOST_EPOCHS)
+
+
+def resolved(config: FinetuneConfig, *, examples: int, classes: int, hidden_size: int) -> FinetuneConfig:
+    """Return the configuration with the learning rate, batch size and epochs that the flags leave open."""
+    if config.grid:
+        return config
+    lr, batches = config.lr, config.batch_size or (batch_size(examples),)
+    if not lr:
+        factor = HEAD_LR if config.frozen else ADAPTER_LR if config.lora is not None else 1.0
+        lr = (float(f"{learning_rate(hidden_size) * factor:.1e}"),)
+    lengths = config.epochs
+    if not lengths and config.steps is None:
+        lengths = (float(epochs(examples, batches[0], classes)),)
+    elif not lengths and config.steps is not None:
+        # So many that --steps ends the trials of each batch size.
+        lengths = (round(config.steps / min(math.ceil(examples / batch) for batch in batches), 6),)
+    return replace(config, lr=lr, batch_size=batches, epochs=lengths)

@@ -1,0 +1,89 @@
+"""Defaults of pre-training by the sizes of model and corpus, and the verdict on a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastbert.config import PRESETS
+from fastbert.data.corpus import Corpus
+from fastbert.errors import UserError
+from fastbert.training import defaults
+from fastbert.training.config import PretrainConfig
+from fastbert.training.metrics import Metrics
+from fastbert.training.verdict import verdict
+
+
+def test_a_vocabulary_grows_with_its_corpus_up_to_that_of_the_released_models() -> None:
+    sizes = [defaults.vocabulary_size(text) for text in (1, 5e6, 1e7, 3e7, 1e11)]
+    assert sizes == [2048, 5120, 10240, 29696, 30522]
+
+
+def test_wide_models_get_the_papers_learning_rate_and_narrow_ones_a_higher_one() -> None:
+    rates = {name: defaults.learning_rate(PRESETS[name][1]) for name in PRESETS}
+    assert rates == {"tiny": 1e-3, "mini": 9e-4, "small": 2.3e-4, "medium": 2.3e-4, "base": 1e-4, "large": 1e-4}
+
+
+def test_small_corpora_are_repeated_in_small_batches() -> None:
+    assert [defaults.epochs(tokens) for tokens in (10, 1.1e6, 7e6, 1e9)] == [40, 7, 1, 1]
+    assert [defaults.batch_size(samples) for samples in (1, 64_000, 300_000, 1e8)] == [32, 32, 128, 256]
+    assert [defaults.batch_size_of_steps(steps) for steps in (10, 2_000, 8_000, 1_000_000)] == [32, 32, 128, 256]
+
+
+@pytest.mark.parametrize("samples", [10_000, 75_000, 1e6, 1e9])
+@pytest.mark.parametrize("evaluations", [1, 10, 100])
+def test_validation_takes_a_small_share_of_the_time(samples: float, evaluations: int) -> None:
+    each = defaults.evaluation_samples(samples, evaluations)
+    if each > defaults.LEAST_SAMPLES:
+        assert evaluations * each * defaults.FORWARD_COST <= 0.05 * samples
+    assert defaults.LEAST_SAMPLES <= each <= defaults.SAMPLES
+
+
+def test_the_text_of_compressed_files_is_larger_than_they_are(tmp_path: Path) -> None:
+    import gzip
+
+    (tmp_path / "a.txt").write_text("word " * 1000)
+    with gzip.open(tmp_path / "b.txt.gz", "wt") as file:
+        file.write("word " * 1000)
+    corpus = Corpus.find(tmp_path)
+    packed = (tmp_path / "b.txt.gz").stat().st_size
+    assert (corpus.total_bytes, corpus.text_bytes) == (5000 + packed, 5000 + 4 * packed)
+
+
+def test_steps_and_epochs_take_the_place_of_each_other_on_resume() -> None:
+    with pytest.raises(UserError, match="--steps and --epochs exclude each other"):
+        PretrainConfig(steps=1, epochs=1.0)
+    by_epochs = PretrainConfig(epochs=2.0)
+    continued = PretrainConfig(steps=10, resume=True).resumed_from(by_epochs)
+    assert (continued.steps, continued.epochs) == (10, None)
+    back = PretrainConfig(epochs=3.0, resume=True).resumed_from(continued)
+    assert (back.steps, back.epochs) == (None, 3.0)
+    assert PretrainConfig(resume=True).resumed_from(by_epochs).epochs == 2.0
+
+
+def _history(*losses: float, train: float | None = None) -> list[Metrics]:
+    return [
+        Metrics(
+            step=100 * number, split=split, loss=loss, mlm_loss=loss, nsp_loss=None, mlm_accuracy=0.1,
+            nsp_accuracy=None, tokens=1, tokens_per_second=1.0, learning_rate=1e-3, seconds=1.0,
+        )
+        for number, value in enumerate(losses, start=1)
+        for split, loss in (("train", value if train is None else train), ("validation", value))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("losses", "train", "lr", "parts"),
+    [
+        pytest.param((9.0, 8.6), None, 1e-3, ["no better than word frequencies", "--epochs"], id="above"),
+        pytest.param((8.0, 6.95), None, 1e-4, ["0.05 nats below", "--lr 0.001", "these 200 steps"], id="low-lr"),
+        pytest.param((6.9, 6.5, 6.4, 6.3, 6.2), None, 1e-3, ["0.80 nats below", "still falling"], id="falling"),
+        pytest.param((6.5, 6.21, 6.2, 6.2, 6.2), None, 1e-3, ["0.80 nats below", "larger --model"], id="converged"),
+        pytest.param((6.5, 6.0, 6.1, 6.2), 3.0, 1e-3, ["repeats the training text", "more text"], id="overfitted"),
+    ],
+)
+def test_the_verdict_says_what_to_change(losses: tuple, train: float | None, lr: float, parts: list[str]) -> None:
+    said = verdict(_history(*losses, train=train), 7.0, lr=lr, usual_lr=1e-3)
+    assert all(part in said for part in parts), said
+    assert ("--lr" in said) == (lr < 1e-3)
