@@ -6,7 +6,8 @@ bars in hatching, so that a picture in grey can be read. The background is opaqu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _HATCHES = ("", "//", "..", "\\\\", "xx")
 _BASELINES = (":", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)))
 _BASELINE_COLOR = "0.3"
 _DOTS_PER_INCH = 120
+_LEGEND_SIZE, _LEGEND_ROW = 8, 0.19  # points and inches
 
 
 @contextmanager
@@ -68,11 +70,11 @@ def bar_style(index: int) -> dict[str, Any]:
     return {"color": COLORS[index % len(COLORS)], "hatch": hatch, "edgecolor": "white"}
 
 
-def draw_baseline(axes: Any, value: float, name: str, index: int = 0) -> None:
-    """Draw a dotted horizontal line at a baseline's value and name it with the value in the legend; `index`
-    distinguishes several in one panel."""
+def draw_baseline(axes: Any, value: float, name: str, index: int = 0) -> Any:
+    """Draw a dotted horizontal line at a baseline's value, named with the value in the legend; return the line.
+    `index` distinguishes several in one panel."""
     line = _BASELINES[index % len(_BASELINES)]
-    axes.axhline(value, color=_BASELINE_COLOR, linestyle=line, linewidth=1.4, label=f"{name} ({value:.3g})")
+    return axes.axhline(value, color=_BASELINE_COLOR, linestyle=line, linewidth=1.4, label=f"{name} ({value:.3g})")
 
 
 def finish_axes(axes: Any, *, legend: bool = False) -> None:
@@ -81,4 +83,16 @@ def finish_axes(axes: Any, *, legend: bool = False) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=_LEGEND_SIZE)
+
+
+def legend_below(figure: Any, handles: Sequence[Any]) -> None:
+    """Draw one legend below all panels, where it covers no data, and make the figure higher by its height."""
+    if not handles:
+        return
+    width, height = figure.get_size_inches()
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(4, len(handles), int(width * 72 / (_LEGEND_SIZE * 0.6 * (longest + 8)))))
+    figure.set_size_inches(width, height + _LEGEND_ROW * math.ceil(len(handles) / columns) + 0.1)
+    where = {"loc": "outside lower center", "ncols": columns}
+    figure.legend(handles=handles, **where, frameon=False, fontsize=_LEGEND_SIZE)
