@@ -1,121 +1,226 @@
-"""Plots of runs: loss and accuracy of pre-training, loss and scores of fine-tuning."""
+"""Plots of runs: loss and accuracy of pre-training, loss and scores of fine-tuning, with their baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from fastbert.errors import UserError
-from fastbert.io.atomic_write import atomic_write
+from fastbert.errors import CheckpointError, UserError
+from fastbert.io.figures import bar_style, draw_baseline, figure_file, finish_axes, legend_below, line_style
+from fastbert.io.untrusted_input import read_json_file
 from fastbert.training.metrics import Metrics, read_metrics, read_records
 from fastbert.training.reporter import Record
 
 TRIAL_KEYS = ("lr", "batch_size", "epochs", "seed")
 MAX_LEGEND = 10  # trials in a legend
+MAX_NAME = 48  # characters of a run's name in a legend
+TRAINING, VALIDATION, PAIRS = "masked LM, training", "masked LM, validation", "sentence pairs, validation"
+_FAINT = {"marker": "", "alpha": 0.5, "linewidth": 1.0}  # of training, beside validation
+_HOLLOW = {"markerfacecolor": "white", "linestyle": (0, (1, 1.5))}  # of sentence pairs, beside masked words
+X_AXES = {"step": "optimiser step", "tokens": "tokens", "seconds": "seconds of training"}
 
 
 def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, x_axis: str = "step") -> Path:
     """Plot masked-LM loss, accuracy and, where there is one, next-sentence accuracy of each run to `out` (PNG, PDF or
     SVG by its ending).
 
-    `unigram` adds a line at the cross-entropy of word frequencies alone, in nats; `x_axis` is `"step"`, `"tokens"` or
-    `"seconds"`. Raises `UserError` for a run without metrics.
+    `unigram` is the cross-entropy of word frequencies alone, in nats, which is drawn as a baseline; by default it is
+    read from the config.json of each finished run. `x_axis` is `"step"`, `"tokens"` or `"seconds"`. Raises `UserError`
+    for a run without metrics.
     """
-    from matplotlib.figure import Figure
-
-    if x_axis not in ("step", "tokens", "seconds"):
-        raise UserError(f"x axis {x_axis!r} is not one of step, tokens, seconds")
-    if not out.name:
-        raise UserError(f"{str(out)!r} is not a file name; end it in .png, .pdf or .svg")
-    histories = {run: read_metrics(run / "metrics.jsonl" if run.is_dir() else run) for run in runs}
-    for run, history in histories.items():
-        if not history:
-            raise UserError(f"{run}: no metrics to plot; a run's folder holds a metrics.jsonl")
-    pairs = any(record.nsp_accuracy is not None for history in histories.values() for record in history)
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    loss_axes, accuracy_axes = figure.subplots(1, 2)
-    for index, (run, history) in enumerate(histories.items()):
-        color = f"C{index}"
-        name = (run.name or str(run)) if len(histories) > 1 else ""
-        train = [record for record in history if record.split == "train"]
-        held_out = [record for record in history if record.split == "validation"]
-        for axes, field, marker in ((loss_axes, "mlm_loss", "o"), (accuracy_axes, "mlm_accuracy", "o")):
-            _plot(axes, train, x_axis, field, color=color, alpha=0.45, label=f"{name} masked LM, training".strip())
-            label = f"{name} masked LM, validation".strip()
-            _plot(axes, held_out, x_axis, field, color=color, marker=marker, markersize=4, label=label)
+    if x_axis not in X_AXES:
+        raise UserError(f"x axis {x_axis!r} is not one of {', '.join(X_AXES)}")
+    several = len(runs) > 1
+    with figure_file(out, 11, 4.2) as figure:
+        histories = {run: read_metrics(run / "metrics.jsonl" if run.is_dir() else run) for run in runs}
+        for run, history in histories.items():
+            if not history:
+                raise UserError(f"{run}: no metrics to plot; a run's folder holds a metrics.jsonl")
+        pairs = any(record.nsp_accuracy is not None for history in histories.values() for record in history)
+        loss_axes, accuracy_axes = figure.subplots(1, 2)
+        for index, history in enumerate(histories.values()):
+            style = line_style(index)
+            train = [record for record in history if record.split == "train"]
+            held_out = [record for record in history if record.split == "validation"]
+            for axes, field in ((loss_axes, "mlm_loss"), (accuracy_axes, "mlm_accuracy")):
+                _plot(axes, _points(train, x_axis, field), TRAINING, **{**style, **_FAINT})
+                _plot(axes, _points(held_out, x_axis, field), VALIDATION, **style, newest=True)
+            points = _points(held_out, x_axis, "nsp_accuracy")
+            _plot(accuracy_axes, points, PAIRS, **{**style, **_HOLLOW}, newest=True)
+        baselines = _draw_word_frequencies(loss_axes, list(histories), unigram)
         if pairs:
-            label = f"{name} sentence pairs, validation".strip()
-            style = {"color": color, "marker": "s", "markersize": 3, "linestyle": "--", "label": label}
-            _plot(accuracy_axes, held_out, x_axis, "nsp_accuracy", **style)
-    if unigram is not None:
-        loss_axes.axhline(unigram, color="0.4", linestyle=":", label=f"word frequencies alone ({unigram:.2f})")
-    titles = {"step": "optimiser step", "tokens": "tokens", "seconds": "seconds of training"}
-    loss_axes.set(title="loss on masked tokens", xlabel=titles[x_axis], ylabel="nats per masked token")
-    accuracy_axes.set(title="accuracy", xlabel=titles[x_axis], ylabel="fraction correct", ylim=(0, 1))
-    for axes in (loss_axes, accuracy_axes):
-        finish_axes(axes, legend=True)
-    return save_figure(figure, out)
-
-
-def finish_axes(axes: Any, *, legend: bool) -> None:
-    """Apply the style of all plots: a light grid, no frame on the top and right."""
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if legend:
-        axes.legend(frameon=False, fontsize=8)
-
-
-def save_figure(figure: Any, out: Path) -> Path:
-    """Replace an image as a whole. Raises `UserError` for a name whose ending matplotlib does not support."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with atomic_write(out) as partial:
-            figure.savefig(partial, dpi=120, format=out.suffix.removeprefix("."))
-    except ValueError as error:
-        raise UserError(f"{out}: {error}; end the name in .png, .pdf or .svg") from None
+            baselines.append(draw_baseline(accuracy_axes, 0.5, "chance on sentence pairs", 1))
+        loss_axes.set(title="loss on masked tokens", ylabel="nats per masked token")
+        accuracy_axes.set(title="accuracy", ylabel="fraction correct", ylim=(0, 1))
+        for axes in (loss_axes, accuracy_axes):
+            _label_x(axes, x_axis)
+            finish_axes(axes, legend=not several)
+        if several:
+            _legend_of_runs(figure, _names(list(histories)), baselines, pairs)
     return out
 
 
-def _plot(axes: Any, records: Sequence[Metrics], x_axis: str, field: str, **style: object) -> None:
-    """Plot a field of the records that have it."""
-    points = [(getattr(record, x_axis), getattr(record, field)) for record in records]
-    points = [point for point in points if point[1] is not None]
-    if points:
-        axes.plot(*zip(*points), **style)
-
-
-def plot_trials(folder: Path, metric: str) -> Path:
+def plot_trials(folder: Path, metric: str, baselines: Mapping[str, float] | None = None) -> Path:
     """Plot training loss, and `metric` on the first evaluation file, of each trial to RUN/loss.png.
 
-    Raises `UserError` for a run without metrics.
+    `baselines` maps the name of a baseline, such as `"majority"`, to its value of the metric; by default those of the
+    run's results.json are drawn. Trials that were evaluated once are bars with their values. Raises `UserError` for a
+    run without metrics.
     """
-    from matplotlib.figure import Figure
-
+    out = folder / "loss.png"
     records = read_records(folder / "metrics.jsonl")
     if not records:
         raise UserError(f"{folder}: no metrics to plot; a run's folder holds a metrics.jsonl")
     trials: dict[tuple[float, ...], list[Record]] = {}
     for record in records:
         trials.setdefault(tuple(record[key] for key in TRIAL_KEYS), []).append(record)
-    scored = any(record["split"] == "validation" for record in records)
-    figure = Figure(figsize=(11 if scored else 5.5, 4.2), layout="constrained")
-    axes = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
-    named = len(trials) <= MAX_LEGEND
-    for index, (key, lines) in enumerate(trials.items()):
-        name = _name(key, list(trials)) if named else None
-        train = [line for line in lines if line["split"] == "train" and line["loss"] is not None]
-        axes[0].plot([x["step"] for x in train], [x["loss"] for x in train], color=f"C{index}", alpha=0.8, label=name)
-        validated = [line for line in lines if line["split"] == "validation"]
-        if validated:
-            first = next(iter(validated[0]["scores"]))
-            points = [(x["step"], x["scores"][first][metric]) for x in validated if metric in x["scores"][first]]
-            axes[1].plot(*zip(*points), color=f"C{index}", marker="o", markersize=4, label=name)
-            axes[1].set(title=f"{metric} on {first}", xlabel="optimiser step", ylabel=metric)
-    axes[0].set(title="training loss", xlabel="optimiser step", ylabel="loss")
-    for panel in axes:
-        finish_axes(panel, legend=named and len(trials) > 1)
-    return save_figure(figure, folder / "loss.png")
+    file = next((next(iter(record["scores"])) for record in records if record["split"] == "validation"), None)
+    with figure_file(out, 5.5 if file is None else 11, 4.2) as figure:
+        axes = figure.subplots(1, 1 if file is None else 2, squeeze=False)[0]
+        named = 1 < len(trials) <= MAX_LEGEND
+        names = [_name(key, list(trials)) if named else "" for key in trials]
+        for index, lines in enumerate(trials.values()):
+            train = [(x["step"], x["loss"]) for x in lines if x["split"] == "train" and x["loss"] is not None]
+            _plot(axes[0], train, names[index], **{**line_style(index), "marker": "", "linewidth": 1.1})
+        axes[0].set(title="training loss", ylabel="loss")
+        _label_x(axes[0], "step")
+        finish_axes(axes[0])
+        handles = axes[0].get_lines() if named else []
+        if file is not None:
+            scores = [_scores(lines, file, metric) for lines in trials.values()]
+            if all(len(points) < 2 for points in scores):
+                _draw_bars(axes[1], scores, names)
+            else:
+                for index, points in enumerate(scores):
+                    _plot(axes[1], points, names[index], **line_style(index), newest=named)
+                _label_x(axes[1], "step")
+                handles = axes[1].get_lines() if named else []
+            axes[1].set(title=f"{metric} on {file}", ylabel=metric)
+            finish_axes(axes[1])
+            if baselines is None:
+                baselines = _stored_baselines(folder, file, metric)
+            drawn = enumerate(baselines.items())
+            handles = [*handles, *(draw_baseline(axes[1], value, name, index) for index, (name, value) in drawn)]
+        legend_below(figure, handles)
+    return out
+
+
+def _draw_bars(axes: Any, trials: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> None:
+    """Draw the only score of each trial as a bar with its value."""
+    few = len(trials) <= MAX_LEGEND
+    for index, points in enumerate(trials):
+        for step, value in points:
+            axes.bar(index, value, 0.6, **bar_style(index if few else 0))
+            text = f"{value:.4g}\nstep {step:,}" if few else f"{value:.3g}"
+            style = {"ha": "center", "fontsize": 8, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.5}}
+            axes.annotate(text, (index, value), (0, 4), textcoords="offset points", **style)
+    if not any(trials):
+        axes.text(0.5, 0.5, "undefined so far", ha="center", transform=axes.transAxes)
+        axes.set_yticks([])
+    slanted = {"rotation": 20, "rotation_mode": "anchor", "ha": "right"} if len(trials) > 2 else {}
+    axes.set_xticks(range(len(trials)), names, fontsize=8, **slanted)
+    axes.set_xlim(-1, len(trials))
+    axes.margins(y=0.15)
+    axes.set_xlabel("one evaluation" if len(trials) == 1 else f"one evaluation of each of {len(trials)} trials")
+
+
+def _scores(lines: Sequence[Record], file: str, metric: str) -> list[tuple[float, float]]:
+    """Return the steps at which a trial was evaluated and the scores, without undefined ones."""
+    validations = [line for line in lines if line["split"] == "validation"]
+    points = [(line["step"], line["scores"].get(file, {}).get(metric)) for line in validations]
+    return [(step, value) for step, value in points if value is not None and math.isfinite(value)]
+
+
+def _points(records: Sequence[Metrics], x_axis: str, field: str) -> list[tuple[float, float]]:
+    """Return position and value of the records that have the field."""
+    points = [(getattr(record, x_axis), getattr(record, field)) for record in records]
+    return [point for point in points if point[1] is not None]
+
+
+def _plot(axes: Any, points: Sequence[tuple[float, float]], label: str, *, newest: bool = False, **style: Any) -> None:
+    """Plot a series, a single point as a marker; `newest` adds the last value to the label."""
+    if not points:
+        return
+    if len(points) == 1 and not style.get("marker"):
+        style["marker"] = "o"
+    if label and newest:
+        label = f"{label} ({points[-1][1]:.3g})"
+    axes.plot(*zip(*points), **style, label=label or None)
+
+
+def _label_x(axes: Any, x_axis: str) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
+
+    axes.set_xlabel(X_AXES[x_axis])
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter() if x_axis == "tokens" else StrMethodFormatter("{x:,.0f}"))
+
+
+def _draw_word_frequencies(axes: Any, runs: Sequence[Path], unigram: float | None) -> list[Any]:
+    """Draw the loss of word frequencies alone, once for all runs where it is the same to two digits; return the
+    lines."""
+    losses = [(run, unigram if unigram is not None else _stored_unigram(run)) for run in runs]
+    distinct: dict[str, tuple[Path, float]] = {}
+    for run, loss in losses:
+        if loss is not None:
+            distinct.setdefault(f"{loss:.2f}", (run, loss))
+    owners = [f", {_names([run])[0]}" if len(distinct) > 1 else "" for run, _ in distinct.values()]
+    return [
+        draw_baseline(axes, loss, f"word frequencies alone{owner}", index)
+        for index, (owner, (_, loss)) in enumerate(zip(owners, distinct.values()))
+    ]
+
+
+def _stored_unigram(run: Path) -> float | None:
+    """Return the cross-entropy of word frequencies that a finished run's config.json holds."""
+    values = _json(run / "config.json" if run.is_dir() else run.parent / "config.json")
+    finished = values.get("finished")
+    value = finished.get("unigram_cross_entropy") if isinstance(finished, dict) else None
+    return float(value) if _is_number(value) else None
+
+
+def _stored_baselines(folder: Path, file: str, metric: str) -> dict[str, float]:
+    """Return baseline -> value of a metric on a file, as a run's results.json holds them."""
+    by_file = _json(folder / "results.json").get("baselines")
+    baselines = by_file.get(file) if isinstance(by_file, dict) else None
+    if not isinstance(baselines, dict):
+        return {}
+    values = {name: scores.get(metric) for name, scores in baselines.items() if isinstance(scores, dict)}
+    return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, empty where there is none: a baseline is an addition to a plot, not its condition."""
+    try:
+        values = read_json_file(path) if path.exists() else {}
+    except (CheckpointError, OSError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """Return the runs' folder names, or their paths where names repeat."""
+    names = [run.name or str(run) for run in runs]
+    names = names if len(set(names)) == len(names) else [str(run) for run in runs]
+    return [name if len(name) <= MAX_NAME else f"...{name[-MAX_NAME:]}" for name in names]
+
+
+def _legend_of_runs(figure: Any, names: Sequence[str], baselines: Sequence[Any], pairs: bool) -> None:
+    """Draw a legend below the panels: each run's colour, line and marker, then the kinds of series, and baselines."""
+    from matplotlib.lines import Line2D
+
+    grey = {"color": "0.4", "marker": "o", "markersize": 4.5}
+    kinds = {TRAINING: {**grey, **_FAINT}, VALIDATION: grey}
+    if pairs:
+        kinds[PAIRS] = {**grey, **_HOLLOW}
+    styles = {name: line_style(index) for index, name in enumerate(names)} | kinds
+    legend_below(figure, [*(Line2D([], [], **style, label=name) for name, style in styles.items()), *baselines])
 
 
 def _name(key: Sequence[float], trials: Sequence[Sequence[float]]) -> str:
