@@ -22,7 +22,7 @@ class Config(ModelFlags):
     gold: str | None = None
     """File with the correct answers, in any form that training accepts."""
     predictions: Path | None = None
-    """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
+    """File to score: .jsonl with an id and a label, labels, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
     prediction (GLUE's submissions); or .txt, one per line in the order of the gold file."""
     no_answer: Path | None = None
     """JSON file of probabilities that a question has no answer, by id (SQuAD 2.0): adds scores at the best

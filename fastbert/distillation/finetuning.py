@@ -55,7 +55,9 @@ class DistillationLoss(nn.Module):
         with torch.no_grad():
             target = self.task.forward(teacher, batch, items, output_hidden_states=True)
         output = self.task.forward(student, batch, items, output_hidden_states=True)
-        if output.logits.shape[-1] == 1:
+        if student.config.problem_type == "multi_label_classification":
+            soft = losses.soft_binary_loss(output.logits, target.logits, self.config.temperature)
+        elif output.logits.shape[-1] == 1:
             soft = losses.soft_regression_loss(output.logits, target.logits)
         else:
             soft = losses.soft_target_loss(output.logits, target.logits, self.config.temperature)

@@ -126,6 +126,25 @@ def _refuse_scores(train: Dataset[TextExample]) -> None:
     )
 
 
+def refuse_unknown(
+    dataset: Dataset[TextExample], labels: Sequence[tuple[int, str]], known_labels: Sequence[str]
+) -> None:
+    """Raise UserError for a label, given with the index of its example, that is not known."""
+    known = set(known_labels)
+    unknown = [(index, label) for index, label in labels if label not in known]
+    if not unknown:
+        return
+    index, label = unknown[0]
+    names = ", ".join(known_labels[:SHOWN]) + (", ..." if len(known_labels) > SHOWN else "")
+    close = get_close_matches(label, known_labels, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    examples = len({index for index, _ in unknown})
+    more = f" ({examples} such examples in all)" if examples > 1 else ""
+    raise UserError(
+        f"{dataset.where(index)}: the label {label!r} is not one of the training set's: {names}{meant}{more}"
+    )
+
+
 class Classification(TextTask):
     """softmax(W C), C the pooled first token (Devlin et al. 2019, section 4.1); labels are sorted as strings, numbers
     by their value."""
@@ -150,19 +169,8 @@ class Classification(TextTask):
         self.labels = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
-        known = self.known_labels
-        unknown = [
-            (i, str(e.label)) for i, e in enumerate(dataset) if e.label is not None and str(e.label) not in known
-        ]
-        if unknown:
-            index, label = unknown[0]
-            names = ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-            close = get_close_matches(label, known, n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            more = f" ({len(unknown)} such examples in all)" if len(unknown) > 1 else ""
-            raise UserError(
-                f"{dataset.where(index)}: the label {label!r} is not one of the training set's: {names}{meant}{more}"
-            )
+        labels = [(index, str(example.label)) for index, example in enumerate(dataset) if example.label is not None]
+        refuse_unknown(dataset, labels, self.known_labels)
 
     @classmethod
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
