@@ -49,7 +49,7 @@ class DistillationLoss(nn.Module):
         self.task, self.config = task, config
         self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
-    def forward(self, student: Any, batch: TaskBatch, items: int) -> Tensor:
+    def forward(self, student: Any, batch: TaskBatch, items: float) -> Tensor:
         """Return a batch's share of the mean loss over `items` labels, an fp32 scalar."""
         (teacher,) = self._teacher
         with torch.no_grad():

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastbert.errors import UserError
+from fastbert.tasks.class_weights import ClassWeightFlags
 from fastbert.tasks.multilabel.flags import MultiLabelFlags, MultiLabelPredictFlags
 from fastbert.tasks.seq2seq.flags import SequenceFlags, SequencePredictFlags
 from fastbert.tasks.span.flags import SpanFlags, SpanPredictFlags
@@ -44,7 +45,7 @@ TaskName = Annotated[str, OneOf(TASKS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFlags(MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags):
+class TaskFlags(ClassWeightFlags, MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags):
     """The flags of all tasks, for training."""
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.log import logger
+from fastbert.tasks.base import TaskOutput
+from fastbert.tasks.class_weights import ClassWeightFlags, positive_weights, weighted_label_set_loss
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
 from fastbert.tasks.metrics.classification import ordered
 from fastbert.tasks.multilabel.flags import MultiLabelFlags
@@ -31,7 +33,7 @@ PROBLEM = "multi_label_classification"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabelSettings(TextSettings, MultiLabelFlags):
+class MultiLabelSettings(TextSettings, MultiLabelFlags, ClassWeightFlags):
     """Settings of sets of labels."""
 
     def __post_init__(self) -> None:
@@ -136,8 +138,22 @@ class MultiLabel(TextTask):
         self.check_labels(dataset)
         return indicators([labels_of(example) for example in dataset], self.known_labels).astype(np.float32)
 
+    def label_weights(self, labels: np.ndarray) -> np.ndarray | None:
+        setting = self.settings.class_weights
+        if setting is None:
+            return None
+        return np.where(labels > 0, positive_weights(setting, self.known_labels, labels), np.float32(1))
+
     def items(self, batch: TaskBatch) -> int:
         return batch.targets["labels"].numel()
+
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
+        weights = batch.targets.get("weights")
+        if weights is None:
+            return super().forward(model, batch, items, **options)
+        output = model(batch.inputs, **options)
+        loss = weighted_label_set_loss(output.logits, batch.targets["labels"], weights, items)
+        return TaskOutput(loss, output.logits, output.hidden_states or ())
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the classes whose probability reaches the threshold, in the order of the labels, and the probability
