@@ -175,5 +175,7 @@ def test_no_file_of_the_package_names_operations_in_a_list() -> None:
 
 
 def test_an_unknown_task_is_named() -> None:
-    with pytest.raises(UserError, match="--task verdict: choose one of classification, regression, tagging, span,"):
+    with pytest.raises(
+        UserError, match="--task verdict: choose one of classification, multilabel, regression, tagging,"
+    ):
         FinetuneConfig(task="verdict")

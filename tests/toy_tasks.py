@@ -60,6 +60,21 @@ def moods(path: Path, count: int, seed: int = 0) -> Path:
     return path
 
 
+def feelings(path: Path, count: int, seed: int = 0, separator: str = "|") -> Path:
+    """A file with a set of labels and a sentence a line: good and bad words, both or none of them."""
+    random = Random(seed)
+    lines = ["labels\ttext"]
+    for _ in range(count):
+        words, labels = random.choices(PLAIN, k=6), []
+        for first, (name, kind) in enumerate((("good", GOOD), ("bad", BAD))):
+            if random.randrange(2):
+                words[3 * first + random.randrange(3)] = random.choice(kind)
+                labels.append(name)
+        lines.append(f"{separator.join(labels)}\t{' '.join(words)}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
 def tagged(path: Path, count: int, seed: int = 0) -> Path:
     """A word and its tag a line: good and bad words are entities."""
     random = Random(seed)

@@ -24,7 +24,7 @@ class _Data:
     gold: str | None = required("the file with the correct answers", unless=("glue",))
     """File with the correct answers, in any form that training accepts."""
     predictions: Path | None = required("the file to score; or give a --model", unless=("model", "glue"))
-    """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
+    """File to score: .jsonl with an id and a label, labels, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
     prediction (GLUE's submissions); or .txt, one per line in the order of the gold file."""
     no_answer: Path | None = None
     """JSON file of probabilities that a question has no answer, by id (SQuAD 2.0): adds scores at the best

@@ -49,13 +49,15 @@ class DistillationLoss(nn.Module):
         self.task, self.config = task, config
         self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
-    def forward(self, student: Any, batch: TaskBatch, items: int) -> Tensor:
+    def forward(self, student: Any, batch: TaskBatch, items: float) -> Tensor:
         """Return a batch's share of the mean loss over `items` labels, an fp32 scalar."""
         (teacher,) = self._teacher
         with torch.no_grad():
             target = self.task.forward(teacher, batch, items, output_hidden_states=True)
         output = self.task.forward(student, batch, items, output_hidden_states=True)
-        if output.logits.shape[-1] == 1:
+        if student.config.problem_type == "multi_label_classification":
+            soft = losses.soft_binary_loss(output.logits, target.logits, self.config.temperature)
+        elif output.logits.shape[-1] == 1:
             soft = losses.soft_regression_loss(output.logits, target.logits)
         else:
             soft = losses.soft_target_loss(output.logits, target.logits, self.config.temperature)

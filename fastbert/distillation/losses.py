@@ -40,6 +40,21 @@ def soft_target_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0,
     return total / max(student[..., 0].numel() if rows is None else rows, 1)
 
 
+def soft_binary_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+    """Compute the `soft_target_loss` of the two outcomes of each logit, by a sigmoid: the mean over logits, fp32.
+
+    Logits are those of several classes at once, (rows, classes) of any dtype.
+    """
+    _check_shapes(student, teacher, "logits")
+    return soft_target_loss(_two_classes(student), _two_classes(teacher), temperature)
+
+
+def _two_classes(logits: Tensor) -> Tensor:
+    """Return logits whose softmax over two classes has the sigmoid of each logit first: (logits, 2)."""
+    x = logits.flatten()
+    return torch.stack((x, torch.zeros_like(x)), dim=-1)
+
+
 def soft_regression_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute the mean squared error of regression outputs, fp32: the counterpart of soft targets."""
     return _squared_error(student, teacher, "outputs")

@@ -194,6 +194,7 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
             ("lora", "reinit_layers"),
             ("lora", "student_layers"),
             ("lora", "teacher"),
+            ("class_weights", "teacher"),
         ):
             if getattr(self, first) and getattr(self, second):
                 raise UserError(f"{flag(first)} and {flag(second)} exclude each other; leave one out")

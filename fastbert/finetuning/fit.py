@@ -29,7 +29,7 @@ from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped, StopRequest
 
 Scores = dict[str, dict[str, float]]
-Objective = Callable[[Any, TaskBatch, int], Tensor]
+Objective = Callable[[Any, TaskBatch, float], Tensor]
 """(model, batch, items) -> the loss of a batch: `Task.loss`, or that of distillation."""
 
 
@@ -118,8 +118,8 @@ class Setting:
     config: FinetuneConfig
     rows: Rows
     objective: Objective
-    items: Callable[[TaskBatch], int]
-    """Counts the labels of a batch."""
+    items: Callable[[TaskBatch], float]
+    """Counts the labels of a batch, or sums their weights."""
     save: Callable[[Path], object]
     """Writes the current model to a folder."""
     evaluate: Callable[[Any], Scores] | None
@@ -284,7 +284,7 @@ class Fit:
         total: Any = 0.0
         for batch in batches:
             with autocast(setting.device, setting.dtype):
-                loss = setting.objective(self.model, batch.to(setting.device), max(items, 1))
+                loss = setting.objective(self.model, batch.to(setting.device), items or 1)
             self.scaler.scale(loss).backward()
             total = total + loss.detach()
         recipe.set_rates(self.optimizer, rate)

@@ -140,15 +140,15 @@ class Task(ABC, Generic[E]):
         """Return the rows of a dataset; with `labelled` also their targets."""
 
     @abstractmethod
-    def items(self, batch: TaskBatch) -> int:
-        """Return the number of labels in a batch, over which its loss is a mean."""
+    def items(self, batch: TaskBatch) -> float:
+        """Return the number of labels in a batch, over which its loss is a mean; with weights of labels their sum."""
 
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+    def loss(self, model: Any, batch: TaskBatch, items: float) -> Tensor:
         """Return the sum of the losses of the batch's labels divided by `items`, fp32: its share of the mean over
         several batches."""
         return self.forward(model, batch, items).loss
 
-    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
         """Return the loss with the logits behind it; `options` are passed to the model."""
         raise UserError(f"{self.name} has no logits of classes to learn from")
 

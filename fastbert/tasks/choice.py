@@ -67,7 +67,7 @@ class Choice(Task[ChoiceExample]):
     def items(self, batch: TaskBatch) -> int:
         return len(batch.targets["labels"])
 
-    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
         labels = batch.targets["labels"]
         choices = len(batch.inputs) // len(labels)
         output = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items, **options)

@@ -27,12 +27,12 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample(Example):
-    """A text or a pair of texts; the label is a class as spelled in the file, a number (regression), or None if
-    unknown."""
+    """A text or a pair of texts; the label is a class as spelled in the file, a number (regression), a set of classes
+    (multilabel), or None if unknown."""
 
     text: str
     pair: str | None = None
-    label: str | float | None = None
+    label: str | float | tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,8 @@ class PredictionFormat:
     """Return a value of a file, checked against its example. Raises UserError, naming the place, for a wrong one."""
     details: Callable[[Mapping[str, Any], str], dict[str, Any]] | None = None
     """Return the other entries of a JSON object that scoring reads, checked; None if it reads no others."""
+    write_cell: Callable[[Any], str] = cell
+    """Return a predicted value as text on one line and in one cell of a table, which `check` reads."""
     write_text: Callable[[Dataset[Any], Sequence[Prediction]], str] | None = None
     """Return the content of a text file (default: one predicted value per line)."""
     read_text: Callable[[str, Dataset[Any]], list[Prediction]] | None = None

@@ -24,7 +24,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
 FILE, FORMAT_VERSION = "fastbert_task.json", 1
-NOT_STORED = ("strict", "skip_bad")
+NOT_STORED = ("strict", "skip_bad", "class_weights")
 
 
 @dataclass(frozen=True)

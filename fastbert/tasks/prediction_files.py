@@ -51,12 +51,12 @@ def write_predictions(
             content = {prediction["id"]: prediction[key] for prediction in predictions}
             text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         case ".tsv":
-            rows = [f"{cell(prediction['id'])}\t{cell(prediction[key])}\n" for prediction in predictions]
+            rows = [f"{cell(prediction['id'])}\t{form.write_cell(prediction[key])}\n" for prediction in predictions]
             text = "id\tprediction\n" + "".join(rows)
         case _ if form.write_text is not None:
             text = form.write_text(dataset, predictions)
         case _:
-            text = "".join(f"{cell(prediction[key])}\n" for prediction in predictions)
+            text = "".join(f"{form.write_cell(prediction[key])}\n" for prediction in predictions)
     if str(path) == STDIN:
         sys.stdout.write(text)
     else:

@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastbert.errors import UserError
+from fastbert.tasks.class_weights import ClassWeightFlags
+from fastbert.tasks.multilabel.flags import MultiLabelFlags, MultiLabelPredictFlags
 from fastbert.tasks.seq2seq.flags import SequenceFlags, SequencePredictFlags
 from fastbert.tasks.span.flags import SpanFlags, SpanPredictFlags
 from fastbert.tasks.tagging.flags import TaggingFlags
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # Name -> module:class.
 TASKS = {
     "classification": "fastbert.tasks.texts:Classification",
+    "multilabel": "fastbert.tasks.multilabel.task:MultiLabel",
     "regression": "fastbert.tasks.texts:Regression",
     "tagging": "fastbert.tasks.tagging.task:Tagging",
     "span": "fastbert.tasks.span.task:SpanAnswers",
@@ -42,12 +45,12 @@ TaskName = Annotated[str, OneOf(TASKS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFlags(SequenceFlags, TaggingFlags, SpanFlags):
+class TaskFlags(ClassWeightFlags, MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags):
     """The flags of all tasks, for training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictFlags(SequencePredictFlags, SpanPredictFlags):
+class PredictFlags(MultiLabelPredictFlags, SequencePredictFlags, SpanPredictFlags):
     """The flags of all tasks that can change after training; None keeps the value of training."""
 
 

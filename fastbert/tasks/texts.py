@@ -14,6 +14,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
+from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weighted_class_loss
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
 from fastbert.tasks.metrics.classification import classification_scores, ordered, regression_scores
 from fastbert.tasks.readers.cells import NUMBER, class_name, number
@@ -96,17 +97,27 @@ class TextTask(Task[TextExample]):
             token_type_ids=batch.token_type_ids.numpy().astype(np.int32),
             offsets=batch.cu_seqlens.numpy().astype(np.int64),
             examples=np.arange(len(dataset)),
-            unit_targets={"labels": self.targets(dataset)} if labelled else {},
+            unit_targets=self.unit_targets(dataset) if labelled else {},
         )
+
+    def unit_targets(self, dataset: Dataset[TextExample]) -> dict[str, np.ndarray]:
+        """Return the `labels` of the examples as a model reads them, and `weights` if they weigh differently."""
+        labels = self.targets(dataset)
+        weights = self.label_weights(labels)
+        return {"labels": labels} if weights is None else {"labels": labels, "weights": weights}
+
+    def label_weights(self, labels: np.ndarray) -> np.ndarray | None:
+        """Return the weight of each of the `labels` of the training set in the loss, fp32; None: all weigh 1."""
+        return None
 
     @abstractmethod
     def targets(self, dataset: Dataset[TextExample]) -> np.ndarray:
         """Return the label of each example as a model reads it."""
 
-    def items(self, batch: TaskBatch) -> int:
+    def items(self, batch: TaskBatch) -> float:
         return len(batch.inputs)
 
-    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
         output = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items, **options)
         return TaskOutput(output.loss, output.logits, output.hidden_states or ())
 
@@ -126,6 +137,30 @@ def _refuse_scores(train: Dataset[TextExample]) -> None:
     )
 
 
+def refuse_unknown(
+    dataset: Dataset[TextExample], labels: Sequence[tuple[int, str]], known_labels: Sequence[str]
+) -> None:
+    """Raise UserError for a label, given with the index of its example, that is not known."""
+    known = set(known_labels)
+    unknown = [(index, label) for index, label in labels if label not in known]
+    if not unknown:
+        return
+    index, label = unknown[0]
+    names = ", ".join(known_labels[:SHOWN]) + (", ..." if len(known_labels) > SHOWN else "")
+    close = get_close_matches(label, known_labels, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    examples = len({index for index, _ in unknown})
+    more = f" ({examples} such examples in all)" if examples > 1 else ""
+    raise UserError(
+        f"{dataset.where(index)}: the label {label!r} is not one of the training set's: {names}{meant}{more}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationSettings(TextSettings, ClassWeightFlags):
+    """Settings of classification."""
+
+
 class Classification(TextTask):
     """softmax(W C), C the pooled first token (Devlin et al. 2019, section 4.1); labels are sorted as strings, numbers
     by their value."""
@@ -135,6 +170,8 @@ class Classification(TextTask):
     prediction_format = PredictionFormat(
         "label", (".tsv", ".txt"), lambda value, where, example: class_name(value, where, "the predicted label")
     )
+    settings_type = ClassificationSettings
+    settings: ClassificationSettings
 
     def learn_labels(self, train: Dataset[TextExample]) -> None:
         super().learn_labels(train)
@@ -150,19 +187,8 @@ class Classification(TextTask):
         self.labels = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
-        known = self.known_labels
-        unknown = [
-            (i, str(e.label)) for i, e in enumerate(dataset) if e.label is not None and str(e.label) not in known
-        ]
-        if unknown:
-            index, label = unknown[0]
-            names = ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
-            close = get_close_matches(label, known, n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            more = f" ({len(unknown)} such examples in all)" if len(unknown) > 1 else ""
-            raise UserError(
-                f"{dataset.where(index)}: the label {label!r} is not one of the training set's: {names}{meant}{more}"
-            )
+        labels = [(index, str(example.label)) for index, example in enumerate(dataset) if example.label is not None]
+        refuse_unknown(dataset, labels, self.known_labels)
 
     @classmethod
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
@@ -175,6 +201,22 @@ class Classification(TextTask):
         self.check_labels(dataset)
         numbers = {label: number for number, label in enumerate(self.known_labels)}
         return np.array([numbers[str(example.label)] for example in dataset], dtype=np.int64)
+
+    def label_weights(self, labels: np.ndarray) -> np.ndarray | None:
+        setting = self.settings.class_weights
+        return None if setting is None else class_weights(setting, self.known_labels, labels)[labels]
+
+    def items(self, batch: TaskBatch) -> float:
+        weights = batch.targets.get("weights")
+        return super().items(batch) if weights is None else float(weights.double().sum())
+
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
+        weights = batch.targets.get("weights")
+        if weights is None:
+            return super().forward(model, batch, items, **options)
+        output = model(batch.inputs, **options)
+        loss = weighted_class_loss(output.logits, batch.targets["labels"], weights, items)
+        return TaskOutput(loss, output.logits, output.hidden_states or ())
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         known = self.known_labels

@@ -13,13 +13,14 @@ from typing import Any
 import cpu_kernels
 import pytest
 import torch
-from toy_tasks import choices, echoes, moods, questions, sentiment, tagged, toy_folder
+from toy_tasks import choices, echoes, feelings, moods, questions, sentiment, tagged, toy_folder
 
 from fastbert.cli import main
 from fastbert.tasks import inference
 
 MAKERS: dict[str, tuple[Any, str, float, dict[str, str]]] = {
     "classification": (sentiment, "tsv", 95, {}),
+    "multilabel": (feelings, "tsv", 90, {"--epochs": "6"}),
     "regression": (moods, "tsv", 60, {"--epochs": "6"}),
     "tagging": (tagged, "conll", 95, {}),
     "span": (questions, "json", 80, {"--epochs": "6", "--stride": "8"}),

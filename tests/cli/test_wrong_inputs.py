@@ -20,7 +20,7 @@ from fastbert.cli import main
 from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.texts import TextSettings
+from fastbert.tasks.texts import ClassificationSettings, TextSettings
 
 SQUAD = json.dumps(
     {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "q", "question": "?", "answers": []}]}]}]}
@@ -194,8 +194,8 @@ TABLE: dict[str, tuple[str, dict[str, str | bytes], tuple[str, ...]]] = {
     ),
 }
 MODELS = {
-    "texts": ("classification", TextSettings(max_length=32, paired=False), ("bad", "good")),
-    "pairs": ("classification", TextSettings(max_length=32, paired=True), ("bad", "good")),
+    "texts": ("classification", ClassificationSettings(max_length=32, paired=False), ("bad", "good")),
+    "pairs": ("classification", ClassificationSettings(max_length=32, paired=True), ("bad", "good")),
     "scores": ("regression", TextSettings(max_length=32, paired=True), None),
     "tags": ("tagging", TaskSettings(max_length=32), ("B-GOOD", "O")),
 }

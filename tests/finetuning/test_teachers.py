@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_tasks import VOCABULARY, choices, moods, questions, sentiment, tagged, toy_folder
+from toy_tasks import VOCABULARY, choices, feelings, moods, questions, sentiment, tagged, toy_folder
 
 from fastbert import BertForSequenceClassification, WordPieceTokenizer
 from fastbert.checkpoints.delta.files import restore_delta
@@ -25,6 +25,7 @@ from fastbert.tasks.rows import share_out
 
 MAKERS: dict[str, Any] = {
     "classification": (sentiment, "tsv"),
+    "multilabel": (feelings, "tsv"),
     "regression": (moods, "tsv"),
     "tagging": (tagged, "conll"),
     "span": (questions, "json"),

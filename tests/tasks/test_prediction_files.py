@@ -46,6 +46,7 @@ CHOICES = Dataset(
 SEQUENCES = Dataset("dev.en", tuple(SequenceExample(id=str(i), location=f"line {i + 1}", source="s") for i in range(2)))
 EVERY: dict[str, tuple[Dataset[Any], str, list[Any], tuple[str, ...]]] = {
     "classification": (TEXTS, "label", ["1", "not so", "ü"], (".jsonl", ".tsv", ".txt")),
+    "multilabel": (TEXTS, "labels", [["a", "b, c"], [], ["d"]], (".jsonl", ".tsv", ".txt")),
     "regression": (TEXTS, "score", [0.1, -3.0, 1e-7], (".jsonl", ".tsv", ".txt")),
     "tagging": (TAGGED, "tags", [["O", "B-X"], ["O"]], (".jsonl", ".conll", ".txt")),
     "span": (QUESTIONS, "text", ["x\ty\nz", ""], (".jsonl", ".json")),

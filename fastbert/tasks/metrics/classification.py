@@ -43,10 +43,7 @@ def classification_scores(
     _same_length(gold, predicted)
     sklearn = library("sklearn.metrics")
     missing = [label for label in labels if label not in set(gold)]
-    if missing:
-        some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        counted = "1 class has" if len(missing) == 1 else f"{len(missing)} of {len(labels)} classes have"
-        logger.warning("%s: %s no example: %s", where, counted, some)
+    log_missing(missing, len(labels), where)
     macro = 100 * float(sklearn.f1_score(gold, predicted, average="macro", zero_division=0))
     scores = {"accuracy": 100 * float(sklearn.accuracy_score(gold, predicted))}
     if len(labels) == 2:
@@ -61,6 +58,14 @@ def classification_scores(
     else:
         scores["matthews"] = 100 * float(sklearn.matthews_corrcoef(gold, predicted))
     return scores
+
+
+def log_missing(missing: Sequence[str], classes: int, where: str) -> None:
+    """Log the classes, of this number, that have no gold example."""
+    if missing:
+        some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        counted = "1 class has" if len(missing) == 1 else f"{len(missing)} of {classes} classes have"
+        logger.warning("%s: %s no example: %s", where, counted, some)
 
 
 def choice_scores(gold: Sequence[int | None], predicted: Sequence[int]) -> dict[str, float]:

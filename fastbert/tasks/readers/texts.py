@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,18 @@ NO_GOLD = frozenset(("-", "-1", "None"))  # in SNLI and MNLI if annotators did n
 TREC_COLUMNS = ("label", "coarse", "text")
 _TREC = re.compile(r"(([A-Z]{2,8}):[a-z]{2,12}) (\S.*)")  # DESC:manner How did ...
 
+ReadLabel = Callable[[Any, str, str], Any]
+"""(value, where, column) -> the label of a cell, checked. Raises UserError, naming the place."""
+
 
 def read_texts(
-    path: str, columns: Columns, *, labelled: bool, regression: bool, skip_bad: bool | None = None
+    path: str,
+    columns: Columns,
+    *,
+    labelled: bool,
+    regression: bool,
+    skip_bad: bool | None = None,
+    read_label: ReadLabel | None = None,
 ) -> Dataset[TextExample]:
     """Read the examples of a file: of GLUE, SNLI, CLINC150 (`data_full.json#train`, or `#val+oos_val`) or TREC's
     questions, or any table whose columns `find_layout` finds.
@@ -44,13 +53,16 @@ def read_texts(
     Without `labelled`, labels are not read, texts may be empty, and a file of plain lines (or `-`, standard input) has
     one text per line, or two separated by a TAB. The broken rows of QQP's official files and, with `labelled`, the
     examples of SNLI and MNLI without a gold label are counted, reported and left out; so is every bad row with
-    `skip_bad`.
+    `skip_bad`. Labels are numbers (`regression`), what `read_label` returns, or the names of classes.
 
     Raises UserError with file and line.
     """
+    check = read_label or (number if regression else class_name)
     file, splits = _split_of(path)
     if splits is not None or _is_clinc(file):
-        return _clinc(path, file, splits, columns, labelled=labelled, regression=regression, skip_bad=skip_bad)
+        return _clinc(
+            path, file, splits, columns, labelled=labelled, regression=regression, skip_bad=skip_bad, check=check
+        )
     bad = BadRows(name_of(file), skip=skip_bad)
     table = _trec(file) or read_table(
         file,
@@ -72,7 +84,6 @@ def read_texts(
     elif not any(row.cells[index] for _, row in rows for index in layout.texts):
         raise UserError(f"{table.where(rows[0][1])}: {table.column(layout.texts[0])} is empty in all rows; fill it in")
     ids = row_ids(table, rows, columns.id)
-    check = number if regression else class_name
     examples = []
     for (_, row), name in zip(rows, ids):
         with bad.row(row.line):
@@ -188,6 +199,7 @@ def _clinc(
     labelled: bool,
     regression: bool,
     skip_bad: bool | None,
+    check: ReadLabel,
 ) -> Dataset[TextExample]:
     """Read CLINC150's form: lists of [text, intent] under the names of splits."""
     if regression or any((columns.text, columns.pair, columns.label, columns.id)):
@@ -208,7 +220,9 @@ def _clinc(
             raise UserError(f"{file}, line 1: has no split {split!r}; choose among {names}")
         for i, item in enumerate(content[split]):
             with bad.row(number):
-                examples.append(_clinc_example(file, f"{split} item {i + 1}", item, str(number), labelled))
+                examples.append(
+                    _clinc_example(file, f"{split} item {i + 1}", item, str(number), check if labelled else None)
+                )
             number += 1
     bad.settle(len(examples))
     if not examples:
@@ -216,11 +230,11 @@ def _clinc(
     return Dataset(file, tuple(examples))
 
 
-def _clinc_example(file: str, index: str, item: Any, name: str, labelled: bool) -> TextExample:
+def _clinc_example(file: str, index: str, item: Any, name: str, check: ReadLabel | None) -> TextExample:
     if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
         raise UserError(f"{file}, {index}: must be [text, class]; correct it")
     text = whole_characters(item[0])
-    if labelled and not text.strip():
+    if check is not None and not text.strip():
         raise UserError(f"{file}, {index}: the text is empty; fill it in or leave it out")
-    label = class_name(item[1], f"{file}, {index}", "the class") if labelled else None
+    label = None if check is None else check(item[1], f"{file}, {index}", "the class")
     return TextExample(id=name, location=index, text=text, label=label)

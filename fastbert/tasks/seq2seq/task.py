@@ -143,7 +143,7 @@ class SequenceToSequence(Task[SequenceExample]):
         assert batch.decoder is not None
         return batch.decoder.num_tokens - len(batch.decoder)
 
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+    def loss(self, model: Any, batch: TaskBatch, items: float) -> Tensor:
         mean: Tensor = model.losses(batch.inputs, batch.decoder).loss_sum / items
         return mean
 

@@ -132,7 +132,7 @@ class SpanAnswers(Task[QuestionExample]):
     def items(self, batch: TaskBatch) -> int:
         return len(batch.inputs)
 
-    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
         """Return the loss, and the logits of all rows' starts followed by those of their ends, (2 rows, positions)."""
         import torch
 
@@ -145,7 +145,7 @@ class SpanAnswers(Task[QuestionExample]):
         logits = [pad(x.float(), slots, shape, fill=PADDING_LOGIT) for x in (output.start_logits, output.end_logits)]
         return TaskOutput(output.loss * (len(batch.inputs) / items), torch.cat(logits), output.hidden_states or ())
 
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+    def loss(self, model: Any, batch: TaskBatch, items: float) -> Tensor:
         start, end = batch.targets["start"], batch.targets["end"]
         mean: Tensor = model(batch.inputs, start_positions=start, end_positions=end).loss
         return mean * (len(batch.inputs) / items)

@@ -21,6 +21,7 @@ from fastbert.embeddings.rows import SPECIAL, windowed
 from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
+from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weighted_class_loss
 from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionFormat, TaggedExample, cell
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
@@ -43,12 +44,23 @@ class TagRows(Rows):
 
     Row i has the words `word_offsets[i]` up to `word_offsets[i + 1]` of `words`, which are numbers among all words of
     the dataset; `positions` are those of their first tokens in the row, and `labels` are -100 if they are unknown.
+    `weights` are those of the labels in the loss, fp32, None if all weigh 1.
     """
 
     word_offsets: np.ndarray
     words: np.ndarray
     positions: np.ndarray
     labels: np.ndarray
+    weights: np.ndarray | None = None
+
+    def batch(self, units: np.ndarray, keys: np.ndarray | None = None) -> TaskBatch:
+        import torch
+
+        batch = super().batch(units, keys)
+        if self.weights is None:
+            return batch
+        words = runs(self.word_offsets[units], np.diff(self.word_offsets)[units])
+        return replace(batch, targets={"weights": torch.from_numpy(self.weights[words])})
 
     def packed(self, rows: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
         import torch
@@ -65,7 +77,7 @@ class TagRows(Rows):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggingSettings(TaskSettings, TaggingFlags):
+class TaggingSettings(TaskSettings, TaggingFlags, ClassWeightFlags):
     """Settings of tagging."""
 
 
@@ -175,6 +187,8 @@ class Tagging(Task[TaggedExample]):
         input_ids = np.empty(offsets[-1], dtype=np.int32)
         input_ids[offsets[:-1]], input_ids[offsets[1:] - 1] = tokenizer.cls_token_id, tokenizer.sep_token_id
         input_ids[runs(offsets[:-1] + 1, sizes)] = ids[runs(row_begins, sizes)]
+        labels = self._label_numbers(dataset, sentences)[words] if labelled else np.full_like(words, UNLABELLED)
+        setting = self.settings.class_weights if labelled else None
         return TagRows(
             input_ids=input_ids,
             token_type_ids=np.zeros_like(input_ids),
@@ -183,7 +197,8 @@ class Tagging(Task[TaggedExample]):
             word_offsets=bounds(counts),
             words=words,
             positions=first_tokens[tokenized] - np.repeat(row_begins - 1, counts),
-            labels=self._label_numbers(dataset, sentences)[words] if labelled else np.full_like(words, UNLABELLED),
+            labels=labels,
+            weights=None if setting is None else class_weights(setting, self.known_labels, labels)[labels],
         )
 
     def _context(
@@ -214,15 +229,23 @@ class Tagging(Task[TaggedExample]):
         tags = chain.from_iterable(example.tags or () for example in dataset)
         return np.fromiter((numbers[tag] for tag in tags), np.int64, sentences[-1])
 
-    def items(self, batch: TaskBatch) -> int:
+    def items(self, batch: TaskBatch) -> float:
+        if "weights" in batch.targets:
+            return float(batch.targets["weights"].double().sum())
         labels = batch.inputs.labels
         return 0 if labels is None else int((labels != UNLABELLED).sum())
 
-    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
         output = model(batch.inputs, return_logits=True, num_items_in_batch=items, **options)
-        return TaskOutput(output.loss, output.logits, output.hidden_states or ())
+        loss = output.loss
+        if "weights" in batch.targets:
+            assert batch.inputs.labels is not None
+            loss = weighted_class_loss(output.logits, batch.inputs.labels, batch.targets["weights"], items)
+        return TaskOutput(loss, output.logits, output.hidden_states or ())
 
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+    def loss(self, model: Any, batch: TaskBatch, items: float) -> Tensor:
+        if "weights" in batch.targets:
+            return super().loss(model, batch, items)
         loss: Tensor = model(batch.inputs, num_items_in_batch=items).loss
         return loss
 

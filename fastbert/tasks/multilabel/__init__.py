@@ -1,0 +1,1 @@
+"""Multilabel: a set of classes per text or pair of texts."""
