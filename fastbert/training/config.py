@@ -88,6 +88,9 @@ class _Training:
     run, 32 to the paper's 256)."""
     lr: float | None = None
     """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4)."""
+    dropout: float | None = rare(None)
+    """Dropout probability of all layers while pre-training (default: a config.json's own; else 0 for less than 10
+    epochs, 0.1 for more). The saved model keeps its config's own for fine-tuning."""
     warmup: float = 0.1
     """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
     seed: int = 0
@@ -151,6 +154,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             ("epochs", self.epochs is None or 0 < self.epochs < float("inf"), "above 0 and finite"),
             ("mask_prob", 0 < self.mask_prob <= 1, "above 0 and at most 1"),
             ("short_sequence_prob", 0 <= self.short_sequence_prob <= 1, "from 0 to 1"),
+            ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
             ("lr", self.lr is None or 0 < self.lr < float("inf"), "above 0 and finite"),
             ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
@@ -169,6 +173,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError("--steps and --epochs exclude each other; leave one out")
         if self.student_layers is not None and self.teacher is None:
             raise UserError("--student-layers takes layers of a --teacher; name its folder")
+        if self.student_layers is not None and self.dropout is not None:
+            raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
         if self.teacher is not None and self.cuda_graphs:
             raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:

@@ -16,6 +16,7 @@ PAPER_LR, HIGHEST_LR = 1e-4, 1e-3
 PAPER_WIDTH = 768
 PAPER_EPOCHS = 40
 ENOUGH_TOKENS = 8_000_000  # a small corpus is repeated until the model has seen about as many, for PAPER_EPOCHS at most
+DROPOUT_EPOCHS = 10
 STEPS = 2_000  # of a run whose batches are smaller than the paper's, at least
 EVALUATIONS = 10
 EVALUATION_COST = 0.04  # of the time of training
@@ -43,6 +44,12 @@ def learning_rate(hidden_size: int) -> float:
 def epochs(tokens: float) -> int:
     """Return the number of epochs for a training split of `tokens` tokens."""
     return min(max(round(ENOUGH_TOKENS / max(tokens, 1)), 1), PAPER_EPOCHS)
+
+
+def dropout(epochs: float, usual: float) -> float:
+    """Return the dropout probability for a run of so many epochs: a model that sees its corpus less than 10 times does
+    not repeat it by heart and learns faster without dropout; else the `usual` one."""
+    return 0.0 if epochs < DROPOUT_EPOCHS else usual
 
 
 def batch_size(samples: float) -> int:

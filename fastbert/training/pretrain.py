@@ -105,7 +105,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     }
     config = _set_hyper_parameters(run, bert, data["train"])
     budget = _budget(config, data["train"])
-    model = BertForPreTraining(bert)
+    model = BertForPreTraining(_with_dropout(bert, config.dropout))
     model.init_weights(seed=config.seed)
     distillation: PretrainingDistillationLoss | None = None
     if teacher is not None:
@@ -152,6 +152,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         raise
     plot_runs([config.out], loss_curve, unigram=unigram)
     model._modules.pop(DISTILLATION, None)
+    model.config = bert  # with its own dropout, for fine-tuning
     with atomic_folder(config.out / "model") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -334,25 +335,34 @@ def _set_vocabulary_size(run: Run) -> None:
 
 
 def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> PretrainConfig:
-    """Choose the learning rate and the batch size that the flags leave open, and store them; return the run's
+    """Choose the learning rate, batch size and dropout that the flags leave open, and store them; return the run's
     configuration."""
     config = run.config
+    per_epoch = data.samples_per_epoch(0)
+    if config.steps is not None:
+        batch_size = defaults.batch_size_of_steps(config.steps)
+    elif config.epochs is None and config.hours is not None:  # a length that is unknown
+        batch_size = defaults.batch_size(per_epoch)
+    else:
+        batch_size = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
+    batch_size = config.batch_size or max(batch_size, config.micro_batch or 1)
+    dropout = config.dropout
+    if dropout is None and config.model in PRESETS and config.student_layers is None:
+        steps = _budget(replace(config, batch_size=batch_size), data).steps
+        epochs = 0.0 if steps is None else steps * batch_size / per_epoch
+        dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
     lr = config.lr or defaults.learning_rate(bert.hidden_size)
-    batch_size = config.batch_size
-    if batch_size is None:
-        per_epoch = data.samples_per_epoch(0)
-        if config.epochs is None and config.hours is not None:
-            epochs = float(defaults.PAPER_EPOCHS)  # of a run by the clock, whose length is unknown
-        else:
-            epochs = config.epochs or defaults.epochs(_tokens(data))
-        batch_size = defaults.batch_size(per_epoch * epochs)
-        if config.steps is not None:
-            batch_size = defaults.batch_size_of_steps(config.steps)
-        batch_size = max(batch_size, config.micro_batch or 1)
-    if (lr, batch_size) != (config.lr, config.batch_size):
-        run.config = replace(config, lr=lr, batch_size=batch_size)
+    run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout)
+    if run.config != config:
         run.write()
     return run.config
+
+
+def _with_dropout(bert: BertConfig, dropout: float | None) -> BertConfig:
+    """Return a model's config with another dropout probability; None leaves it as it is."""
+    if dropout is None:
+        return bert
+    return replace(bert, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
 
 
 def _tokens(data: PretrainingData) -> float:
@@ -377,4 +387,5 @@ def _described(config: PretrainConfig, budget: Budget, data: PretrainingData) ->
     if budget.steps is not None:
         epochs = budget.steps * config.batch_size / data.samples_per_epoch(0)
         lengths.append(f"{budget.steps:,} steps ({epochs:.3g} epochs)")
-    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}"
+    dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
+    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"

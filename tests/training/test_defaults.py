@@ -31,6 +31,10 @@ def test_small_corpora_are_repeated_in_small_batches() -> None:
     assert [defaults.batch_size_of_steps(steps) for steps in (10, 2_000, 8_000, 1_000_000)] == [32, 32, 128, 256]
 
 
+def test_only_runs_of_many_epochs_drop() -> None:
+    assert [defaults.dropout(epochs, 0.1) for epochs in (0.0, 9.9, 10, 40)] == [0.0, 0.0, 0.1, 0.1]
+
+
 @pytest.mark.parametrize("samples", [10_000, 75_000, 1e6, 1e9])
 @pytest.mark.parametrize("evaluations", [1, 10, 100])
 def test_validation_takes_a_small_share_of_the_time(samples: float, evaluations: int) -> None:
