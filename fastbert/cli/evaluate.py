@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
@@ -13,6 +13,10 @@ from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_name, glue_numbers
 from fastbert.tasks.registry import TASKS, TaskName, make_task
+
+if TYPE_CHECKING:
+    from fastbert.tasks.base import Task
+    from fastbert.tasks.examples import Dataset, Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,8 @@ class _Output:
 
     json: Path | None = None
     """File to write the metrics to."""
+    report: Path | None = None
+    """Folder to write what the predictions get wrong to: scores per class, confusions, errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +71,18 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Print the metrics, one per line."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise UserError(f"--json {config.json}: no such folder {config.json.parent}; make it first")
+    if config.report is not None:
+        from fastbert.tasks.reports.files import check_folder
+
+        check_folder(config.report, "--report")
     if config.glue is not None:
         scores = _glue(config)
+        width = max(map(len, scores))
+        print("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
     else:
-        scores = _score_model(config, quiet) if config.model is not None else _score(config)
-    width = max(map(len, scores))
-    print("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
+        scored = _score_model(config, quiet) if config.model is not None else _score(config)
+        scores = scored.task.score(scored.dataset, scored.predictions)
+        _show(config, scored, scores)
     if config.json is not None:
         from fastbert.io.atomic_write import write_json_atomic
 
@@ -78,7 +90,42 @@ def run(config: Config, *, quiet: bool = False) -> int:
     return 0
 
 
-def _score(config: Config) -> dict[str, float]:
+@dataclass(frozen=True)
+class _Scored:
+    """Predictions, and what they are scored against."""
+
+    task: Task[Any]
+    dataset: Dataset[Any]
+    predictions: list[Prediction]
+
+
+def _show(config: Config, scored: _Scored, scores: Mapping[str, float]) -> None:
+    """Print the scores beside their baselines, and with --report write the report and print its summary."""
+    from fastbert.tasks.reports.files import contents, write_report
+    from fastbert.tasks.reports.summary import beside, class_lines, warning_lines
+
+    task, dataset = scored.task, scored.dataset
+    report = task.report(dataset, scored.predictions)
+    metric = next((name for name in (task.main_metric, *task.metrics) if name in scores), task.main_metric)
+    values = contents(
+        report,
+        task=task.name,
+        metric=metric,
+        examples=len(dataset),
+        scores=scores,
+        baselines=task.baselines(dataset),
+    )
+    width = max(map(len, scores))
+    print("\n".join(f"{name:<{width}}  {value:>9.4f}{beside(name, values)}" for name, value in scores.items()))
+    lines = warning_lines(Path(dataset.path).name, values)
+    if config.report is not None:
+        write_report(config.report, report, values)
+        lines = [*class_lines(values), *lines, f"report: {config.report}"]
+    if lines:
+        print("\n".join(lines))
+
+
+def _score(config: Config) -> _Scored:
     name = require(config, "task")
     gold = require(config, "gold")
     predictions = require(config, "predictions")
@@ -92,10 +139,10 @@ def _score(config: Config) -> dict[str, float]:
     predicted = read_predictions(predictions, name, dataset)
     if config.no_answer is not None:
         predicted = task.add_no_answer(config.no_answer, dataset, predicted)
-    return task.score(dataset, predicted)
+    return _Scored(task, dataset, predicted)
 
 
-def _score_model(config: Config, quiet: bool) -> dict[str, float]:
+def _score_model(config: Config, quiet: bool) -> _Scored:
     gold = require(config, "gold")
     if config.predictions is not None or config.no_answer is not None:
         raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
@@ -105,14 +152,16 @@ def _score_model(config: Config, quiet: bool) -> dict[str, float]:
         trained.task.check_labels(dataset)
         bars.message(f"{trained.task.name}, {len(dataset):,} examples, {trained.how}")
         predictions = config.predict(trained, dataset, bars.stage)
-    return trained.task.score(dataset, predictions)
+    return _Scored(trained.task, dataset, predictions)
 
 
 def _glue(config: Config) -> dict[str, float]:
     """Return the number of every task in the folder, and the averages of the conventions whose tasks are all there."""
-    others = (config.task, config.gold, config.predictions, config.no_answer, config.model)
+    others = (config.task, config.gold, config.predictions, config.no_answer, config.model, config.report)
     if any(value is not None for value in others):
-        raise UserError("--glue averages results that exist: leave --task, --gold, --model and --predictions out")
+        raise UserError(
+            "--glue averages results that exist: leave --task, --gold, --model, --predictions and --report out"
+        )
     assert config.glue is not None
     if not config.glue.is_dir():
         raise UserError(f"--glue {config.glue}: no such folder")

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fastbert.cli.training_view import shown
 from fastbert.finetuning.config import FinetuneConfig as Config
+
+if TYPE_CHECKING:
+    from fastbert.finetuning.run import FinetuneResult
 
 __all__ = ["Config", "run"]
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Fine-tune. Raises `Stopped` after Ctrl-C and SIGTERM, with a checkpoint."""
+    from fastbert.finetuning.results import point_of, settings
     from fastbert.finetuning.run import finetune
 
     with shown("finetune", config.out, quiet) as reporter:
         result = finetune(config, reporter)
-    lines = []
-    for file, metrics in result.scores.items():
-        for name, values in metrics.items():
-            spread = f" ± {values['std']:.2f} over {len(values['per_seed'])} seeds" if values["std"] else ""
-            lines.append(f"{file}: {name} {values['mean']:.2f}{spread}")
+    lines = _scores(result)
     points = {(trial.trial.lr, trial.trial.batch_size, trial.trial.epochs) for trial in result.trials}
     if len(points) > 1 and result.scores:
-        best = result.best
-        lines.append(f"best of the grid: lr {best.lr:g}, batch {best.batch_size}, {best.epochs:g} epochs")
+        best = settings([trial for trial in result.trials if point_of(trial.trial) == point_of(result.best)])
+        lines.append(f"best of the grid: lr {best['lr']:g}, batch {best['batch_size']}, {best['epochs']:g} epochs")
     trial = f" ({result.best_trial})" if len(result.trials) > 1 else ""
-    lines += [f"model:   {result.model}{trial}", f"results: {result.folder / 'results.json'}"]
+    lines.append(f"model:   {result.model}{trial}")
+    if result.scores:
+        lines.append(f"report:  {result.reports}")
+    lines.append(f"results: {result.folder / 'results.json'}")
     print("\n".join(lines))
     return 0
+
+
+def _scores(result: FinetuneResult) -> list[str]:
+    """Return the scores of each file beside their baselines, and for the first file the classes of the kept model."""
+    from fastbert.tasks.reports.files import read_contents
+    from fastbert.tasks.reports.summary import class_lines, score_lines, warning_lines
+
+    lines: list[str] = []
+    for number, (file, metrics) in enumerate(result.scores.items()):
+        shown = {
+            name: f"{values['mean']:.2f}"
+            + (f" ± {values['std']:.2f} over {len(values['per_seed'])} seeds" if values["std"] else "")
+            for name, values in metrics.items()
+        }
+        report = read_contents(result.reports / file) or {"metric": result.metric}
+        lines += score_lines(file, shown, report, others=number == 0)
+        lines += class_lines(report) if number == 0 else []
+        lines += warning_lines(file, report)
+    return lines

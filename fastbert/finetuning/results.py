@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -30,12 +30,14 @@ class TrialResult:
     """The score that selects the best model; None where it is undefined, for constant predictions for example."""
     best_step: int
     steps: int
+    epochs: float
+    """The epochs that were run: fewer than the trial's if early stopping or --steps ended it."""
     tokens: int
     seconds: float
     """The time of training, without evaluations."""
 
     @classmethod
-    def of(cls, trial: Trial, progress: Progress) -> TrialResult:
+    def of(cls, trial: Trial, progress: Progress, steps_per_epoch: int) -> TrialResult:
         """Return the result of a trial with this progress."""
         return cls(
             trial=trial,
@@ -43,6 +45,7 @@ class TrialResult:
             value=progress.best if progress.best is not None and math.isfinite(progress.best) else None,
             best_step=progress.best_step,
             steps=progress.step,
+            epochs=round(progress.step / steps_per_epoch, 4),
             tokens=progress.tokens,
             seconds=round(progress.seconds, 3),
         )
@@ -72,10 +75,10 @@ def _value(result: TrialResult) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Return mean, sample standard deviation (0 for a single value) and the values."""
+    """Return mean, sample standard deviation (None for a single value) and the values."""
     return {
         "mean": round(fmean(values), 4),
-        "std": round(stdev(values), 4) if len(values) > 1 else 0.0,
+        "std": round(stdev(values), 4) if len(values) > 1 else None,
         "per_seed": [round(value, 4) for value in values],
     }
 
@@ -95,24 +98,37 @@ def summary(results: Sequence[TrialResult]) -> dict[str, dict[str, dict[str, Any
     }
 
 
-def write(folder: Path, task: str, metric: str, results: Sequence[TrialResult], planned: int) -> None:
-    """Write results.json: the best point, each point of the grid, and each trial."""
-    best = best_point(results)
-    points = {point_of(result.trial): None for result in results}
-    grid = [
-        {
-            **dict(zip(("lr", "batch_size", "epochs"), point, strict=True)),
-            "results": summary([result for result in results if point_of(result.trial) == point]),
-        }
-        for point in points
-    ]
+def settings(results: Sequence[TrialResult]) -> dict[str, Any]:
+    """Return learning rate, batch size and epochs of trials that differ in their seed: `epochs` as they were run, the
+    mean over the seeds, and `planned_epochs`."""
+    trial = results[0].trial
+    epochs = round(fmean(result.epochs for result in results), 4)
+    return {"lr": trial.lr, "batch_size": trial.batch_size, "epochs": epochs, "planned_epochs": trial.epochs}
+
+
+def write(
+    folder: Path,
+    task: str,
+    metric: str,
+    results: Sequence[TrialResult],
+    planned: int,
+    baselines: Mapping[str, Mapping[str, Mapping[str, float]]],
+) -> None:
+    """Write results.json: the best point, each point of the grid, each trial, and the baselines: file -> baseline ->
+    metric -> score."""
+    best, kept = best_point(results), best_trial(results)
+    points: dict[Any, list[TrialResult]] = {}
+    for result in results:
+        points.setdefault(point_of(result.trial), []).append(result)
+    grid = [{**settings(point), "results": summary(point)} for point in points.values()]
     values = {
         "format_version": FORMAT_VERSION,
         "task": task,
         "metric": metric,
-        "best": dict(zip(("lr", "batch_size", "epochs"), point_of(best[0].trial), strict=True)),
-        "model": asdict(best_trial(results).trial),
+        "best": settings(best),
+        "model": {**settings([kept]), "seed": kept.trial.seed},
         "results": summary(best),
+        "baselines": baselines,
         "grid": grid,
         "trials": [asdict(result) for result in results],
         "finished": len(results) == planned,

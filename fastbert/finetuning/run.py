@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, task_class
+from fastbert.tasks.reports.files import contents, write_report
+from fastbert.tasks.reports.report import by_key
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
@@ -44,6 +46,7 @@ from fastbert.training.run_files import check_configuration, locked_run, remove_
 from fastbert.training.stopping import StopRequest
 
 HELD_OUT = "held-out"  # the name in results and predictions of the examples of --validation-fraction
+REPORTS = "reports"
 MAX_NAMES = 6  # of new weights in a message
 
 
@@ -59,6 +62,8 @@ class FinetuneResult:
     best_trial: Trial
     scores: dict[str, dict[str, dict[str, Any]]]
     model: Path
+    reports: Path
+    """The folder with a report per evaluation file, on the predictions of the kept model."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,7 @@ def _ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneR
         best_trial=results.best_trial(done).trial,
         scores=results.summary(best),
         model=out / "model",
+        reports=out / REPORTS,
     )
 
 
@@ -166,6 +172,8 @@ class _Run:
             hidden_size=self.model_config.hidden_size,
         )
         self._check_metric()
+        self.train = train if self.evaluations else None
+        self.baselines = {file.name: self.task.baselines(file.dataset, self.train) for file in self.evaluations}
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
         # In the dtype of inference, so that evaluate and predict reproduce the scores.
         self.scored = ScoringDtype.of_run(self.device, config.dtype)
@@ -234,7 +242,8 @@ class _Run:
                 continued = under_way is not None and under_way.trial == trial
                 done.append(self._trial(trial, log, stop, continued))
                 self._keep(done)
-                results.write(out, self.task.name, self.task.main_metric, done, len(trials))
+                baselines = {name: by_key(values) for name, values in self.baselines.items()}
+                results.write(out, self.task.name, self.task.main_metric, done, len(trials), baselines)
         return _ended(out, self.task.main_metric, done)
 
     def _under_way(self) -> State | None:
@@ -275,7 +284,7 @@ class _Run:
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        return results.TrialResult.of(trial, fit.run())
+        return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     def _evaluate(self, model: Any) -> Scores:
         return {file.name: self.task.score(file.dataset, self._predict(model, file)) for file in self.evaluations}
@@ -310,8 +319,23 @@ class _Run:
             model.to(device=self.device, dtype=self.scored.weights)
             (out / "predictions").mkdir(exist_ok=True)
             for file in self.evaluations:
-                path = out / "predictions" / f"{file.name}.jsonl"
-                write_predictions(path, self.task.name, file.dataset, self._predict(model, file))
+                path, predictions = out / "predictions" / f"{file.name}.jsonl", self._predict(model, file)
+                write_predictions(path, self.task.name, file.dataset, predictions)
+                self._report(file, predictions, (newest.scores or {}).get(file.name, {}))
+
+    def _report(self, file: _Evaluation, predictions: list[Prediction], scores: Mapping[str, float]) -> None:
+        """Write the report on the predictions for a file."""
+        report = self.task.report(file.dataset, predictions, self.train)
+        values = contents(
+            report,
+            task=self.task.name,
+            metric=self.task.main_metric,
+            examples=len(file.dataset),
+            scores=scores,
+            baselines=self.baselines[file.name],
+        )
+        (self.config.out / REPORTS).mkdir(exist_ok=True)
+        write_report(self.config.out / REPORTS / file.name, report, values)
 
 
 def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:

@@ -38,6 +38,7 @@ NAMES = (
     VOCABULARY,
     "adapter",
     "predictions",
+    "reports",
 )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fastbert.models.base import PreTrainedModel
+    from fastbert.tasks.reports.report import Baseline, Report
     from fastbert.tasks.rows import Rows, TaskBatch
 
 
@@ -175,6 +176,18 @@ class Task(ABC, Generic[E]):
         """Return the scores of correct predictions: the metrics that are defined on the dataset, and whose packages are
         installed."""
         return self.score(dataset, [self.gold_prediction(example) for example in dataset])
+
+    def baselines(self, dataset: Dataset[E], train: Dataset[E] | None = None) -> tuple[Baseline, ...]:
+        """Return the scores of predictions that need no model, such as the most frequent class and chance; none by
+        default. `train` is the training set, where it is known."""
+        return ()
+
+    def report(self, dataset: Dataset[E], predictions: Sequence[Prediction], train: Dataset[E] | None = None) -> Report:
+        """Return what the predictions get wrong; by default only the list of errors."""
+        from fastbert.tasks.reports.texts import plain_report
+
+        gold = [self.gold_prediction(example) for example in dataset]
+        return plain_report(dataset, predictions, gold, self.prediction_format)
 
     def add_no_answer(self, path: Path, dataset: Dataset[E], predictions: list[Prediction]) -> list[Prediction]:
         """Add to each prediction the probability that its question has no answer, from a file by id (SQuAD 2.0)."""

@@ -6,8 +6,9 @@ example are a unit, over which the softmax goes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from fastbert.tasks.examples import ChoiceExample, Dataset, Example, Prediction,
 from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
+
+if TYPE_CHECKING:
+    from fastbert.tasks.reports.report import Baseline, Report
 
 LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each text
 
@@ -89,6 +93,29 @@ class Choice(Task[ChoiceExample]):
 
     def gold_prediction(self, example: ChoiceExample) -> Prediction:
         return {"id": example.id, "label": example.label}
+
+    def baselines(
+        self, dataset: Dataset[ChoiceExample], train: Dataset[ChoiceExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        from fastbert.tasks.reports.baselines import scored
+        from fastbert.tasks.reports.report import Baseline
+
+        ((common, _),) = Counter(example.label for example in dataset).most_common(1)
+        chance = float(np.mean([100 / len(example.endings) for example in dataset]))
+        return (
+            scored(self.score, dataset, "majority", f"always ending {common}", "label", [common] * len(dataset)),
+            Baseline("chance", "chance", {"accuracy": chance}),
+        )
+
+    def report(
+        self,
+        dataset: Dataset[ChoiceExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[ChoiceExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.texts import choice_report
+
+        return choice_report(dataset, predictions)
 
     def score(self, dataset: Dataset[ChoiceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.classification import choice_scores

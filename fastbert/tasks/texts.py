@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.text_files import STDIN
 from fastbert.tokenizers import WordPieceTokenizer
+
+if TYPE_CHECKING:
+    from fastbert.tasks.reports.report import Baseline, Report
 
 SHOWN = 8  # labels in an error
 MOST_SCORES = 20  # different numbers with fractions that may be classes, as half stars are
@@ -240,6 +244,33 @@ class Classification(TextTask):
     def gold_prediction(self, example: TextExample) -> Prediction:
         return {"id": example.id, "label": str(example.label)}
 
+    def baselines(
+        self, dataset: Dataset[TextExample], train: Dataset[TextExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        from fastbert.tasks.reports.baselines import scored
+        from fastbert.tasks.reports.report import Baseline
+
+        names = Counter(str(example.label) for example in dataset)
+        ((common, _),) = names.most_common(1)
+        constant = [common] * len(dataset)
+        count = len(self.labels or names)
+        return (
+            scored(self.score, dataset, "majority", "majority class", "label", constant),
+            Baseline("chance", "chance", {"accuracy": 100 / count, "matthews": 0.0}),
+        )
+
+    def report(
+        self,
+        dataset: Dataset[TextExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[TextExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.texts import classification_report
+
+        predicted = [str(prediction["label"]) for prediction in predictions]
+        labels = self.labels or ordered([*(str(example.label) for example in dataset), *predicted])
+        return classification_report(dataset, predictions, labels)
+
 
 class Regression(TextTask):
     """A linear unit on the pooled first token, trained by squared error."""
@@ -268,6 +299,29 @@ class Regression(TextTask):
 
     def gold_prediction(self, example: TextExample) -> Prediction:
         return {"id": example.id, "score": example.label}
+
+    def baselines(
+        self, dataset: Dataset[TextExample], train: Dataset[TextExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        from fastbert.tasks.reports.baselines import scored
+        from fastbert.tasks.reports.report import Baseline
+
+        mean = float(np.mean([float(example.label) for example in dataset]))  # type: ignore[arg-type]
+        correlations = ("pearson_spearman", "pearson", "spearman")
+        return (
+            scored(self.score, dataset, "majority", "mean", "score", [mean] * len(dataset)),
+            Baseline("chance", "chance", dict.fromkeys(correlations, 0.0)),
+        )
+
+    def report(
+        self,
+        dataset: Dataset[TextExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[TextExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.texts import regression_report
+
+        return regression_report(dataset, predictions)
 
     def score(self, dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         gold = [float(example.label) for example in dataset]  # type: ignore[arg-type]

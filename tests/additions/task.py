@@ -177,6 +177,13 @@ def test_evaluate_and_predict_agree_with_the_run(run: Path, dev: Path, tmp_path:
     agreement = trained.task.score(gold, predictions)["agreement"]
     assert agreement >= 90
     assert json.loads((run / "results.json").read_text())["metric"] == "agreement"
+    wrong = [
+        f"{example.text}\\t{example.label}\\t{prediction['verdict']}\\t{example.location}\\n"
+        for example, prediction in zip(gold, predictions)
+        if example.label != prediction["verdict"]
+    ]
+    errors = "text\\tgold\\tpredicted\\tlocation\\n" + "".join(wrong)
+    assert (run / "reports" / "dev.txt" / "errors.tsv").read_text() == errors
     file, out, scores = tmp_path / "dev.verdicts", tmp_path / "p.jsonl", tmp_path / "scores.json"
     write_predictions(file, "verdict", gold, predictions)
     assert file.read_text().split() == [prediction["verdict"] for prediction in predictions]

@@ -34,6 +34,31 @@ def evaluate(*flags: object) -> int:
     return cli.main(["evaluate", *map(str, flags)])
 
 
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """The metrics that a command has printed."""
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return {name: float(value) for name, value, *_ in lines}
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_a_report_on_predictions_of_every_task(tmp_path: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if task == "seq2seq":
+        pytest.importorskip("sacrebleu")
+        pytest.importorskip("rouge_score")
+    gold, gold_text, predictions, text, _ = FILES[task]
+    (tmp_path / gold).write_text(gold_text)
+    (tmp_path / predictions).write_text(text)
+    flags = ("--task", task, "--gold", tmp_path / gold, "--predictions", tmp_path / predictions)
+    assert evaluate(*flags, "--report", tmp_path / "report", "--json", tmp_path / "scores.json") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report'}"
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["scores"] == pytest.approx(json.loads((tmp_path / "scores.json").read_text()), abs=1e-4)
+    assert report["errors"] == (2 if task == "regression" else 0)  # correlated, but not equal
+    assert (tmp_path / "report" / "errors.tsv").is_file()
+    assert evaluate(*flags, "--report", tmp_path / gold) == 2
+    assert "is a file; give a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("task", FILES)
 def test_right_predictions_of_every_task(tmp_path: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
     if task == "seq2seq":
@@ -46,8 +71,7 @@ def test_right_predictions_of_every_task(tmp_path: Path, task: str, capsys: pyte
     assert evaluate(*flags, "--json", tmp_path / "scores.json") == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores[metric] == pytest.approx(100)
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert {name: float(value) for name, value in printed.items()} == pytest.approx(scores, abs=1e-4)
+    assert printed(capsys) == pytest.approx(scores, abs=1e-4)
 
 
 def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +80,14 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
     flags = ("--task", "classification", "--gold", tmp_path / "g.csv", "--predictions", tmp_path / "p.jsonl")
     columns = ("--text-column", "body", "--label-column", "kind", "--id-column", "name")
     assert evaluate(*flags, *columns) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == ["accuracy", "50.0000"]
+    assert capsys.readouterr().out.splitlines() == [
+        "accuracy    50.0000 (majority class 50.00, chance 50.00)",
+        "f1           0.0000 (majority class 0.00)",
+        "macro_f1    33.3333 (majority class 33.33)",
+        "matthews     0.0000 (majority class 0.00, chance 0.00)",
+        "warning: g.csv: all predictions are 'x', the class of 50.0 % of the examples;",
+        "  train for more steps, or with a different --lr",
+    ]
     assert evaluate(*flags) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"fastbert: error: {tmp_path}/g.csv, line 1: ")
@@ -68,8 +99,8 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "n.json").write_text('{"q": 0.5}')
     flags = ("--task", "span", "--gold", tmp_path / "g.json", "--predictions", tmp_path / "p.json")
     assert evaluate(*flags, "--no-answer", tmp_path / "n.json") == 0
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert (printed["f1"], printed["best_f1"]) == ("0.0000", "100.0000")
+    scores = printed(capsys)
+    assert (scores["f1"], scores["best_f1"]) == (0, 100)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +116,7 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
         ),
         (("--task", "poetry"), "poetry"),
         (("--glue", "nowhere"), "--glue nowhere: no such folder"),
-        (("--glue", ".", "--task", "span"), "leave --task, --gold, --model and --predictions out"),
+        (("--glue", ".", "--task", "span"), "leave --task, --gold, --model, --predictions and --report out"),
         (("--glue", ".", "--json", "nowhere/x.json"), "no such folder nowhere"),
     ],
 )

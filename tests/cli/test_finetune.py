@@ -68,9 +68,16 @@ def test_every_task_trains_predicts_and_is_scored(
     results = json.loads((run / "results.json").read_text())
     (file, metrics), metric = next(iter(results["results"].items())), results["metric"]
     score = metrics[metric]["mean"]
+    out = capsys.readouterr().out
+    assert f"{file}: {metric} {score:.2f}" in out
+    assert f"report:  {run / 'reports'}" in out
+    assert len(out.splitlines()) <= 12
+    assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
+    report = run / "reports" / file
+    assert (report / "confusion.png").is_file() == (task in ("classification", "tagging"))
+    assert json.loads((report / "report.json").read_text())["scores"][metric] == pytest.approx(score, abs=1e-4)
     assert score > MAKERS[task][2]
     gold = toy / file
-    capsys.readouterr()
 
     # The model, scored; its predictions, written by predict and by the run, scored.
     out = tmp_path / f"predictions{KINDS.get(task, '.jsonl')}"

@@ -31,13 +31,22 @@ def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()}
     files = {"config.json", "loss.png", "metrics.jsonl", "results.json", "vocab.txt"}
-    assert names == files | {"model", "predictions", "tokenizer"}
+    assert names == files | {"model", "predictions", "reports", "tokenizer"}
     assert (run / "tokenizer" / "vocab.txt").read_bytes() == (run / "vocab.txt").read_bytes()
     configuration = json.loads((run / "config.json").read_text())["finetune"]
     assert FinetuneConfig.from_dict(configuration) == config(place, run)
     stored = json.loads((run / "results.json").read_text())
     assert stored["results"]["dev.tsv"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]
     assert stored["finished"] is True
+    assert stored["results"]["dev.tsv"]["accuracy"]["std"] is None  # of one seed
+    assert stored["best"] == {"lr": 1e-2, "batch_size": 16, "epochs": 3.0, "planned_epochs": 3.0}
+    assert stored["model"] == {**stored["best"], "seed": 0}
+    assert stored["baselines"]["dev.tsv"]["chance"]["accuracy"] == 50
+    assert 50 <= stored["baselines"]["dev.tsv"]["majority"]["accuracy"] < 75
+    report = json.loads((run / "reports" / "dev.tsv" / "report.json").read_text())
+    assert report["scores"] == {name: values["mean"] for name, values in stored["results"]["dev.tsv"].items()}
+    assert report["baselines"] == stored["baselines"]["dev.tsv"]
+    assert report["errors"] == len((run / "reports" / "dev.tsv" / "errors.tsv").read_text().splitlines()) - 1
     lines = read_records(run / "metrics.jsonl")
     assert [line["step"] for line in lines if line["split"] == "train"] == [1, 10, 20, 30, 36]
     assert [line["step"] for line in lines if line["split"] == "validation"] == [12, 24, 36]
@@ -80,12 +89,25 @@ def test_seeds_have_mean_and_deviation(place: Path, tmp_path: Path) -> None:
     assert accuracy["std"] == pytest.approx((sum((v - mean) ** 2 for v in values) / 2) ** 0.5, abs=1e-3)  # type: ignore[operator]
 
 
+def test_epochs_are_those_that_were_run(place: Path, tmp_path: Path) -> None:
+    result = finetune(config(place, tmp_path / "run", max_steps=9, seeds=2))
+    assert [one.epochs for one in result.trials] == [0.75, 0.75]
+    stored = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (stored["best"]["epochs"], stored["best"]["planned_epochs"]) == (0.75, 3.0)
+    assert (stored["grid"][0]["epochs"], stored["model"]["epochs"]) == (0.75, 0.75)
+    # The score never improves: the second evaluation ends the run.
+    stopped = finetune(config(place, tmp_path / "stopped", lr=(1e-9,), early_stopping=1))
+    assert stopped.trials[0].epochs == 2.0
+
+
 def test_a_grid_finds_its_best_point(place: Path, tmp_path: Path) -> None:
     result = finetune(config(place, tmp_path / "run", lr=(1e-7, 1e-2), epochs=(2.0,)))
     assert result.best.lr == 1e-2
     assert json.loads((tmp_path / "run" / "results.json").read_text())["model"]["lr"] == 1e-2
     assert len(json.loads((tmp_path / "run" / "results.json").read_text())["grid"]) == 2
-    # The model that is kept is the best trial's.
+    # The model that is kept is the best trial's, and so is the report.
+    report = json.loads((tmp_path / "run" / "reports" / "dev.tsv" / "report.json").read_text())
+    assert report["scores"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]["mean"]
     predictions = (tmp_path / "run" / "predictions" / "dev.tsv.jsonl").read_text().splitlines()
     gold = [line.split("\t")[0] for line in (place / "dev.tsv").read_text().splitlines()[1:]]
     right = sum(json.loads(line)["label"] == label for line, label in zip(predictions, gold, strict=True))

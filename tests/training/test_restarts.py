@@ -47,6 +47,7 @@ def left(run: Path) -> dict[str, bytes]:
     )
     files = [run / name for name in (*names, "results.json") if (run / name).exists()]
     files += sorted((run / "predictions").glob("*"))
+    files += sorted((run / "reports").glob("*/*"))
     clocks = rb'"(seconds|tokens_per_second|sha256)": [^,}\n]+'
     return {str(path.relative_to(run)): re.sub(clocks, b"", path.read_bytes()) for path in files}
 

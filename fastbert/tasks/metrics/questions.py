@@ -59,7 +59,7 @@ def squad_scores(
         counted = f"{len(missing)} of {len(dataset)} questions have no prediction and count as wrong"
         logger.warning("%s: %s, the first %s", dataset.path, counted, missing[0])
     has_none = any(not example.answers for example in dataset)
-    pairs = [_best(example, predictions.get(example.id), has_none) for example in dataset]
+    pairs = [answer_scores(example, predictions.get(example.id), has_none) for example in dataset]
     raw = {"exact": np.array([pair[0] for pair in pairs]), "f1": np.array([pair[1] for pair in pairs])}
     answerable = np.array([bool(example.answers) for example in dataset])
     scores = dict(raw)
@@ -98,8 +98,9 @@ def _gold(example: QuestionExample, has_none: bool) -> Sequence[str]:
     return [text for text in texts if normalized(text)] or [""] if has_none else texts
 
 
-def _best(example: QuestionExample, predicted: str | None, has_none: bool) -> tuple[float, float]:
-    """Return exact match and F1 with the best-matching gold answer."""
+def answer_scores(example: QuestionExample, predicted: str | None, has_none: bool) -> tuple[float, float]:
+    """Return exact match and F1, from 0 to 1, with the best-matching gold answer; `has_none`: by the rules of SQuAD
+    2.0, as for a dataset in which a question has no answer."""
     if predicted is None:
         return 0.0, 0.0
     gold = _gold(example, has_none)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
-from fastbert.tasks.readers.tags import convert, scheme_of
+from fastbert.tasks.readers.tags import Scheme, convert, scheme_of
 
 
 def tagging_scores(
@@ -32,15 +32,26 @@ def tagging_scores(
         return {"accuracy": accuracy}
     if not any(tag != "O" for tags in gold for tag in tags):
         logger.warning("%s: has no entity: recall and F1 are 0 by convention", where)
-    seqeval = library("seqeval.metrics")
-    x, y = ([list(convert(tags, scheme, "BIO")) for tags in sentences] for sentences in (gold, predicted))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of types that are never predicted
-        report = seqeval.classification_report(x, y, output_dict=True, zero_division=0) if _any(x) or _any(y) else {}
+    report = entity_scores(gold, predicted, scheme)
     total = report.pop("micro avg", {"precision": 0.0, "recall": 0.0, "f1-score": 0.0})
     scores = {"f1": total["f1-score"], "precision": total["precision"], "recall": total["recall"]}
     scores |= {f"f1_{kind}": row["f1-score"] for kind, row in sorted(report.items()) if not kind.endswith(" avg")}
     return {name: 100 * float(value) for name, value in scores.items()} | {"accuracy": accuracy}
+
+
+def entity_scores(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: Scheme
+) -> dict[str, dict[str, float]]:
+    """Return seqeval's report on whole entities: `precision`, `recall`, `f1-score` (from 0 to 1) and `support` by type,
+    and averages under names ending in ` avg`; nothing if neither side has an entity."""
+    seqeval = library("seqeval.metrics")
+    x, y = ([list(convert(tags, scheme, "BIO")) for tags in sentences] for sentences in (gold, predicted))
+    if not (_any(x) or _any(y)):
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of types that are never predicted
+        rows: dict[str, dict[str, float]] = seqeval.classification_report(x, y, output_dict=True, zero_division=0)
+    return rows
 
 
 def _any(sentences: Sequence[Sequence[str]]) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fastbert.models.base import PreTrainedModel
     from fastbert.models.seq2seq.config import SequenceConfig
+    from fastbert.tasks.reports.report import Report
 
 SPECIAL = 2  # tokens around a text: [CLS] and [SEP]
 
@@ -172,6 +173,16 @@ class SequenceToSequence(Task[SequenceExample]):
 
     def gold_prediction(self, example: SequenceExample) -> Prediction:
         return {"id": example.id, "text": example.target or ""}
+
+    def report(
+        self,
+        dataset: Dataset[SequenceExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[SequenceExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.texts import sequence_report
+
+        return sequence_report(dataset, predictions)
 
     def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.generation import generation_scores

@@ -28,6 +28,8 @@ from fastbert.tokenizers import WordPieceTokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fastbert.tasks.reports.report import Baseline, Report
+
 PADDING_LOGIT = -1e4  # of positions after a row's end
 NO_ANSWER = "null_score_difference"  # by how much the score of no answer exceeds the best answer's
 NO_ANSWER_PROBABILITY = "no_answer_probability"
@@ -168,6 +170,28 @@ class SpanAnswers(Task[QuestionExample]):
     def gold_prediction(self, example: QuestionExample) -> Prediction:
         text = example.answers[0].text if example.answers else ""
         return {"id": example.id, "text": text} | ({BEST: text, NO_ANSWER: 0.0} if self.settings.unanswerable else {})
+
+    def baselines(
+        self, dataset: Dataset[QuestionExample], train: Dataset[QuestionExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        from fastbert.tasks.reports.answers import first_words
+        from fastbert.tasks.reports.baselines import scored
+
+        if all(example.answers for example in dataset):
+            name, texts = "first words", first_words(dataset)
+        else:
+            name, texts = "no answer", [""] * len(dataset)
+        return (scored(self.score, dataset, "majority", name, "text", texts),)
+
+    def report(
+        self,
+        dataset: Dataset[QuestionExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[QuestionExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.answers import span_report
+
+        return span_report(dataset, predictions)
 
     def add_no_answer(
         self, path: Path, dataset: Dataset[QuestionExample], predictions: list[Prediction]

@@ -7,6 +7,7 @@ control characters, does not reach the model, as in transformers; it is tagged `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fastbert.packing import PackedBatch
+    from fastbert.tasks.reports.report import Baseline, Report
 
 UNLABELLED = -100  # packing.UNLABELLED, without torch
 
@@ -294,6 +296,35 @@ class Tagging(Task[TaggedExample]):
 
     def gold_prediction(self, example: TaggedExample) -> Prediction:
         return {"id": example.id, "tags": example.tags or ()}
+
+    def baselines(
+        self, dataset: Dataset[TaggedExample], train: Dataset[TaggedExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        from fastbert.tasks.reports.baselines import scored
+        from fastbert.tasks.reports.report import Baseline
+        from fastbert.tasks.reports.tags import most_frequent_tags
+
+        tags = Counter(tag for example in dataset for tag in example.tags or ())
+        is_scheme = scheme_of(tags) is not None
+        common = OUTSIDE if is_scheme else tags.most_common(1)[0][0]
+        constant = [[common] * len(example.words) for example in dataset]
+        baselines = [scored(self.score, dataset, "majority", f"all {common}", "tags", constant)]
+        if not is_scheme:
+            baselines.append(Baseline("chance", "chance", {"accuracy": 100 / len(self.labels or tags)}))
+        if train is not None:
+            frequent = most_frequent_tags(train, dataset)
+            baselines.append(scored(self.score, dataset, "lookup", "tag lookup", "tags", frequent))
+        return tuple(baselines)
+
+    def report(
+        self,
+        dataset: Dataset[TaggedExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[TaggedExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.tags import tagging_report
+
+        return tagging_report(dataset, predictions, train)
 
     def score(self, dataset: Dataset[TaggedExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.tagging import tagging_scores

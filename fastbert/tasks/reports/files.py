@@ -1,0 +1,80 @@
+"""The files of a report: tables, a picture, and report.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.errors import UserError
+from fastbert.io.untrusted_input import read_json_file
+from fastbert.tasks.reports.picture import draw_confusion
+from fastbert.tasks.reports.report import Baseline, Report, by_key
+
+FILE = "report.json"
+PER_CLASS, GROUPS, ERRORS = "per_class.tsv", "groups.tsv", "errors.tsv"
+CONFUSION, PICTURE, PAIRS = "confusion.tsv", "confusion.png", "confused_pairs.tsv"
+MAX_PAIRS = 20  # confused pairs in report.json
+
+
+def contents(
+    report: Report,
+    *,
+    task: str,
+    metric: str,
+    examples: int,
+    scores: Mapping[str, float],
+    baselines: Sequence[Baseline],
+) -> dict[str, Any]:
+    """Return the content of report.json: all but the errors themselves and the confusion matrix."""
+    values: dict[str, Any] = {
+        "task": task,
+        "metric": metric,
+        "examples": examples,
+        "errors": len(report.errors.rows),
+        "scores": {name: round(value, 4) for name, value in scores.items()},
+        "baselines": by_key(baselines),
+        "baseline_names": {baseline.key: baseline.name for baseline in baselines},
+        "warnings": list(report.warnings),
+    }
+    if report.per_class is not None:
+        values["per_class"] = report.per_class.to_records()
+    if report.confusion is not None:
+        values["confused_pairs"] = report.confusion.pairs().to_records()[:MAX_PAIRS]
+    if report.groups is not None:
+        values["groups"] = report.groups.to_records()
+    return values
+
+
+def check_folder(folder: Path, flag: str) -> None:
+    """Raise UserError if a report cannot be written to a folder."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{flag} {folder}: is a file; give a folder")
+    if not folder.absolute().parent.is_dir():
+        raise UserError(f"{flag} {folder}: no such folder {folder.parent}; make it first")
+
+
+def write_report(folder: Path, report: Report, values: Mapping[str, Any]) -> None:
+    """Write a report and the `contents` of its report.json to a folder, in place of an earlier report; other files in
+    the folder stay."""
+    tables = {ERRORS: report.errors, PER_CLASS: report.per_class, GROUPS: report.groups}
+    if report.confusion is not None:
+        tables |= {CONFUSION: report.confusion.to_table(), PAIRS: report.confusion.pairs()}
+    own = (FILE, PER_CLASS, GROUPS, ERRORS, CONFUSION, PICTURE, PAIRS)
+    with atomic_folder(folder, own) as partial:
+        for name, table in tables.items():
+            if table is not None:
+                (partial / name).write_text(table.to_tsv(), encoding="utf-8")
+        if report.confusion is not None:
+            draw_confusion(report.confusion, partial / PICTURE)
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        (partial / FILE).write_text(text, encoding="utf-8")
+
+
+def read_contents(folder: Path) -> dict[str, Any] | None:
+    """Read report.json of a folder; None if there is none. Raises CheckpointError for a damaged file."""
+    path = folder / FILE
+    values: dict[str, Any] | None = read_json_file(path) if path.is_file() else None
+    return values

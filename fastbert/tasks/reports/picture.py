@@ -1,0 +1,84 @@
+"""The picture of a confusion matrix."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from fastbert.tasks.reports.report import Confusion
+
+MAX_CLASSES = 20
+MAX_NAME = 24  # characters of a class's name
+OTHER = "other classes"
+CELL = 0.42  # inches
+MAX_ZEROS = 10  # classes up to which zeros are written
+DARK = 0.6  # share of a row from which a cell's number is white
+
+
+def draw_confusion(confusion: Confusion, out: Path) -> None:
+    """Draw a confusion matrix as a PNG: colour is the share of the gold class, the number is the
+    count, and frames mark correct predictions.
+
+    Of more than 20 classes only the most confused are drawn, with the predictions of all others in a last column.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    chosen = most_confused(confusion)
+    labels = [_short(confusion.labels[i]) for i in chosen]
+    counts, total = confusion.counts[np.ix_(chosen, chosen)], confusion.counts[chosen].sum(axis=1)
+    columns, title = list(labels), f"confusion of {confusion.what}"
+    if len(chosen) < len(confusion.labels):
+        counts = np.column_stack((counts, total - counts.sum(axis=1)))
+        columns.append(OTHER)
+        title = f"the {len(chosen)} most confused of {len(confusion.labels)} {confusion.what}"
+    shares = counts / np.maximum(total, 1)[:, None]
+    longest = max(map(len, columns))
+    margin = 1.2 + 0.075 * longest
+    width, height = (max(CELL * count + margin, 3.2) for count in (len(columns), len(labels)))
+    figure = Figure(figsize=(width + 0.8, height), layout="compressed")
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    slanted = longest > 4
+    axes.set_xticks(range(len(columns)), columns, parse_math=False, fontsize=8, rotation=45 if slanted else 0)
+    axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=8)
+    if slanted:
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(labels) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="0.85", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    for (row, column), count in np.ndenumerate(counts):
+        if count or len(labels) <= MAX_ZEROS:
+            color = "white" if shares[row, column] >= DARK else "black"
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=9 if count < 1000 else 7, color=color)
+        if row == column:
+            axes.add_patch(
+                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.3", linewidth=1.2, zorder=3)
+            )
+    axes.set(xlabel="predicted", ylabel="gold", title=title)
+    figure.colorbar(image, label="share of the gold class")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks
+        figure.savefig(out, dpi=120, format="png")
+
+
+def most_confused(confusion: Confusion) -> list[int]:
+    """Return the numbers of the classes to draw, in their order: all, or the 20 of the most frequent confusions."""
+    if len(confusion.labels) <= MAX_CLASSES:
+        return list(range(len(confusion.labels)))
+    off = confusion.counts.copy()
+    np.fill_diagonal(off, 0)
+    # After the confused classes come those with the most examples.
+    pairs = np.argsort(-off, axis=None, kind="stable")
+    confused = [divmod(int(pair), len(off)) for pair in pairs[: np.count_nonzero(off)]]
+    largest = np.argsort(-confusion.counts.sum(axis=1), kind="stable").tolist()
+    ranked = dict.fromkeys([*(number for pair in confused for number in pair), *largest])
+    return sorted(list(ranked)[:MAX_CLASSES])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"

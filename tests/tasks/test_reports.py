@@ -1,0 +1,336 @@
+"""Reports of errors, on predictions small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn", reason="metrics need scikit-learn")
+pytest.importorskip("seqeval", reason="metrics need seqeval")
+
+from fastbert.errors import UserError
+from fastbert.tasks.base import Task
+from fastbert.tasks.examples import (
+    Answer,
+    ChoiceExample,
+    Dataset,
+    QuestionExample,
+    SequenceExample,
+    TaggedExample,
+    TextExample,
+)
+from fastbert.tasks.registry import make_task
+from fastbert.tasks.reports import classes
+from fastbert.tasks.reports.files import check_folder, contents, read_contents, write_report
+from fastbert.tasks.reports.picture import MAX_CLASSES, draw_confusion, most_confused
+from fastbert.tasks.reports.report import Table, by_key
+from fastbert.tasks.reports.summary import WIDTH, class_lines, score_lines, warning_lines
+from fastbert.tasks.reports.tags import align, kind_of
+
+
+def texts(labels: Sequence[Any], pair: str | None = None) -> Dataset[TextExample]:
+    return Dataset(
+        "dev.tsv",
+        tuple(
+            TextExample(id=str(i), location=f"line {i + 1}", text=f"text {i}", pair=pair, label=label)
+            for i, label in enumerate(labels)
+        ),
+    )
+
+
+def labelled(names: Sequence[Any], probability: Sequence[float] = ()) -> list[dict[str, Any]]:
+    return [
+        {"id": str(i), "label": name, **({"probabilities": {name: probability[i]}} if probability else {})}
+        for i, name in enumerate(names)
+    ]
+
+
+def tagged(*sentences: str) -> Dataset[TaggedExample]:
+    """Sentences as `word/tag word/tag`."""
+    pairs = [[item.split("/") for item in sentence.split()] for sentence in sentences]
+    return Dataset(
+        "dev.conll",
+        tuple(
+            TaggedExample(
+                id=str(i), location=f"line {i}", words=tuple(w for w, _ in one), tags=tuple(t for _, t in one)
+            )
+            for i, one in enumerate(pairs)
+        ),
+    )
+
+
+def test_classes_are_counted_one_by_one() -> None:
+    task = make_task("classification", labels=("a", "b", "c"))
+    dataset = texts(["a", "a", "b", "b", "b", "c"])
+    report = task.report(dataset, labelled(["a", "b", "b", "a", "b", "b"], [0.9, 0.6, 0.8, 0.95, 0.7, 0.5]))
+    assert report.per_class is not None
+    assert report.per_class.columns == ("class", "precision", "recall", "f1", "support", "predicted")
+    assert [tuple(row) for row in report.per_class.rows] == [
+        ("a", pytest.approx(50), pytest.approx(50), pytest.approx(50), 2, 2),
+        ("b", pytest.approx(50), pytest.approx(200 / 3), pytest.approx(400 / 7), 3, 4),
+        ("c", 0, 0, 0, 1, 0),
+    ]
+    assert report.confusion is not None
+    assert report.confusion.to_table().to_tsv() == "gold / predicted\ta\tb\tc\na\t1\t1\t0\nb\t1\t2\t0\nc\t0\t1\t0\n"
+    assert [row[:4] for row in report.confusion.pairs().rows] == [("a", "b", 1, 2), ("b", "a", 1, 3), ("c", "b", 1, 1)]
+    # The most confident error comes first.
+    assert report.errors.columns == ("text", "gold", "predicted", "score", "location")
+    assert [row[1:] for row in report.errors.rows] == [
+        ("b", "a", 0.95, "line 4"),
+        ("a", "b", 0.6, "line 2"),
+        ("c", "b", 0.5, "line 6"),
+    ]
+    assert report.warnings == ()
+    pairs = task.report(texts(["a", "b"], "other"), labelled(["b", "b"]))
+    assert pairs.errors.rows == [("text 0", "other", "a", "b", None, "line 1")]
+
+
+def test_label_sets_have_the_same_table() -> None:
+    gold, predicted = [{"x", "y"}, {"y"}, set(), {"x"}], [{"x"}, {"y"}, {"y"}, {"z"}]
+    rows = classes.per_label(gold, predicted, ("x", "y", "z")).rows
+    assert rows == [("x", 100, 50, pytest.approx(200 / 3), 2, 1), ("y", 50, 50, 50, 2, 2), ("z", 0, 0, 0, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "warned"),
+    [
+        (["a"] * 10 + ["b"] * 10, ["a"] * 20, True),
+        (["a"] * 10 + ["b"] * 10, ["a"] * 19 + ["b"], True),
+        (["a"] * 10 + ["b"] * 10, ["a"] * 18 + ["b"] * 2, False),
+        (["a"] * 16 + ["b"] * 4, ["a"] * 20, False),
+        (["a"], ["b"], False),
+    ],
+    ids=["all", "95-percent", "90-percent", "a-common-class", "one-example"],
+)
+def test_collapse_to_a_class_is_a_warning(gold: list[str], predicted: list[str], warned: bool) -> None:
+    assert bool(classes.collapse(gold, predicted)) == warned
+
+
+def test_numbers_are_sorted_by_their_error() -> None:
+    task = make_task("regression")
+    dataset = texts([0.0, 1.0, 2.0, 5.0])
+    report = task.report(dataset, [{"id": str(i), "score": score} for i, score in enumerate((0.5, 1.0, 4.0, 4.0))])
+    assert [row[1:4] for row in report.errors.rows] == [(2.0, 4.0, 2.0), (5.0, 4.0, -1.0), (0.0, 0.5, 0.5)]
+    assert report.groups is not None
+    assert [row[1:3] for row in report.groups.rows] == [("0 to 1", 1), ("1 to 2", 1), ("2 to 3", 1), ("4 to 5", 1)]
+    assert report.groups.rows[2][-1] == pytest.approx(4)
+    same = task.report(dataset, [{"id": str(i), "score": 1.0} for i in range(4)])
+    assert "all predictions are between 1 and 1" in same.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "kinds"),
+    [
+        ([(0, 2, "P")], [(0, 2, "P")], [None]),
+        ([(0, 2, "P")], [], ["missed"]),
+        ([], [(0, 2, "P")], ["spurious"]),
+        ([(0, 2, "P")], [(0, 2, "L")], ["wrong type"]),
+        ([(0, 2, "P")], [(1, 2, "P")], ["wrong boundary"]),
+        ([(0, 2, "P")], [(1, 3, "L")], ["wrong type and boundary"]),
+        ([(0, 2, "P")], [(2, 3, "P")], ["missed", "spurious"]),
+        # One long prediction over two entities: the larger overlap is paired, the other is missed.
+        ([(0, 1, "P"), (1, 3, "L")], [(0, 3, "P")], ["wrong type and boundary", "missed"]),
+        ([(0, 1, "P"), (2, 3, "P")], [(2, 3, "P"), (0, 1, "L")], [None, "wrong type"]),
+    ],
+    ids=["equal", "missed", "spurious", "type", "boundary", "both", "neighbours", "merged", "two"],
+)
+def test_kinds_of_entity_errors(gold: list[Any], predicted: list[Any], kinds: list[str | None]) -> None:
+    assert [kind_of(pair) for pair in align(gold, predicted)] == kinds
+
+
+def test_entities_by_type_length_and_training_set() -> None:
+    gold = tagged("Ann/B-P met/O Bo/B-P Li/I-P", "in/O Rome/B-L and/O Oslo/B-L")
+    train = tagged("Ann/B-P saw/O Rome/B-L")
+    tags = [["B-P", "O", "B-P", "O"], ["O", "B-P", "B-L", "B-L"]]
+    probability = [[0.9, 0.9, 0.8, 0.7], [0.9, 0.6, 0.5, 0.9]]
+    predictions = [{"id": str(i), "tags": tags[i], "probability": probability[i]} for i in range(2)]
+    report = make_task("tagging").report(gold, predictions, train)
+    assert report.errors.rows == [
+        ("wrong boundary", "P", "Bo Li", "P", "Bo", 0.8, "Ann met [Bo Li]", "line 0"),
+        ("wrong type", "L", "Rome", "P", "Rome", 0.6, "in [Rome] and Oslo", "line 1"),
+        ("spurious", None, None, "L", "and", 0.5, "in Rome [and] Oslo", "line 1"),
+    ]
+    assert report.per_class is not None
+    assert [row[0] for row in report.per_class.rows] == ["L", "P"]
+    assert report.per_class.rows[0][1:] == (pytest.approx(50), pytest.approx(50), pytest.approx(50), 2, 2)
+    assert report.per_class.rows[1][1:] == (pytest.approx(100 / 3), pytest.approx(50), pytest.approx(40), 2, 3)
+    assert report.confusion is not None
+    matrix = ["gold / predicted\tL\tP\tO", "L\t1\t1\t0", "P\t0\t2\t0", "O\t1\t0\t0"]
+    assert report.confusion.to_table().to_tsv().splitlines() == matrix
+    assert report.groups is not None
+    rows = {row[:2]: row[2:] for row in report.groups.rows}
+    assert rows["words", "1"] == (pytest.approx(40), pytest.approx(200 / 3), pytest.approx(50), 3, 5)
+    assert rows["words", "2"] == (0, 0, 0, 1, 0)
+    assert rows["in training set", "yes"] == (pytest.approx(50), pytest.approx(50), pytest.approx(50), 2, 2)
+    nothing = [{"id": str(i), "tags": ["O"] * 4} for i in range(2)]
+    assert "no entity is predicted, and there are 4" in make_task("tagging").report(gold, nothing).warnings[0]
+
+
+def test_words_in_their_sentence() -> None:
+    gold = tagged("a/DET cat/NOUN runs/VERB", "a/DET run/NOUN")
+    predictions = [{"id": "0", "tags": ["DET", "NOUN", "NOUN"]}, {"id": "1", "tags": ["DET", "VERB"]}]
+    report = make_task("tagging").report(gold, predictions, tagged("a/DET cat/NOUN"))
+    assert [row[:5] for row in report.errors.rows] == [
+        ("runs", "VERB", "NOUN", None, "a cat [runs]"),
+        ("run", "NOUN", "VERB", None, "a [run]"),
+    ]
+    assert report.groups is not None
+    assert list(report.groups.rows) == [("in training set", "no", 0, 2), ("in training set", "yes", 100, 3)]
+
+
+def question(number: int, text: str, answers: tuple[str, ...], context: str = "the red house by the sea") -> Any:
+    spans = tuple(Answer(answer, context.index(answer)) for answer in answers)
+    return QuestionExample(
+        id=f"q{number}", location=f"question q{number}", question=text, context=context, answers=spans
+    )
+
+
+def test_answers_by_question_word_and_length() -> None:
+    dataset = Dataset(
+        "dev.json", (question(0, "What is it?", ("red house", "house")), question(1, "Where ?", ("by the sea",)))
+    )
+    task = make_task("span")
+    report = task.report(dataset, [{"id": "q0", "text": "house"}, {"id": "q1", "text": "sea", "probability": 0.5}])
+    assert report.errors.rows == [("Where ?", "by the sea", "sea", pytest.approx(200 / 3), 0.5, "question q1")]
+    assert report.groups is not None
+    rows = {row[:2]: row[2:] for row in report.groups.rows}
+    assert rows["first word of the question", "what"] == (100, 100, 1)
+    assert rows["words of the answer", "3 to 5"] == (pytest.approx(200 / 3), 0, 1)
+    assert rows["words of the context", "0 to 50"][2] == 2
+    assert report.per_class is None
+    (baseline,) = task.baselines(dataset)
+    assert (baseline.name, baseline.scores["exact_match"]) == ("first words", 0)
+    none = Dataset("dev.json", (*dataset, question(2, "Who?", ())))
+    report = task.report(none, [{"id": f"q{i}", "text": text} for i, text in enumerate(("house", "", "sea"))])
+    assert report.confusion is not None
+    assert report.confusion.counts.tolist() == [[1, 1], [1, 0]]
+    assert task.baselines(none)[0].scores["exact_match"] == pytest.approx(100 / 3)
+
+
+def test_choices_and_written_texts() -> None:
+    endings = ("one", "two", "three")
+    choices = Dataset(
+        "dev.jsonl",
+        tuple(ChoiceExample(id=str(i), location="", prompt="p", endings=endings, label=i) for i in range(3)),
+    )
+    task = make_task("choice")
+    predictions = [{"id": str(i), "label": 1, "probabilities": [0.1, 0.5 + i / 10, 0.2]} for i in range(3)]
+    report = task.report(choices, predictions)
+    assert report.errors.rows == [("p", "three", "two", 0.7, ""), ("p", "one", "two", 0.5, "")]
+    assert "all predictions are '1'" in report.warnings[0]
+    assert report.groups is not None
+    assert [row[1:] for row in report.groups.rows] == [("0", 0, 1, 0), ("1", 100, 1, 3), ("2", 0, 1, 0)]
+    assert by_key(task.baselines(choices)) == {"majority": {"accuracy": 33.3333}, "chance": {"accuracy": 33.3333}}
+    pytest.importorskip("rouge_score")
+    source = tuple(SequenceExample(id=str(i), location="", source="s", target=f"a b {i}") for i in range(3))
+    written = [{"id": str(i), "text": text} for i, text in enumerate(("a b 0", "a", "x"))]
+    report = make_task("seq2seq").report(Dataset("dev.tsv", source), written)
+    assert [row[1:4] for row in report.errors.rows] == [("a b 2", "x", 0), ("a b 1", "a", pytest.approx(50))]
+
+
+@pytest.mark.parametrize(
+    ("task", "dataset", "train", "expected"),
+    [
+        (
+            make_task("classification"),
+            texts(["a", "a", "a", "b"]),
+            None,
+            {"majority": {"accuracy": 75, "matthews": 0}, "chance": {"accuracy": 50, "matthews": 0}},
+        ),
+        (make_task("classification", labels=tuple("abcd")), texts(["a", "b"]), None, {"chance": {"accuracy": 25}}),
+        (make_task("regression"), texts([1.0, 3.0]), None, {"majority": {"mse": 1}, "chance": {"pearson": 0}}),
+        (
+            make_task("tagging"),
+            tagged("Ann/B-P met/O Bo/B-P"),
+            tagged("Ann/B-P Bo/O"),
+            {"majority": {"f1": 0, "accuracy": 100 / 3}, "lookup": {"f1": 200 / 3, "precision": 100, "recall": 50}},
+        ),
+        (
+            make_task("tagging"),
+            tagged("a/DET cat/NOUN dog/NOUN"),
+            tagged("a/DET a/DET cat/NOUN"),
+            {"majority": {"accuracy": 200 / 3}, "chance": {"accuracy": 50}, "lookup": {"accuracy": 200 / 3}},
+        ),
+    ],
+    ids=["two-classes", "four-classes", "numbers", "entities", "words"],
+)
+def test_baselines_by_the_scorer_of_the_task(
+    task: Task[Any], dataset: Any, train: Any, expected: dict[str, dict[str, float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fastbert"):
+        stored = by_key(task.baselines(dataset, train))
+    assert not caplog.records  # such as that a constant has no correlation
+    for key, scores in expected.items():
+        assert {name: stored[key][name] for name in scores} == pytest.approx(scores, abs=1e-4)
+
+
+def test_cells_stay_in_their_row_and_column() -> None:
+    table = Table(("a", "b"), [("x\ty\nz\r\\", None), (0.5, 3)])
+    assert table.to_tsv() == "a\tb\nx\\ty\\nz\\r\\\\\t\n0.5000\t3\n"
+
+
+def written(folder: Path, labels: Sequence[str], wrong: int, metric: str = "accuracy") -> dict[str, Any]:
+    """Write the report on an example per class, of which the first `wrong` are predicted as the next class."""
+    predicted = [labels[(i + (i < wrong)) % len(labels)] for i in range(len(labels))]
+    task, dataset = make_task("classification", labels=tuple(labels)), texts(labels)
+    report = task.report(dataset, labelled(predicted))
+    scores = task.score(dataset, labelled(predicted))
+    values = contents(
+        report, task=task.name, metric=metric, examples=len(dataset), scores=scores, baselines=task.baselines(dataset)
+    )
+    write_report(folder, report, values)
+    return values
+
+
+def test_files_of_a_report(tmp_path: Path) -> None:
+    values = written(tmp_path / "report", ["good", "bad", "$x^"], 2)
+    names = {"per_class.tsv", "confusion.tsv", "confusion.png", "confused_pairs.tsv", "errors.tsv", "report.json"}
+    assert {path.name for path in (tmp_path / "report").iterdir()} == names
+    assert read_contents(tmp_path / "report") == json.loads(json.dumps(values))
+    assert (tmp_path / "report" / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    # A later report replaces all files of an earlier one, and no others.
+    (tmp_path / "report" / "notes.txt").write_text("mine")
+    task, dataset = make_task("regression"), texts([1.0, 2.0])
+    predictions = [{"id": "0", "score": 1.0}, {"id": "1", "score": 3.0}]
+    report = task.report(dataset, predictions)
+    write_report(tmp_path / "report", report, {"task": "regression"})
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        "groups.tsv",
+        "errors.tsv",
+        "report.json",
+        "notes.txt",
+    }
+    with pytest.raises(UserError, match=r"notes\.txt: is a file"):
+        check_folder(tmp_path / "report" / "notes.txt", "--report")
+    with pytest.raises(UserError, match="no such folder"):
+        check_folder(tmp_path / "a" / "b", "--report")
+    assert read_contents(tmp_path) is None
+
+
+def test_of_many_classes_the_most_confused_are_drawn(tmp_path: Path) -> None:
+    labels = [f"class {i}" for i in range(150)]
+    confusion = classes.confusion([*labels, *labels[100:112] * 2], [*labels, *labels[101:113] * 2], labels)
+    chosen = most_confused(confusion)
+    assert len(chosen) == MAX_CLASSES
+    assert set(range(100, 113)) < set(chosen)
+    draw_confusion(confusion, tmp_path / "confusion.png")
+    assert len(confusion.to_table().rows) == 150
+
+
+@pytest.mark.parametrize("count", [2, 3, 150])
+def test_the_summary_is_short_and_narrow(count: int, tmp_path: Path) -> None:
+    labels = [f"{i} {'a very long name of a class ' * 3}" for i in range(count)]
+    values = written(tmp_path / "report", labels, count // 2)
+    shown = {name: f"{value:.2f}" for name, value in values["scores"].items()}
+    lines = score_lines("dev.tsv", shown, values) + class_lines(values)
+    lines += warning_lines("dev.tsv", {"warnings": classes.collapse(["a", "b"] * 9, ["a"] * 18)})
+    assert lines[0].startswith("dev.tsv: accuracy ")
+    assert lines[0].endswith(f"chance {100 / count:.2f})")
+    assert len(lines) <= 9  # three more name the model, the report and the results
+    assert max(map(len, lines)) <= WIDTH
+    assert score_lines("dev.tsv", shown, values, others=False) == lines[:1]
