@@ -90,7 +90,7 @@ def test_seeds_have_mean_and_deviation(place: Path, tmp_path: Path) -> None:
 
 
 def test_epochs_are_those_that_were_run(place: Path, tmp_path: Path) -> None:
-    result = finetune(config(place, tmp_path / "run", max_steps=9, seeds=2))
+    result = finetune(config(place, tmp_path / "run", steps=9, seeds=2))
     assert [one.epochs for one in result.trials] == [0.75, 0.75]
     stored = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (stored["best"]["epochs"], stored["best"]["planned_epochs"]) == (0.75, 3.0)
