@@ -14,6 +14,11 @@ from fastbert.io.progress import Bars
 from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_name, glue_numbers
 from fastbert.tasks.registry import TASKS, TaskName, make_task
 
+EXAMPLES = (
+    "fastbert evaluate --model runs/finetune --gold test.tsv",
+    "fastbert evaluate --task tagging --gold test.conll --predictions tags.conll --json scores.json",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:
