@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 from fastbert.errors import UserError
 
 T = TypeVar("T")
-# The titles of groups, in the order of the help; groups with other titles precede the last two.
-DATA, MODEL, TRAINING, OUTPUT, MACHINE = "Data", "Model", "Training", "Output", "Machine"
 OTHER = "Flags"
 """The title of flags that are in no group."""
+DATA, MODEL, TRAINING, OUTPUT, MACHINE = "Data", "Model", "Training", "Output", "Machine"
+_FIRST, _LAST = (OTHER, DATA, MODEL, TRAINING), (OUTPUT, MACHINE)
 _RARE, _REQUIRED = "rare", "required"
 
 
@@ -36,7 +36,9 @@ class Required:
         """Return the condition in words, empty if there is none."""
         if self.when is not None:
             return f"with {flag(self.when)}"
-        return f"without {' or '.join(map(flag, self.unless))}" if self.unless else ""
+        # --resume takes the flags of its run.
+        others = [flag(name) for name in self.unless if name != "resume"]
+        return f"without {' or '.join(others)}" if others else ""
 
 
 def rare(default: T) -> T:
@@ -93,6 +95,13 @@ def require(config: Any, name: str) -> Any:
     return value
 
 
+def rank(group: str) -> int:
+    """Return the position of a group's title in the help: those with titles of their own precede the output."""
+    if group in _FIRST:
+        return _FIRST.index(group)
+    return len(_FIRST) + 1 + _LAST.index(group) if group in _LAST else len(_FIRST)
+
+
 def flag(name: str) -> str:
     """Return a field's name as a flag of the command line."""
     return "--" + name.replace("_", "-")
@@ -113,4 +122,4 @@ class DeviceFlags:
     GROUP: ClassVar = MACHINE
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device: auto uses a GPU if there is one."""
+    """Auto uses a GPU if there is one."""

@@ -1,7 +1,9 @@
 """The `fastbert` command: import the sub-command's module, parse its flags, and print errors in one line.
 
 `GROUPS` is the registry of commands, the one file to edit for a new one. Only the module of the requested command is
-imported, so that help is printed at once.
+imported, so that help is printed at once. The module has a dataclass `Config`, whose fields are the flags; `run`, which
+imports torch where it needs it; `EXAMPLES`, two calls for the help; and perhaps `check`, which finds missing files and
+other mistakes in a `Config` before torch is imported.
 """
 
 from __future__ import annotations
@@ -11,10 +13,14 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from fastbert.errors import UserError, require_package
+from fastbert.flags import check_required
+from fastbert.io.log import logger
 from fastbert.training.stopping import Stopped
 
 # Command -> module and description; the help separates groups by an empty line.
@@ -54,16 +60,37 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
 )
 COMMANDS = {name: entry for group in GROUPS for name, entry in group.items()}
+HELP = ("-h", "--help", "--help-all")
+_VERBOSE = {"-v": 1, "--verbose": 1, "-vv": 2}
 WRONG_INPUT, INTERRUPTED, READER_LEFT = 2, 128 + 2, 128 + 13  # as a shell counts SIGINT and SIGPIPE
+
+
+@dataclass(frozen=True)
+class _Common:
+    """The flags of every command, which may stand anywhere."""
+
+    quiet: bool = False
+    verbose: int = 0
+    debug: bool = False
+
+    @classmethod
+    def split(cls, words: Sequence[str]) -> tuple[_Common, list[str]]:
+        """Return these flags, and the other words."""
+        verbose = sum(_VERBOSE.get(word, 0) for word in words)
+        quiet = any(word in ("-q", "--quiet") for word in words)
+        if quiet and verbose:
+            raise UserError("--quiet and --verbose exclude each other; leave one out")
+        own = ("-q", "--quiet", "--debug", *_VERBOSE)
+        return cls(quiet, verbose, "--debug" in words), [word for word in words if word not in own]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `fastbert` with these arguments (default: the process's); return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    debug, quiet = "--debug" in words, "--quiet" in words
-    words = [word for word in words if word not in ("--debug", "--quiet")]
+    debug = "--debug" in words
     try:
-        code = _dispatch(words, quiet)
+        common, words = _Common.split(words)
+        code = _dispatch(words, common)
         if sys.stdout is not None:  # closed by the parent process
             sys.stdout.flush()
         return code
@@ -92,37 +119,84 @@ def overview() -> str:
     return (
         "usage: fastbert COMMAND [FLAGS]\n\n"
         + "\n\n".join(groups)
-        + "\n\n`fastbert COMMAND --help` shows a command's flags with their defaults. --quiet prints results and errors"
-        "\nonly, --debug shows the traceback of an error, --version the version. Start with `fastbert demo`."
+        + """
+
+  -h, --help           this list; after a command, its flags with their defaults
+  --help-all           after a command, all of its flags
+  -q, --quiet          print results and errors only
+  -v, -vv, --verbose   log what is done, or all details
+  --debug              show the traceback of an error
+  --version            show the version
+  --completion SHELL   print the completion of flags for bash, zsh or fish; for bash:
+                       fastbert --completion bash > ~/.local/share/bash-completion/completions/fastbert
+
+Start with `fastbert demo`."""
     )
 
 
-def _dispatch(words: list[str], quiet: bool) -> int:
+def _dispatch(words: list[str], common: _Common) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
-    if not words or words[0] in ("-h", "--help"):
-        print(overview())
-        return 0
-    if words[0] in ("-V", "--version"):
+    if any(word in ("-V", "--version") for word in words):
         print(f"fastbert {version('fastbert-engine')}")
         return 0
-    command, *flags = words
+    if words[:1] and words[0].partition("=")[0] == "--completion":
+        return _print_completion(words)
+    helping = [word for word in words if word in HELP]
+    if not words or (helping and len(words) == len(helping)):
+        print(overview())
+        return 0
+    command, *flags = words if words[0] not in HELP else [next(word for word in words if word not in HELP), *helping]
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean `fastbert {close[0]}`?" if close else "`fastbert --help` lists the commands"
         raise UserError(f"unknown command {command!r}; {hint}")
     require_package("tyro", "the command line needs the package tyro: `pip install tyro`")
     from fastbert.cli.flags import parse
+    from fastbert.cli.help import short_usage, show_help
 
     module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")
-    try:
-        config = parse(module.Config, command, flags)
-    except SystemExit:  # --help has been printed
+    examples = getattr(module, "EXAMPLES", ())
+    if helping:
+        show_help(module.Config, command, examples, flags)
         return 0
+    config = parse(module.Config, command, flags, _configs)
+    try:
+        check_required(config)
+    except UserError:
+        if flags:
+            raise
+        print(short_usage(module.Config, command, examples), file=sys.stderr)
+        return WRONG_INPUT
+    if hasattr(module, "check"):
+        module.check(config)
+    _log(common, command, config)
+    return int(module.run(config, quiet=common.quiet) or 0)
+
+
+def _log(common: _Common, command: str, config: Any) -> None:
+    """Set what is logged, and begin the log with the version and the flags."""
     # In a distributed run, only the first process logs.
-    muted = quiet or os.environ.get("RANK", "0") != "0"
+    muted = common.quiet or os.environ.get("RANK", "0") != "0"
     logging.basicConfig(level=logging.ERROR if muted else logging.WARNING, format="fastbert: %(message)s")
-    return int(module.run(config, quiet=quiet) or 0)
+    logger.setLevel((logging.NOTSET, logging.INFO, logging.DEBUG)[0 if muted else min(common.verbose, 2)])
+    logger.info("version %s, fastbert %s", version("fastbert-engine"), command)
+    for name, value in vars(config).items():
+        logger.debug("%s: %s", name, value)
+
+
+def _print_completion(words: list[str]) -> int:
+    require_package("tyro", "the command line needs the package tyro: `pip install tyro`")
+    from fastbert.cli.completion import script
+
+    shell = words[0].partition("=")[2] or " ".join(words[1:])
+    print(script(shell, {name: (config, COMMANDS[name][1]) for name, config in _configs().items()}))
+    return 0
+
+
+def _configs() -> dict[str, type[Any]]:
+    """Return the dataclass of each command."""
+    return {name: import_module(f"fastbert.cli.{entry[0]}").Config for name, entry in COMMANDS.items()}
 
 
 def _describe(error: Exception) -> str:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 NOT_WHOLE = 1
 SHOWN, WIDEST = 12, 200
 
+EXAMPLES = (
+    "fastbert convert uncased_L-2_H-128/bert_model.ckpt --out tiny",
+    "fastbert convert runs/finetune --base MiniLM --bits 4 --out finetune.delta",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:

@@ -7,6 +7,11 @@ from pathlib import Path
 
 from fastbert.cli.training_view import shown
 
+EXAMPLES = (
+    "fastbert demo",
+    "fastbert demo --corpus my_text/ --minutes 20 --out runs/mine",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

@@ -13,6 +13,11 @@ from fastbert.io.progress import Bars
 
 Row = tuple[str, str]
 
+EXAMPLES = (
+    "fastbert doctor",
+    "fastbert doctor --json",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

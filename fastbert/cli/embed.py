@@ -11,6 +11,11 @@ from fastbert.cli.model_flags import InferenceFlags
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 
+EXAMPLES = (
+    "fastbert embed --model MiniLM --text sentences.txt --out vectors.npy",
+    "fastbert embed --model MiniLM --text papers.jsonl --column abstract --long windows --out papers.parquet",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:

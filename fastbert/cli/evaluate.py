@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from fastbert.tasks.base import Task
     from fastbert.tasks.examples import Dataset, Prediction
 
+EXAMPLES = (
+    "fastbert evaluate --model runs/finetune --gold test.tsv",
+    "fastbert evaluate --task tagging --gold test.conll --predictions tags.conll --json scores.json",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from fastbert.models.encoder import EncoderModel
     from fastbert.tokenizers import WordPieceTokenizer
 
+EXAMPLES = (
+    "fastbert features --model MiniLM --text sentences.txt --out features.npz --layers 0,-2,-1",
+    "fastbert features --model MiniLM --table7 --train train.conll --eval dev.conll --out table7",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:

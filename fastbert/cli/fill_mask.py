@@ -10,6 +10,11 @@ import tyro
 
 from fastbert.flags import require, required
 
+EXAMPLES = (
+    'fastbert fill-mask "The capital of France is [MASK]." --model runs/mine',
+    'fastbert fill-mask "A [MASK] day." "Two [MASK] words [MASK]." --model MiniLM --top-k 10',
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

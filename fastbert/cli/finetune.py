@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from fastbert.finetuning.run import FinetuneResult
 
 __all__ = ["Config", "run"]
+EXAMPLES = (
+    "fastbert finetune --task classification --model MiniLM --train train.tsv --eval dev.tsv",
+    "fastbert finetune --task tagging --model MiniLM --train train.conll --eval dev.conll"
+    " --lr 5e-5 3e-5 --seeds 3 --out runs/ner",
+)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -8,6 +8,11 @@ from typing import Literal
 
 from fastbert.flags import require, required
 
+EXAMPLES = (
+    "fastbert plot --runs runs/mine --out mine.png",
+    "fastbert plot --runs runs/mini runs/small --x seconds --out sizes.svg",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:

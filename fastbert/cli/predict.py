@@ -12,6 +12,11 @@ from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.registry import PredictFlags
 
+EXAMPLES = (
+    "fastbert predict --model runs/finetune --text new.tsv --out labels.jsonl",
+    'echo "A fine film." | fastbert predict --model runs/finetune --text -',
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:

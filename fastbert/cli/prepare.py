@@ -10,6 +10,11 @@ from fastbert.data.corpus import CorpusFlags
 from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.progress import Bars
 
+EXAMPLES = (
+    "fastbert prepare --corpus my_text/ --tokenizer vocab --out shards",
+    "fastbert prepare --corpus 'books/*.txt.gz' --text-format prose --tokenizer vocab --out shards",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data(CorpusFlags):

@@ -6,6 +6,10 @@ from fastbert.cli.training_view import shown
 from fastbert.training.config import PretrainConfig as Config
 
 __all__ = ["Config", "run"]
+EXAMPLES = (
+    "fastbert pretrain --corpus my_text/ --model mini --out runs/mine",
+    "fastbert pretrain --data shards --model base --hours 8 --out runs/base --resume",
+)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

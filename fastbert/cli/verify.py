@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 AGREE, DISAGREE = 0, 1
 
+EXAMPLES = (
+    "fastbert verify MiniLM --text sentences.txt",
+    "fastbert verify runs/finetune --task text-classification --text sentences.txt --dtype bf16 --json report.json",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data:

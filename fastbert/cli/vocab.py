@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 REPORT = "vocab_report.json"
 _MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
 
+EXAMPLES = (
+    "fastbert vocab --corpus my_text/ --out vocab",
+    "fastbert vocab --corpus my_text/ --model MiniLM --extend --out MiniLM-mine",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Data(CorpusFlags):

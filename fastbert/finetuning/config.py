@@ -27,21 +27,21 @@ class _Data:
     """Task to train for."""
     train: Path | None = required("a file with training examples", unless=("resume",))
     """Training examples: .tsv, .csv, .jsonl, .parquet, .conll or SQuAD's .json, also .gz and .xz of these; or a
-    `datasets` folder, FOLDER#SPLIT if it holds several splits."""
+    `datasets` folder, FOLDER#SPLIT."""
     eval: tuple[Path, ...] = ()
-    """Files to evaluate on; the first selects the best model."""
+    """Evaluation files; the first selects the best model."""
     validation_fraction: float | None = None
-    """Fraction of --train held out for evaluation, without --eval."""
+    """Fraction of --train to evaluate on, without --eval."""
     text_column: str | None = None
-    """Column or key of the text (the first of a pair, the question, the prompt, the source)."""
+    """Column or key of the text, question, prompt or source."""
     pair_column: str | None = None
     """Column or key of the second text of a pair."""
     label_column: str | None = None
-    """Column or key of the label (the tag, the target)."""
+    """Column or key of the label, tag or target."""
     id_column: str | None = rare(None)
     """Column or key of an example's id."""
     max_length: int | None = None
-    """Tokens per sequence, special tokens included (default: 128, span: 384); longer texts are cut, or windowed."""
+    """Tokens per sequence (default: 128; span: 384)."""
     skip_bad: bool = rare(False)
     """Skip and count unreadable rows of a file, instead of refusing the file."""
     strict: bool = rare(False)
@@ -55,11 +55,11 @@ class _Model:
     GROUP: ClassVar = MODEL
 
     model: str | None = required("the folder of a pre-trained model", unless=("resume",))
-    """Folder of the pre-trained model, or its Hub id in the local cache."""
+    """Folder of the pre-trained model or of its run, or its id in the Hub's cache."""
     frozen: bool = False
     """Train only the head; the encoder is frozen."""
     lora: int | None = None
-    """Rank of LoRA adapters to train, with the head, instead of all weights (needs the package peft)."""
+    """Train LoRA adapters of this rank (needs peft)."""
     dropout: float | None = rare(None)
     """Dropout probability of all layers and the head (default: from the model's config)."""
     reinit_layers: int = rare(0)
@@ -85,23 +85,23 @@ class _Training:
     GROUP: ClassVar = TRAINING
 
     epochs: tuple[float, ...] = ()
-    """Epochs; several values form a grid (default: by the training set, 3 to 20, unless --steps is given)."""
+    """Epochs (default: 3 to 20, by the data); several form a grid."""
     steps: int | None = None
-    """Optimiser steps. With --epochs, whichever ends first."""
+    """Optimiser steps; with --epochs, whichever ends first."""
     batch_size: tuple[int, ...] = ()
-    """Examples per optimiser step; several values form a grid (default: 32, below 2000 examples 16 or 8)."""
+    """Examples per step (default: 8 to 32); several form a grid."""
     lr: tuple[float, ...] = ()
-    """Peak learning rate; several values form a grid (default: 5e-5 for width 768, higher for narrower models)."""
+    """Learning rate (default: by the width); several form a grid."""
     grid: Literal["paper"] | None = rare(None)
     """Search the paper's grid: batches of 16 and 32, learning rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs."""
     seeds: int = 1
-    """Number of seeds per combination; results report mean and standard deviation over them."""
+    """Seeds per combination; results report mean and standard deviation over them."""
     seed: int = 0
-    """First seed: of the head's weights, the order of the examples, and dropout."""
+    """First seed: head, order, dropout."""
     early_stopping: int | None = None
-    """Stop after this many evaluations without a better score."""
+    """Evaluations without a better score before stopping."""
     metric: str | None = None
-    """Metric that selects the best model (default: the task's first)."""
+    """Selects the best model (default: the task's first)."""
     schedule: Literal["linear", "constant", "slanted-triangular"] = rare("linear")
     """Learning rate after the warm-up: linear decay to zero, constant, or ULMFiT's (which has its own warm-up)."""
     warmup: float = rare(0.1)
@@ -119,7 +119,7 @@ class _Output:
     GROUP: ClassVar = OUTPUT
 
     out: Path = Path("runs/finetune")
-    """Folder of the run: config, metrics, curves, results, predictions and the best model."""
+    """Folder of the run."""
     eval_every: int | None = rare(None)
     """Steps between evaluations (default: once per epoch)."""
     checkpoint_every: int | None = rare(None)
@@ -135,13 +135,13 @@ class _Machine:
     GROUP: ClassVar = MACHINE
 
     micro_batch: int | None = None
-    """Examples per forward and backward pass (default: the whole batch)."""
+    """Examples per pass of the model (default: all)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Training, _Model, _Data):
-    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
-    seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
+    """Fine-tune a pre-trained encoder on a task. --out gets scores, learning curves, predictions and the model that is
+    best on the first --eval file."""
 
     CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
 

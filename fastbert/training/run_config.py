@@ -50,7 +50,7 @@ class TrainingMachineFlags(DeviceFlags):
     GROUP: ClassVar = MACHINE
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of matmuls: auto is the fastest on the device, which is printed; fp16 needs a GPU."""
+    """Dtype of matmuls; fp16 needs a GPU."""
     checkpoint_activations: bool = rare(False)
     """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
     deterministic: bool = rare(False)
@@ -64,7 +64,7 @@ class RunFolderFlags:
     GROUP: ClassVar = OUTPUT
 
     resume: bool = False
-    """Continue the run in --out, with its flags, from its last whole checkpoint; start it if there is none."""
+    """Continue the run in --out, or start it if there is none; flags at their defaults are the run's own."""
     overwrite: bool = False
     """Replace the run in --out."""
     log_every: int = rare(10)

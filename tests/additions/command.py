@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+EXAMPLES = ("fastbert greet", "fastbert greet --name you")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -37,7 +39,9 @@ def test_greet(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["greet", "--name", "you"]) == 0
     assert capsys.readouterr().out == "hello, you\\n"
     assert cli.main(["greet", "--help"]) == 0
-    assert "Who is greeted." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "fastbert greet --name you" in printed
+    assert "Who is greeted" in printed
     assert cli.main(["gret"]) == 2
     assert "did you mean `fastbert greet`?" in capsys.readouterr().err
     assert cli.main([]) == 0

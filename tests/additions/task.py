@@ -11,22 +11,29 @@ TASK = Addition(
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from fastbert.flags import rare
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictFlags:
     """The choice of verdicts."""
 
-    threshold: float = 0.5
-    """Verdict: score from which a text is good."""
+    GROUP: ClassVar = "With --task verdict"
+
+    threshold: float = rare(0.5)
+    """Score from which a text is good."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictPredictFlags:
     """Those `VerdictFlags` that can change after training; None keeps the value of training."""
 
-    threshold: float | None = None
-    """Verdict: score from which a text is good (default: as in training)."""
+    GROUP: ClassVar = "With --task verdict"
+
+    threshold: float | None = rare(None)
+    """Score from which a text is good (default: as in training)."""
 ''',
         "fastbert/tasks/verdict/task.py": '''
 """Good or bad, by one score and a threshold: a reader, a head, a prediction format and a metric of its own."""
@@ -202,10 +209,10 @@ def test_the_flag_has_help_and_belongs_to_the_task(
     run: Path, dev: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in ("finetune", "predict"):
-        assert cli.main([command, "--help"]) == 0
+        assert cli.main([command, "--task", "verdict", "--help"]) == 0
         shown = "".join(capsys.readouterr().out.split())
-        assert "Verdict:scorefromwhichatextisgood" in shown
-        assert command == "predict" or "{verdict,classification," in shown
+        assert "With--taskverdict:--thresholdXScorefromwhichatextisgood(default:" in shown
+        assert "{verdict,classification," in shown
     assert fastbert("finetune", task="span", threshold=0.4, model=run / "model", train=dev, out=run / "other") == 2
     assert "--threshold 0.4 changes nothing without --task verdict" in capsys.readouterr().err
     with pytest.raises(UserError, match="--n-best 3: the model is for verdict, which has no such setting"):

@@ -1,7 +1,13 @@
 """The `fastbert` command: help, wrong input in one line, exit codes. tests/test_package.py runs the console script."""
 
 import dataclasses
+import logging
+import re
+import shlex
+import shutil
+import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Literal
@@ -11,7 +17,11 @@ import pytest
 tyro = pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli  # noqa: E402
+from fastbert.cli.flag_table import flags_of  # noqa: E402
+from fastbert.cli.flags import parse  # noqa: E402
 from fastbert.errors import UserError  # noqa: E402
+from fastbert.flags import check_required  # noqa: E402
+from fastbert.io.log import logger  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +96,7 @@ def test_flags_reach_the_configuration(calls: list[tuple[Config, bool]]) -> None
     assert type(calls[0][0]) is Config
 
 
-@pytest.mark.parametrize("words", [["--quiet", "try"], ["try", "--quiet"]])
+@pytest.mark.parametrize("words", [["--quiet", "try"], ["try", "--quiet"], ["-q", "try"], ["try", "-q"]])
 def test_quiet_is_understood_anywhere(words: list[str], calls: list[tuple[Config, bool]]) -> None:
     assert cli.main(words) == 0
     assert calls == [(Config(), True)]
@@ -105,15 +115,28 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
         pytest.param(
             "try --qqq x --zzz", "unknown flag --qqq, --zzz; `fastbert try --help` shows the flags", id="flags"
         ),
-        pytest.param("try --steps x", "--steps 'x': not a value", id="optional-number"),
-        pytest.param("try --max-length x", "--max-length: invalid literal for int()", id="number"),
+        pytest.param("try --steps x", "--steps 'x': must be a whole number;", id="optional-number"),
+        pytest.param("try --max-length x", "--max-length 'x': must be a whole number;", id="number"),
         pytest.param("try --kind odd", "--kind odd: choose one of soft, hard;", id="choice"),
         pytest.param(
             "finetune --task nope",
             "--task nope: choose one of classification, regression, tagging, span, choice, seq2seq;",
             id="optional-choice",
         ),
-        pytest.param("try --kind", "Missing value for argument '--kind'", id="no-value"),
+        pytest.param("try --kind", "--kind: a value is missing;", id="no-value"),
+        pytest.param("try --form None", "--form None: choose one of round, square;", id="none-is-no-choice"),
+        pytest.param("try --stpes 3", "unknown flag --stpes; did you mean --steps?", id="swapped-letters"),
+        pytest.param("try --max-steps 3", "unknown flag --max-steps; did you mean --steps?", id="alias"),
+        pytest.param(
+            "try --max_seq_length 3", "unknown flag --max-seq-length; did you mean --max-length?", id="alias_"
+        ),
+        pytest.param("try --top-k 3", "unknown flag --top-k, which `fastbert fill-mask` has", id="of-another-command"),
+        pytest.param("finetune --learning-rate 1", "unknown flag --learning-rate; did you mean --lr?", id="lr"),
+        pytest.param("finetune --num-epochs=1", "unknown flag --num-epochs; did you mean --epochs?", id="num-epochs"),
+        pytest.param("finetune --output x", "unknown flag --output; did you mean --out?", id="output"),
+        pytest.param("finetune --train-file x", "unknown flag --train-file; did you mean --train?", id="train-file"),
+        pytest.param("try -q -v", "--quiet and --verbose exclude each other;", id="quiet-and-verbose"),
+        pytest.param("--completion nosh", "--completion nosh: choose one of bash, zsh, fish", id="shell"),
         pytest.param("try --max-length 2", "--max-length 2 must be at least 3", id="value-out-of-range"),
         pytest.param("try wrong", "line 3 of corpus.txt is empty", id="user-error"),
         pytest.param("try missing-file", "/nonexistent/file: No such file or directory", id="file"),
@@ -184,7 +207,7 @@ def test_help_shows_defaults_and_nothing_of_none(
     printed = capsys.readouterr().out
     assert "Do something." in printed
     assert "(default: 128)" in printed
-    assert "--steps INT" in printed
+    assert "--steps N " in printed
     assert "--corpus PATH ..." in printed
     assert "--form {round,square}" in printed
     assert "--no-overwrite" not in printed
@@ -213,3 +236,113 @@ def test_without_tyro_one_line_names_the_cure(
 def test_a_zero_is_not_taken_for_a_flag_left_out(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "encoder", flag, "0"]) != 0
     assert f"{flag} 0 must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "level"), [("try", logging.NOTSET), ("try -v", logging.INFO), ("--verbose try --verbose", logging.DEBUG)]
+)
+def test_verbose_logs_more(words: str, level: int, calls: list[tuple[Config, bool]]) -> None:
+    try:
+        assert cli.main(words.split()) == 0
+        assert logger.level == level
+        assert calls == [(Config(), False)]
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("words", ["--version", "-V", "finetune --version", "finetune --task span --version"])
+def test_the_version_is_shown_anywhere(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words.split()) == 0
+    assert capsys.readouterr().out.startswith("fastbert 0.")
+
+
+MODULES = {name: import_module(f"fastbert.cli.{entry[0]}") for name, entry in cli.COMMANDS.items()}
+# `bench` has sub-commands with flags of their own.
+PLAIN = [name for name in MODULES if name != "bench"]
+
+
+def help_of(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert cli.main([command, *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("command", PLAIN)
+def test_help_has_groups_and_examples_and_fits(
+    command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    short, whole = help_of(command, ["--help"], capsys), help_of(command, ["--help-all"], capsys)
+    listed = flags_of(MODULES[command].Config)
+    for lines in (short, whole):
+        assert max(map(len, lines)) <= min(columns, 100)
+        assert not any("None" in line for line in lines)
+        text = "\n".join(lines)
+        assert text.index(f"\n{listed[0].group}:\n") < text.index("Examples:")
+        required = [flag for flag in listed if flag.required]
+        assert " ".join(text.split()).count("(required") == len(required)
+    for flag in listed:
+        assert flag.text, f"{flag.name} has no docstring"
+        rows = [line for line in whole if re.match(rf"  {re.escape(flag.name)}( |$)", line)]
+        assert len(rows) == 1, flag.name
+        assert (rows[0] in short) == (not flag.rare), flag.name
+
+
+def test_the_help_of_finetune_is_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that few people need is declared as `rare`, which only --help-all shows."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = help_of("finetune", ["--help"], capsys)
+    assert len(lines) <= 70
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Data:", "Model:", "Training:", "Output:", "Machine:", "Examples:"]
+
+
+def test_the_help_shows_the_flags_of_the_named_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "With --task span:" not in help_of("finetune", ["--help"], capsys)
+    shown = help_of("finetune", ["--task", "span", "--help"], capsys)
+    assert "With --task span:" in shown
+    assert "With --task seq2seq:" not in shown
+
+
+@pytest.mark.parametrize("command", PLAIN)
+def test_examples_are_two_calls_that_parse(command: str) -> None:
+    examples = MODULES[command].EXAMPLES
+    assert len(examples) == 2
+    for example in examples:
+        words = shlex.split(example.rpartition("| ")[2])
+        assert words[:2] == ["fastbert", command]
+        check_required(parse(MODULES[command].Config, command, words[2:]))
+
+
+@pytest.mark.parametrize("command", [name for name in PLAIN if name not in ("demo", "doctor")])
+def test_without_arguments_the_shortest_call_is_shown(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command]) == 2
+    usage, *more, example, hint = capsys.readouterr().err.splitlines()
+    assert usage.startswith(f"usage: fastbert {command} ")
+    assert not more
+    assert f"fastbert {command} " in example
+    assert hint == f"`fastbert {command} --help` shows the flags"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_knows_commands_flags_and_choices(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert [word for word in (*PLAIN, "--early-stopping", "slanted-triangular", "--quiet") if word not in script] == []
+    assert "'None'" not in script
+
+
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    assert cli.main(["--completion", "bash"]) == 0
+    script = tmp_path / "fastbert.bash"
+    script.write_text(capsys.readouterr().out)
+    code = (
+        f"source {script}; function=$(complete -p fastbert | sed 's/.*-F \\([^ ]*\\).*/\\1/');"
+        'COMP_WORDS=(fastbert finetune --schedule ""); COMP_CWORD=3; COMP_LINE="fastbert finetune --schedule ";'
+        'COMP_POINT=${#COMP_LINE}; $function fastbert "" --schedule; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run([bash, "--norc", "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["linear", "constant", "slanted-triangular"], done.stderr

@@ -12,7 +12,7 @@ from fastbert.flags import rare
 class SequenceFlags:
     """The decoder, and its options of decoding."""
 
-    GROUP: ClassVar = "--task seq2seq"
+    GROUP: ClassVar = "With --task seq2seq"
 
     decoder: Literal["decoder", "bert2bert", "prefix"] | None = rare(None)
     """A new decoder, one initialised from the encoder, or a single stack with a prefix mask
@@ -29,7 +29,7 @@ class SequenceFlags:
 class SequencePredictFlags:
     """Those `SequenceFlags` that can change after training; None keeps the value of training."""
 
-    GROUP: ClassVar = "--task seq2seq"
+    GROUP: ClassVar = "With --task seq2seq"
 
     num_beams: int | None = rare(None)
     """Beam width (default: as in training)."""

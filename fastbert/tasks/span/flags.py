@@ -12,7 +12,7 @@ from fastbert.flags import rare
 class SpanFlags:
     """The windows of contexts, and the choice of answers."""
 
-    GROUP: ClassVar = "--task span"
+    GROUP: ClassVar = "With --task span"
 
     stride: int = rare(128)
     """Tokens that neighbouring windows share."""
@@ -30,7 +30,7 @@ class SpanFlags:
 class SpanPredictFlags:
     """Those `SpanFlags` that can change after training; None keeps the value of training."""
 
-    GROUP: ClassVar = "--task span"
+    GROUP: ClassVar = "With --task span"
 
     n_best: int | None = rare(None)
     """Answers written per question (default: as in training)."""

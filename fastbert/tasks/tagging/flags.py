@@ -12,7 +12,7 @@ from fastbert.flags import rare
 class TaggingFlags:
     """The context of sentences."""
 
-    GROUP: ClassVar = "--task tagging"
+    GROUP: ClassVar = "With --task tagging"
 
     context_tokens: int = rare(0)
     """Tokens of neighbouring sentences of the same document added on each side of a sentence, without tags."""

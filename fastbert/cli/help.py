@@ -1,0 +1,134 @@
+"""The help of a command: its flags in groups, the required ones marked, and examples."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from fastbert.cli.flag_table import Flag, flags_of
+
+# Flags that are parsed before the command is known (see fastbert.cli.main), which explains them in its own help.
+COMMON = "Every command takes --help-all, -q/--quiet, -v/--verbose, --debug and --version: see `fastbert --help`."
+INDENT, COLUMN, WIDEST = 2, 26, 100
+
+
+def show_help(config: type[Any], command: str, examples: Sequence[str], words: Sequence[str]) -> None:
+    """Print a command's help, all of it if `words`, the command's line, hold --help-all."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    listed = flags_of(config)
+    shown = listed if "--help-all" in words else [flag for flag in listed if not flag.rare or _asked(flag, words)]
+    width = min(console.width, WIDEST)
+    for line in _lines(config, command, examples, shown, len(listed) - len(shown), width):
+        indent = len(line) - len(line.lstrip())
+        text = Text(line)
+        if line and not indent and not line.startswith("usage:"):
+            text.stylize("bold" if line.endswith(":") else "")
+        elif indent == INDENT and line.lstrip().startswith("-"):
+            text.stylize("cyan", indent, _end_of_name(line))
+        console.print(text)
+
+
+def usage(config: type[Any], command: str) -> str:
+    """Return a command's usage line, with what is required."""
+    listed = flags_of(config)
+    needed = [flag for flag in listed if flag.required is not None and flag.required.when is None]
+    words = [flag.short_metavar or flag.name for flag in needed if flag.positional]
+    words += [f"{flag.name} {flag.short_metavar}" for flag in needed if not flag.positional]
+    more = ["[FLAGS]"] if len(listed) > len(needed) else []
+    return " ".join(["usage: fastbert", command, *words, *more])
+
+
+def short_usage(config: type[Any], command: str, examples: Sequence[str]) -> str:
+    """Return the shortest useful call of a command, for one without arguments."""
+    lines = [*_folded(usage(config, command), WIDEST), *(f"example: {line}" for line in examples[:1])]
+    return "\n".join([*lines, f"`fastbert {command} --help` shows the flags"])
+
+
+def _lines(
+    config: type[Any], command: str, examples: Sequence[str], shown: Sequence[Flag], hidden: int, width: int
+) -> Iterator[str]:
+    yield from _folded(usage(config, command), width)
+    yield ""
+    yield from textwrap.wrap(" ".join((config.__doc__ or "").split()), width, break_on_hyphens=False)
+    for title, group in groupby(shown, key=lambda flag: flag.group):
+        yield from ("", f"{title}:")
+        for flag in group:
+            yield from _entry(
+                f"{flag.name} {flag.metavar}".rstrip() if not flag.positional else flag.name, _meaning(flag), width
+            )
+    more = f"{hidden} more flags: `fastbert {command} --help-all`. " if hidden else ""
+    yield from ("", *textwrap.wrap(more + COMMON, width, break_on_hyphens=False))
+    if examples:
+        yield from ("", "Examples:")
+        for example in examples:
+            yield from _command_lines(example, width)
+
+
+def _entry(name: str, meaning: str, width: int) -> Iterator[str]:
+    """Yield the lines of a flag: a long name has one of its own."""
+    lines = textwrap.wrap(meaning, width - COLUMN, break_on_hyphens=False) or [""]
+    head = " " * INDENT + name
+    if len(head) > COLUMN - 2:
+        yield head
+    else:
+        yield f"{head:<{COLUMN}}{lines.pop(0)}".rstrip()
+    yield from (" " * COLUMN + line for line in lines)
+
+
+def _meaning(flag: Flag) -> str:
+    """Return a flag's text with its default, or whether it is required."""
+    default = flag.default
+    if flag.required is not None:
+        note = f"required {flag.required.condition}".rstrip()
+    elif default is None or default is False or default == () or "(default" in flag.text or not _plain(default):
+        return flag.text
+    else:
+        note = f"default: {_plain(default)}"
+    return f"{flag.text.removesuffix('.')} ({note})."
+
+
+def _plain(value: Any) -> str:
+    """Return a default as it is typed."""
+    if isinstance(value, tuple):
+        return " ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _asked(flag: Flag, words: Sequence[str]) -> bool:
+    """Return whether a flag is of a group such as "With --task span", and the line holds those words."""
+    _, found, condition = flag.group.partition("With ")
+    return bool(found) and f" {condition} " in f" {' '.join(words)} "
+
+
+def _folded(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False)
+
+
+def _command_lines(command: str, width: int) -> Iterator[str]:
+    """Yield an example, continued between flags where it is longer than a line."""
+    parts: list[str] = []
+    for word in shlex.split(command):
+        quoted = word if shlex.quote(word).strip("'") == word and " " not in word else f'"{word}"'
+        if word.startswith("--") or not parts:
+            parts.append(quoted)
+        else:
+            parts[-1] += f" {quoted}"
+    line = " " * INDENT + parts[0]
+    for part in parts[1:]:
+        if len(line) + len(part) + 3 > width:
+            yield f"{line} \\"
+            line = " " * (INDENT + 4) + part
+        else:
+            line += f" {part}"
+    yield line
+
+
+def _end_of_name(line: str) -> int:
+    """Return the column at which a flag's name ends and its meaning begins."""
+    return COLUMN if len(line) > COLUMN and line[COLUMN - 2 : COLUMN] == "  " else len(line)
