@@ -29,8 +29,7 @@ class ClassWeightFlags:
     GROUP: ClassVar = TRAINING
 
     class_weights: str | None = None
-    """Classification, multilabel, tagging: weight of each class in the training loss, "balanced" (rare classes weigh
-    more) or a .json file of weights by label (default: all weigh the same)."""
+    """Weight of each class in the loss: "balanced", or a .json file by label."""
 
 
 def class_weights(setting: str, labels: Sequence[str], classes: np.ndarray) -> np.ndarray:
