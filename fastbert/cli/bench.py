@@ -126,4 +126,4 @@ def _on_cpu(module: str, config: Config, values: dict[str, Any], quiet: bool) ->
 def _measured(benchmark: Any, options: Any, quiet: bool) -> Any:
     """Return the result of the benchmark's `run`, with a progress bar."""
     with Bars(quiet) as bars:
-        return benchmark.run(options, bars.message, partial(bars.count, "measuring"))
+        return benchmark.run(options, bars.message, partial(bars.count, "measuring", unit="workloads"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -95,11 +94,10 @@ def run(config: Config, *, quiet: bool = False) -> int:
         model.quantize("int8")
     with Bars(quiet) as bars:
         bars.message(f"{why} on {device}, {file.path}")
-        update = bars.stage("embedding", texts.total_bytes)
-        began = time.perf_counter()
+        update = bars.stage("embedding", texts.total_bytes, "texts")
 
         def progress(position: int, counts: Any) -> None:
-            update(position, f"{counts.texts:,} texts, {counts.texts / (time.perf_counter() - began):,.0f} texts/s")
+            update(position, f"{counts.texts:,} texts", counted=counts.texts)
 
         report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
     print(str(report))

@@ -136,11 +136,11 @@ def run(config: Config, *, quiet: bool = False) -> int:
     )
     with Bars(quiet) as bars, file:
         bars.message(f"{why}, {file.path}")
-        update = bars.stage("features", texts.total_bytes)
+        update = bars.stage("features", texts.total_bytes, f"{config.per}s")
         began = time.perf_counter()
         for features in chunks:
             file.append(features)
-            update(texts.position, f"{file.items:,} {config.per}s")
+            update(texts.position, f"{file.items:,} {config.per}s", counted=file.items)
         if not file.texts:
             raise UserError(f"{texts.name} holds no text")
         seconds = time.perf_counter() - began
@@ -182,7 +182,7 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
     model, tokenizer, why = _load(config, source)
     with Bars(quiet) as bars:
         bars.message(f"{why}, {len(sets[0]):,} sentences to train on, {len(sets[1]):,} to score on")
-        update = bars.stage("training", 6 * config.epochs)
+        update = bars.stage("training", 6 * config.epochs, "epochs")
         done = 0
 
         def progress(name: str, epoch: int, f1: float) -> None:

@@ -85,16 +85,16 @@ class ModelFlags(_MachineFlags, _TrainedFlags, _ColumnFlags):
             self.model, task=self.task, columns=self.columns(), skip_bad=self.skip_bad, **compute, **settings
         )
 
-    def predict(self, trained: Trained, dataset: Any, stage: Callable[[str, int | None], Any]) -> list[dict[str, Any]]:
+    def predict(self, trained: Trained, dataset: Any, stage: Callable[..., Any]) -> list[dict[str, Any]]:
         """Return a prediction for each example, with a progress bar."""
         from fastbert.tasks.predicting import predict
 
-        update = stage("predicting", None)
+        update = stage("predicting", 1.0, "rows")
         return predict(
             trained.task,
             trained.model,
             trained.tokenizer,
             dataset,
             batch_tokens=self.batch_tokens,
-            progress=lambda rows: update(rows, f"{rows:,} rows"),
+            progress=lambda rows, finished: update(finished, f"{rows:,} rows", counted=rows),
         )

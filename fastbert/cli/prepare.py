@@ -57,7 +57,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         update = bars.stage("tokenizing", total)
 
         def progress(done: int, sentences: int) -> None:
-            update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {sentences:,} sentences")
+            update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB  {sentences:,} sentences")
 
         shards = prepare(corpus, tokenizer, out, overwrite=config.overwrite, progress=progress)
     print(

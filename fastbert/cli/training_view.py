@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fastbert.io.progress import Bars
+from fastbert.io.progress import Bars, Stage
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped
-
-_LINE_SECONDS = 10.0
 
 
 @contextmanager
@@ -26,14 +23,16 @@ def shown(command: str, out: Path, quiet: bool) -> Iterator[Reporter]:
 
 
 class TrainingView:
-    """Shows the newest metrics of a run, smoothed over the last few steps, and its validations."""
+    """Shows the newest metrics of a run, smoothed over the last few steps, and its validations.
+
+    All trials of a run share one bar, so that the time left is that of the run.
+    """
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
-        self.stage = "training"
-        self.update: Callable[..., None] | None = None
+        self.stage: Stage | None = None
+        self.trial_number, self.trials = 1, 1
         self.smooth: dict[str, float] = {}
-        self.last_line = 0.0
 
     def reporter(self) -> Reporter:
         """Return the hooks for a run."""
@@ -46,40 +45,35 @@ class TrainingView:
         )
 
     def trial(self, number: int, total: int, name: str) -> None:
-        """Start a new bar for a trial."""
-        self.stage, self.update, self.smooth = "training", None, {}
+        """Begin a trial."""
+        self.trial_number, self.trials, self.smooth = number, total, {}
         if total > 1:
-            self.stage = f"trial {number} of {total}"
-            self.bars.message(f"{self.stage}: {name}")
+            self.bars.message(f"trial {number} of {total}: {name}")
 
     def step(self, record: Record, progress: float) -> None:
         """Show an optimiser step."""
-        if self.update is None:
-            self.update = self.bars.stage(self.stage, 1000)
-        for name, value in record.items():
+        name = f"trial {self.trial_number} of {self.trials}" if self.trials > 1 else "training"
+        if self.stage is None:
+            self.stage = self.bars.stage(name, 1.0)
+        for key, value in record.items():
             if isinstance(value, float):
-                self.smooth[name] = 0.9 * self.smooth[name] + 0.1 * value if name in self.smooth else value
-        detail = (
-            f"step {record['step']:,}  {_train_detail(self.smooth)}  {self.smooth['tokens_per_second']:,.0f} tokens/s"
-        )
-        self.update(int(progress * 1000), detail)
-        now = time.monotonic()
-        # Without a terminal there is no bar: a line every ten seconds shows in a log file that the run continues.
-        if not self.bars.console.is_terminal and (now - self.last_line >= _LINE_SECONDS or progress >= 1.0):
-            self.last_line = now
-            self.bars.message(f"{progress:6.1%}  {detail}")
+                self.smooth[key] = 0.9 * self.smooth[key] + 0.1 * value if key in self.smooth else value
+        losses = _train_details(self.smooth)
+        losses.insert(1, f"step {record['step']:,}")
+        rate = f"{self.smooth['tokens_per_second']:,.0f} tokens/s"
+        self.stage((self.trial_number - 1 + progress) / self.trials, "  ".join(losses), rate=rate, name=name)
 
     def validation(self, record: Record) -> None:
         """Show a validation as a line that stays."""
         self.bars.message(f"step {record['step']:>6,}  {_validation_detail(record)}")
 
 
-def _train_detail(metrics: dict[str, float]) -> str:
-    """Format the losses of a step: of masked words and sentence pairs in pre-training, of the task in fine-tuning."""
+def _train_details(metrics: dict[str, float]) -> list[str]:
+    """Format the metrics of a step, the loss first; in pre-training it is that of masked words."""
     if "mlm_loss" not in metrics:
-        return f"loss {metrics['loss']:.3f}"
-    pairs = f"  pairs {metrics['nsp_accuracy']:.0%}" if "nsp_accuracy" in metrics else ""
-    return f"masked-LM loss {metrics['mlm_loss']:.2f}  accuracy {metrics['mlm_accuracy']:.0%}{pairs}"
+        return [f"loss {metrics['loss']:.3f}"]
+    pairs = [f"pairs {metrics['nsp_accuracy']:.0%}"] if "nsp_accuracy" in metrics else []
+    return [f"loss {metrics['mlm_loss']:.2f}", f"accuracy {metrics['mlm_accuracy']:.0%}", *pairs]
 
 
 def _validation_detail(record: Record) -> str:

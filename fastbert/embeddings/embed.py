@@ -292,6 +292,6 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
         from fastbert.io.progress import Bars
 
         with Bars(quiet=False) as bars:
-            yield bars.stage("embedding", total)
+            yield bars.stage("embedding", total, "texts")
     else:
         yield lambda done: None

@@ -28,16 +28,18 @@ def outputs_of(
     rows: Rows,
     *,
     batch_tokens: int | None = None,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Callable[[int, float], None] = lambda rows, finished: None,
     source: Callable[[int], str] = "example {} (counted from 0)".format,
 ) -> list[np.ndarray]:
     """Return the outputs of each row, in the order of the rows; leaves the model in eval mode.
 
-    `progress` is called with the number of rows done. Raises `UserError` for NaN or infinite outputs, naming a tensor
-    of the model or, by `source`, the example.
+    `progress` is called with the number of rows done and the finished fraction of all tokens. Raises `UserError` for
+    NaN or infinite outputs, naming a tensor of the model or, by `source`, the example.
     """
     model.eval()
-    device, done = model.device, 0
+    device, done, tokens = model.device, 0, 0
+    lengths = rows.lengths
+    total_tokens = int(lengths.sum())
     most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
     outputs: list[Any] = [None] * len(rows)
     with torch.no_grad():
@@ -49,7 +51,8 @@ def outputs_of(
                 bad = next(row for row in indices.tolist() if not np.isfinite(outputs[row]).all())
                 refuse_non_finite(model, source(int(rows.examples[bad])))
             done += len(indices)
-            progress(done)
+            tokens += int(lengths[indices].sum())
+            progress(done, tokens / max(total_tokens, 1))
     return outputs
 
 
@@ -60,7 +63,7 @@ def predict(
     dataset: Dataset[Any],
     *,
     batch_tokens: int | None = None,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Callable[[int, float], None] = lambda rows, finished: None,
 ) -> list[Prediction]:
     """Return a prediction for each example of a dataset, without reading labels."""
     check_tokenizer(tokenizer, model.config.vocab_size)
