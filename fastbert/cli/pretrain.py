@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
+
 from fastbert.cli.training_view import shown
 from fastbert.training.config import PretrainConfig as Config
+
+WIDTH = 100  # of the last lines
 
 __all__ = ["Config", "run"]
 EXAMPLES = (
@@ -26,7 +30,6 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if validation.nsp_accuracy is not None:
         pairs = "sentence-order" if config.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
-    lines.append(f"            {result.verdict}")
-    lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
+    lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}", *wrap(result.verdict, WIDTH)]
     print("\n".join(lines))
     return 0
