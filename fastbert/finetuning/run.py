@@ -18,11 +18,10 @@ from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning import defaults, results, start
+from fastbert.finetuning import defaults, order, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
-from fastbert.finetuning.order import permutation
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
@@ -191,6 +190,10 @@ class _Run:
         if self.task.labels is not None:
             shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
             reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
+        trials = config.trials()
+        if len(trials) == 1:  # those of a grid are named one by one
+            steps = order.steps_of(self.rows.units, trials[0].batch_size, trials[0].epochs, config.steps)[1]
+            reporter.on_message(f"{trials[0]}: {steps:,} steps")
 
     def _fingerprint(self) -> str:
         """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
@@ -345,7 +348,7 @@ def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], l
     count = round(len(train) * fraction)
     if not 0 < count < len(train):
         raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
-    chosen = set(permutation(len(train), 0, 0)[:count].tolist())
+    chosen = set(order.permutation(len(train), 0, 0)[:count].tolist())
     rest = tuple(example for index, example in enumerate(train) if index not in chosen)
     held_out = tuple(example for index, example in enumerate(train) if index in chosen)
     return Dataset(train.path, rest), [Dataset(train.path, held_out)]

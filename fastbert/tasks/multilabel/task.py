@@ -3,10 +3,11 @@ topics, or kinds of abuse."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from fastbert.tasks.multilabel.label_sets import (
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.texts import TextSettings, TextTask, refuse_unknown
+
+if TYPE_CHECKING:
+    from fastbert.tasks.reports.report import Baseline, Report
 
 PROBLEM = "multi_label_classification"
 
@@ -186,6 +190,34 @@ class MultiLabel(TextTask):
         return multilabel_scores(
             indicators(gold, labels), indicators(predicted, labels), probabilities, labels, where=dataset.path
         )
+
+    def baselines(
+        self, dataset: Dataset[TextExample], train: Dataset[TextExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        """Return the scores of predicting the most frequent set of labels, and every label, for all examples."""
+        from fastbert.tasks.reports.baselines import scored
+
+        sets = Counter(labels_of(example) for example in train or dataset)
+        labels = self.labels or ordered(label for names in sets for label in names)
+        ((frequent, _),) = sets.most_common(1)
+        constant = {"majority": ("most frequent set", frequent), "all": ("every label", labels)}
+        return tuple(
+            scored(self.score, dataset, key, name, "labels", [list(value)] * len(dataset))
+            for key, (name, value) in constant.items()
+        )
+
+    def report(
+        self,
+        dataset: Dataset[TextExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[TextExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.texts import label_sets_report
+
+        gold = [labels_of(example) for example in dataset]
+        predicted = [tuple(prediction["labels"]) for prediction in predictions]
+        labels = self.labels or ordered(label for names in (*gold, *predicted) for label in names)
+        return label_sets_report(dataset, predictions, gold, labels)
 
 
 def labels_of(example: TextExample) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def contents(
         "scores": {name: round(value, 4) for name, value in scores.items()},
         "baselines": by_key(baselines),
         "baseline_names": {baseline.key: baseline.name for baseline in baselines},
-        "warnings": list(report.warnings),
+        "warnings": [*report.warnings, *_below(metric, scores, baselines)],
     }
     if report.per_class is not None:
         values["per_class"] = report.per_class.to_records()
@@ -46,6 +46,19 @@ def contents(
     if report.groups is not None:
         values["groups"] = report.groups.to_records()
     return values
+
+
+def _below(metric: str, scores: Mapping[str, float], baselines: Sequence[Baseline]) -> list[str]:
+    """Return a warning if the main metric is below that of a baseline."""
+    score = scores.get(metric)
+    better = [baseline for baseline in baselines if score is not None and baseline.scores.get(metric, score) > score]
+    if not better:
+        return []
+    best = max(better, key=lambda baseline: baseline.scores[metric])
+    return [
+        f"{metric} {score:.2f} is below that of a baseline, {best.name} ({best.scores[metric]:.2f}); train for more"
+        " --epochs, or with a different --lr"
+    ]
 
 
 def check_folder(folder: Path, flag: str) -> None:

@@ -51,6 +51,33 @@ def classification_report(
     )
 
 
+def label_sets_report(
+    dataset: Dataset[TextExample],
+    predictions: Sequence[Prediction],
+    gold: Sequence[Sequence[str]],
+    labels: Sequence[str],
+) -> Report:
+    """Return the report of a set of labels per text or pair: the score of an error is the largest distance of the
+    probability of a wrongly decided label from what is correct, 1 or 0."""
+    texts, rows = _texts(dataset), []
+    predicted = [list(prediction["labels"]) for prediction in predictions]
+    for example, prediction, right, names in zip(dataset, predictions, gold, predicted, strict=True):
+        missed, spurious = [x for x in right if x not in names], [x for x in names if x not in right]
+        if not missed and not spurious:
+            continue
+        probabilities = [_probability(prediction, name) for name in (*missed, *spurious)]
+        distances = [p if number >= len(missed) else 1.0 - p for number, p in enumerate(probabilities) if p is not None]
+        cells = (" | ".join(group) for group in (right, names, missed, spurious))
+        rows.append((*_text_cells(example, texts), *cells, max(distances, default=None), example.location))
+    columns = (*texts, "gold", "predicted", "missed", "spurious", "score", "location")
+    joined = [[" | ".join(sorted(names)) or "no label" for names in sets] for sets in (gold, predicted)]
+    return Report(
+        errors=Table(columns, confident_first(rows, len(texts) + 4)),
+        per_class=classes.per_label(gold, predicted, labels),
+        warnings=classes.collapse(*joined),
+    )
+
+
 def _texts(dataset: Dataset[TextExample]) -> tuple[str, ...]:
     return ("text", "pair") if any(example.pair is not None for example in dataset) else ("text",)
 
