@@ -96,6 +96,45 @@ def test_label_sets_have_the_same_table() -> None:
     assert rows == [("x", 100, 50, pytest.approx(200 / 3), 2, 1), ("y", 50, 50, 50, 2, 2), ("z", 0, 0, 0, 0, 1)]
 
 
+def test_wrong_sets_of_labels_come_with_what_is_missed_and_spurious() -> None:
+    dataset = texts([("a", "b"), ("a",), ()])
+    task = make_task("multilabel", None, ("a", "b"))
+    predictions = [
+        {"id": "0", "labels": ["a"], "probabilities": {"a": 0.9, "b": 0.3}},
+        {"id": "1", "labels": ["a"], "probabilities": {"a": 0.8, "b": 0.1}},
+        {"id": "2", "labels": ["a", "b"], "probabilities": {"a": 0.6, "b": 0.95}},
+    ]
+    report = task.report(dataset, predictions)
+    assert report.errors.columns == ("text", "gold", "predicted", "missed", "spurious", "score", "location")
+    assert report.errors.rows == [
+        ("text 2", "", "a | b", "", "a | b", 0.95, "line 3"),
+        ("text 0", "a | b", "a", "b", "", 0.7, "line 1"),
+    ]
+    assert report.per_class is not None
+    assert [(row[0], row[4]) for row in report.per_class.rows] == [("a", 2), ("b", 1)]
+    # One of three labels right in three sets; every label: three of six right, none missed.
+    majority, every = task.baselines(dataset)
+    assert majority.scores["micro_recall"] == pytest.approx(100)
+    assert every.scores["micro_f1"] == pytest.approx(100 * 2 * 0.5 / 1.5)
+
+
+def test_a_score_below_a_baseline_is_a_warning() -> None:
+    dataset, task = texts(["a", "a", "a", "b"]), make_task("classification", None, ("a", "b"))
+    for names, warned in ((["b", "a", "b", "b"], True), (["a", "a", "a", "b"], False), (["a", "a", "a", "a"], False)):
+        predictions = labelled(names)
+        values = contents(
+            task.report(dataset, predictions),
+            task="classification",
+            metric="accuracy",
+            examples=4,
+            scores=task.score(dataset, predictions),
+            baselines=task.baselines(dataset),
+        )
+        said = [line for line in values["warnings"] if "below" in line]
+        assert said == (["accuracy 50.00 is below that of a baseline, majority class (75.00); train for more --epochs,"
+                         " or with a different --lr"] if warned else [])  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("gold", "predicted", "warned"),
     [
