@@ -16,6 +16,8 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 
 if _TYPE_CHECKING:
     from fastbert.config import BertConfig
+    from fastbert.embeddings.folder import load_embedder
+    from fastbert.finetuning.run import finetune
     from fastbert.integrations.accelerate import accelerate, restore
     from fastbert.integrations.transformers.attention import register_attention
     from fastbert.models import (
@@ -31,6 +33,7 @@ if _TYPE_CHECKING:
     from fastbert.models.registry import load
     from fastbert.ops.dispatch import use_backend
     from fastbert.packing import PackedBatch
+    from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
 
     __version__: str
@@ -48,7 +51,10 @@ _HOMES = {
     "PackedBatch": "fastbert.packing",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
+    "finetune": "fastbert.finetuning.run",
     "load": "fastbert.models.registry",
+    "load_embedder": "fastbert.embeddings.folder",
+    "predict": "fastbert.tasks.prediction",
     "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
     "use_backend": "fastbert.ops.dispatch",
@@ -67,7 +73,10 @@ __all__ = [
     "PackedBatch",
     "WordPieceTokenizer",
     "accelerate",
+    "finetune",
     "load",
+    "load_embedder",
+    "predict",
     "register_attention",
     "restore",
     "use_backend",
@@ -96,4 +105,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, "__version__"])
+    return sorted([*__all__, "__version__"])

@@ -96,7 +96,7 @@ def test_the_stub_names_what_the_extension_holds() -> None:
 
 def test_all_and_homes_agree() -> None:
     assert sorted(fastbert.__all__) == sorted(fastbert._HOMES)
-    assert set(fastbert.__all__) <= set(dir(fastbert))
+    assert dir(fastbert) == sorted([*fastbert.__all__, "__version__"]), "each public name once, and nothing else"
     with pytest.raises(AttributeError, match="no attribute 'BertModle'"):
         fastbert.BertModle  # noqa: B018
 

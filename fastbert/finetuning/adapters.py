@@ -7,6 +7,7 @@ forward of their modules. The head is trained with them. peft has no bottleneck 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,8 @@ def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> l
             config.base_model_name_or_path = base
     with atomic_folder(Path(folder), superseded=("adapter_model.*",)) as partial:
         adapted.save_pretrained(partial, safe_serialization=True, save_embedding_layers=False)
+        # The safetensors library makes its file readable by the owner only.
+        shutil.copymode(partial / CONFIG_FILE, partial / WEIGHTS_FILE)
         (partial / "README.md").unlink(missing_ok=True)  # a model card with nothing on it
         text = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
         (partial / "config.json").write_text(text, encoding="utf-8")

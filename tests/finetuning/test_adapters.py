@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,20 @@ def test_our_functions_train_a_hundredth_and_the_head(pair: tuple[Any, Any], see
         losses.append(loss.item())
     assert min(losses) < 0.9 * losses[0]
     assert adapted(**kwargs).logits.equal(model(**kwargs).logits)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_files_get_the_mode_of_any_new_file(mask: int, pair: Any, tmp_path: Path) -> None:
+    _, model = pair
+    before = os.umask(mask)
+    try:
+        save_adapter(add_lora(model, rank=2, alpha=4), tmp_path / "new" / "adapter")
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "new" / "adapter").iterdir())
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~mask}
+    assert {path.stat().st_mode & 0o777 for path in (files[0].parent, tmp_path / "new")} == {0o777 & ~mask}
 
 
 @pytest.mark.parametrize("add", [add_lora, add_ia3], ids=["lora", "ia3"])
