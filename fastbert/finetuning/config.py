@@ -85,7 +85,7 @@ class _Training:
     GROUP: ClassVar = TRAINING
 
     epochs: tuple[float, ...] = ()
-    """Epochs (default: 3 to 20, by the data); several form a grid."""
+    """Epochs (default: 2 to 20, by the data); several form a grid."""
     steps: int | None = None
     """Optimiser steps; with --epochs, whichever ends first."""
     batch_size: tuple[int, ...] = ()

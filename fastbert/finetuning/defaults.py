@@ -19,6 +19,7 @@ ADAPTER_LR = 4.0  # of LoRA's adapters, likewise
 BATCH = 32
 SMALL_SETS = {500: 8, 2_000: 16}  # examples below which batches are smaller
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
+LONG_EPOCH = 2_000  # optimiser steps of an epoch from which two are enough
 STEPS, STEPS_PER_CLASS = 1_000, 10  # optimiser steps that a set is repeated for
 
 
@@ -34,9 +35,11 @@ def batch_size(examples: int) -> int:
 
 
 def epochs(examples: int, batch: int, classes: int) -> int:
-    """Return the number of epochs: as many as make 1,000 steps, and 10 more per class; from 3 to 20."""
+    """Return the number of epochs: as many as make 1,000 steps, and 10 more per class; from 3 to 20, or 2 of a set with
+    2,000 steps per epoch."""
     per_epoch = math.ceil(examples / batch)
-    return min(max(math.ceil((STEPS + STEPS_PER_CLASS * classes) / per_epoch), LEAST_EPOCHS), MOST_EPOCHS)
+    least = LEAST_EPOCHS if per_epoch < LONG_EPOCH else LEAST_EPOCHS - 1
+    return min(max(math.ceil((STEPS + STEPS_PER_CLASS * classes) / per_epoch), least), MOST_EPOCHS)
 
 
 def resolved(config: FinetuneConfig, *, examples: int, classes: int, hidden_size: int) -> FinetuneConfig:

@@ -15,8 +15,8 @@ from fastbert.finetuning.order import steps_of
 @pytest.mark.parametrize(
     ("examples", "classes", "hidden_size", "trial"),
     [
-        pytest.param(67_000, 2, 768, (5e-5, 32, 3), id="large-set-base"),
-        pytest.param(67_000, 2, 384, (1e-4, 32, 3), id="large-set-narrow"),
+        pytest.param(67_000, 2, 768, (5e-5, 32, 2), id="large-set-base"),
+        pytest.param(60_000, 2, 384, (1e-4, 32, 3), id="large-set-narrow"),
         pytest.param(15_000, 150, 384, (1e-4, 32, 6), id="many-classes"),
         pytest.param(3_400, 0, 384, (1e-4, 32, 10), id="tags"),
         pytest.param(1_999, 2, 384, (1e-4, 16, 9), id="small-set"),
