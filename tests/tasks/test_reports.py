@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,28 @@ def test_label_sets_have_the_same_table() -> None:
     gold, predicted = [{"x", "y"}, {"y"}, set(), {"x"}], [{"x"}, {"y"}, {"y"}, {"z"}]
     rows = classes.per_label(gold, predicted, ("x", "y", "z")).rows
     assert rows == [("x", 100, 50, pytest.approx(200 / 3), 2, 1), ("y", 50, 50, 50, 2, 2), ("z", 0, 0, 0, 0, 1)]
+
+
+def test_sets_of_labels() -> None:
+    sets = (("y", "x"), ("x",), ())
+    dataset = Dataset("d", tuple(replace(one, label=names) for one, names in zip(texts("abc"), sets, strict=True)))
+    predictions = [
+        {"id": "0", "labels": ["x", "y"], "probabilities": {"x": 0.9, "y": 0.8}},
+        {"id": "1", "labels": ["y"], "probabilities": {"x": 0.1, "y": 0.6}},
+        {"id": "2", "labels": ["x"], "probabilities": {"x": 0.95, "y": 0.3}},
+    ]
+    task = make_task("multilabel")
+    report = task.report(dataset, predictions)
+    assert report.errors.columns == ("text", "gold", "predicted", "missing", "wrong", "score", "location")
+    assert report.errors.rows == [
+        ("text 2", "", "x", "", "x", 0.95, "line 3"),
+        ("text 1", "x", "y", "x", "y", 0.9, "line 2"),
+    ]
+    assert report.per_class is not None
+    assert [row[0::4] for row in report.per_class.rows] == [("x", 2), ("y", 1)]
+    assert by_key(task.baselines(dataset))["majority"]["subset_accuracy"] == pytest.approx(100 / 3, abs=1e-4)
+    (warning,) = task.report(dataset, [{"id": str(i), "labels": []} for i in range(3)]).warnings
+    assert warning.startswith("all predictions are 'no label'")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@ topics, or kinds of abuse."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from fastbert.tasks.multilabel.label_sets import (
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.texts import TextSettings, TextTask, refuse_unknown
+
+if TYPE_CHECKING:
+    from fastbert.tasks.reports.report import Baseline, Report
 
 PROBLEM = "multi_label_classification"
 
@@ -172,6 +176,27 @@ class MultiLabel(TextTask):
     def gold_prediction(self, example: TextExample) -> Prediction:
         labels = labels_of(example)
         return {"id": example.id, "labels": list(labels), "probabilities": dict.fromkeys(labels, 1.0)}
+
+    def baselines(
+        self, dataset: Dataset[TextExample], train: Dataset[TextExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        from fastbert.tasks.reports.baselines import scored
+
+        common = Counter(label for example in dataset for label in labels_of(example)).most_common(1)
+        constant = [[label for label, _ in common]] * len(dataset)
+        return (scored(self.score, dataset, "majority", "most frequent label", "labels", constant),)
+
+    def report(
+        self,
+        dataset: Dataset[TextExample],
+        predictions: Sequence[Prediction],
+        train: Dataset[TextExample] | None = None,
+    ) -> Report:
+        from fastbert.tasks.reports.texts import label_set_report
+
+        gold, predicted = [labels_of(example) for example in dataset], [item["labels"] for item in predictions]
+        labels = self.labels or ordered(label for labels in (*gold, *predicted) for label in labels)
+        return label_set_report(dataset, gold, predictions, labels)
 
     def score(self, dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.multilabel import multilabel_scores

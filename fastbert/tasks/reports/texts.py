@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -62,6 +62,34 @@ def _text_cells(example: TextExample, texts: Sequence[str]) -> tuple[str, ...]:
 def _probability(prediction: Prediction, label: str) -> float | None:
     probabilities = prediction.get("probabilities")
     return float(probabilities[label]) if isinstance(probabilities, Mapping) and label in probabilities else None
+
+
+def label_set_report(
+    dataset: Dataset[TextExample],
+    gold: Sequence[Collection[str]],
+    predictions: Sequence[Prediction],
+    labels: Sequence[str],
+) -> Report:
+    """Return the report of a set of labels per text or pair: the labels that are missing and those that are wrong. The
+    score is the probability of the most confident of these decisions."""
+    predicted = [item["labels"] for item in predictions]
+    texts = _texts(dataset)
+    rows = []
+    for example, right, chosen, prediction in zip(dataset, gold, predicted, predictions, strict=True):
+        missing, wrong = ([name for name in x if name not in y] for x, y in ((right, chosen), (chosen, right)))
+        if missing or wrong:
+            probabilities = [_probability(prediction, name) for name in (*missing, *wrong)]
+            sure = [
+                p if name in wrong else 1 - p for name, p in zip((*missing, *wrong), probabilities) if p is not None
+            ]
+            cells = [", ".join(names) for names in (right, chosen, missing, wrong)]
+            rows.append((*_text_cells(example, texts), *cells, max(sure, default=None), example.location))
+    columns = (*texts, "gold", "predicted", "missing", "wrong", "score", "location")
+    return Report(
+        errors=Table(columns, confident_first(rows, len(texts) + 4)),
+        per_class=classes.per_label(gold, predicted, labels),
+        warnings=classes.collapse(*([", ".join(sorted(x)) or "no label" for x in sets] for sets in (gold, predicted))),
+    )
 
 
 def regression_report(dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> Report:
