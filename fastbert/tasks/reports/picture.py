@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 
+from fastbert.io.figures import SEQUENTIAL, figure_file
 from fastbert.tasks.reports.report import Confusion
 
 MAX_CLASSES = 20
 MAX_NAME = 24  # characters of a class's name
-OTHER = "other classes"
+OTHER = "(other)"
 CELL = 0.42  # inches
 MAX_ZEROS = 10  # classes up to which zeros are written
 DARK = 0.6  # share of a row from which a cell's number is white
@@ -23,7 +25,6 @@ def draw_confusion(confusion: Confusion, out: Path) -> None:
 
     Of more than 20 classes only the most confused are drawn, with the predictions of all others in a last column.
     """
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     chosen = most_confused(confusion)
@@ -38,32 +39,34 @@ def draw_confusion(confusion: Confusion, out: Path) -> None:
     longest = max(map(len, columns))
     margin = 1.2 + 0.075 * longest
     width, height = (max(CELL * count + margin, 3.2) for count in (len(columns), len(labels)))
-    figure = Figure(figsize=(width + 0.8, height), layout="compressed")
-    axes = figure.subplots()
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    slanted = longest > 4
-    axes.set_xticks(range(len(columns)), columns, parse_math=False, fontsize=8, rotation=45 if slanted else 0)
-    axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=8)
-    if slanted:
-        for label in axes.get_xticklabels():
-            label.set(ha="right", rotation_mode="anchor")
-    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(len(labels) + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="0.85", linewidth=0.5)
-    axes.tick_params(which="minor", length=0)
-    for (row, column), count in np.ndenumerate(counts):
-        if count or len(labels) <= MAX_ZEROS:
-            color = "white" if shares[row, column] >= DARK else "black"
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=9 if count < 1000 else 7, color=color)
-        if row == column:
-            axes.add_patch(
-                Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.3", linewidth=1.2, zorder=3)
-            )
-    axes.set(xlabel="predicted", ylabel="gold", title=title)
-    figure.colorbar(image, label="share of the gold class")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), figure_file(out, width + 0.8, height) as figure:
         warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks
-        figure.savefig(out, dpi=120, format="png")
+        figure.set_layout_engine("compressed")
+        axes = figure.subplots()
+        image = axes.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1)
+        slanted = longest > 4
+        axes.set_xticks(range(len(columns)), columns, parse_math=False, fontsize=8, rotation=45 if slanted else 0)
+        axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=8)
+        if slanted:
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
+        axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(len(labels) + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="0.85", linewidth=0.5)
+        axes.tick_params(which="minor", length=0)
+        for (row, column), count in np.ndenumerate(counts):
+            if count or len(labels) <= MAX_ZEROS:
+                color = "white" if shares[row, column] >= DARK else "black"
+                axes.text(
+                    column, row, str(count), ha="center", va="center", fontsize=9 if count < 1000 else 7, color=color
+                )
+            if row == column:
+                axes.add_patch(
+                    Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.3", linewidth=1.2, zorder=3)
+                )
+        axes.set(xlabel="predicted", ylabel="gold")
+        axes.set_title(fill(title, int(11 * width)), fontsize=10)
+        figure.colorbar(image, label="share of the gold class")
 
 
 def most_confused(confusion: Confusion) -> list[int]:
