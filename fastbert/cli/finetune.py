@@ -10,6 +10,7 @@ __all__ = ["Config", "run"]
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Fine-tune. Raises `Stopped` after Ctrl-C and SIGTERM, with a checkpoint."""
+    from fastbert.finetuning import baseline
     from fastbert.finetuning.run import finetune
 
     with shown("finetune", config.out, quiet) as reporter:
@@ -19,6 +20,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
         for name, values in metrics.items():
             spread = f" ± {values['std']:.2f} over {len(values['per_seed'])} seeds" if values["std"] else ""
             lines.append(f"{file}: {name} {values['mean']:.2f}{spread}")
+    linear = baseline.read_results(result.folder)
+    lines += [] if linear is None else baseline.lines(linear, result.metric, result.scores)
     points = {(trial.trial.lr, trial.trial.batch_size, trial.trial.epochs) for trial in result.trials}
     if len(points) > 1 and result.scores:
         best = result.best

@@ -66,6 +66,8 @@ class _Trials:
     """Number of seeds per combination; results report mean and standard deviation over them."""
     seed: int = 0
     """First seed: of the head's weights, the order of the examples, and dropout."""
+    baseline: bool = False
+    """Also fit a linear model on the frozen encoder's vectors, and print its scores beside those of the run."""
     metric: str | None = None
     """Metric that selects the best model (default: the task's first)."""
     schedule: Literal["linear", "constant", "slanted-triangular"] = "linear"
@@ -168,6 +170,8 @@ class FinetuneConfig(RunConfig, _Trials, TaskFlags, _Files):
                 raise UserError(f"--grid {self.grid} sets {' and '.join(map(flag, names))} itself; leave one out")
         if self.validation_fraction is not None and self.eval:
             raise UserError("--validation-fraction takes the place of --eval; leave one of the two out")
+        if self.baseline and not self.eval and self.validation_fraction is None:
+            raise UserError("--baseline needs --eval, a file to score it on, or --validation-fraction")
         if self.early_stopping is not None and not self.eval and self.validation_fraction is None:
             raise UserError("--early-stopping needs --eval, a file to score the model on, or --validation-fraction")
 

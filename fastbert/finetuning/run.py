@@ -18,7 +18,7 @@ from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning import results, start
+from fastbert.finetuning import baseline, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
@@ -135,6 +135,8 @@ class _Run:
         assert config.train is not None
         if config.lora is not None:
             require_peft()
+        if config.baseline:
+            baseline.check(config.task)
         self.source = find_source(config.model)
         self.task: Task[Any] = make_task(config.task, task_settings(config))
         if self.task.main_metric not in self.task.metrics:
@@ -146,7 +148,7 @@ class _Run:
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.source))
         evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
-        self.rows = self.task.encode(train, self.tokenizer, labelled=True)
+        self.train, self.rows = train, self.task.encode(train, self.tokenizer, labelled=True)
         names = [HELD_OUT] * len(held_out) + _names(config.eval)
         for dataset in evaluations:
             self.task.check_labels(dataset)
@@ -218,6 +220,7 @@ class _Run:
         done = results.read(out) if config.resume else []
         finished = {result.trial for result in done}
         under_way = self._under_way() if config.resume else None
+        linear = self._linear_baseline() if config.baseline else None
         log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
@@ -229,7 +232,22 @@ class _Run:
                 done.append(self._trial(trial, log, stop, continued))
                 self._keep(done)
                 results.write(out, self.task.name, self.task.main_metric, done, len(trials))
+                if linear is not None:
+                    baseline.add_to_results(out, linear)
         return _ended(out, self.task.main_metric, done)
+
+    def _linear_baseline(self) -> baseline.LinearScores:
+        """Return the scores of a linear model on the frozen encoder's vectors, those of results.json if it has them."""
+        linear = baseline.read_results(self.config.out) if self.config.resume else None
+        if linear is None:
+            self.reporter.on_message("baseline: fits a linear model on the vectors of the frozen model")
+            evaluations = [(file.name, file.dataset, file.rows) for file in self.evaluations]
+            linear = baseline.score_linear(
+                self.task, self.source, self.tokenizer, self.train, evaluations, self.device, self.scored.weights
+            )
+        for line in baseline.lines(linear, self.task.main_metric, {}):
+            self.reporter.on_message(line)
+        return linear
 
     def _under_way(self) -> State | None:
         """Return the state of the newest whole checkpoint. Raises `UserError` if a different run wrote it."""
