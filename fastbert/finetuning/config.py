@@ -98,6 +98,8 @@ class _Training:
     """Seeds per combination; results report mean and standard deviation over them."""
     seed: int = 0
     """First seed: head, order, dropout."""
+    baseline: bool = False
+    """Also fit a linear model on the frozen encoder's vectors."""
     early_stopping: int | None = None
     """Evaluations without a better score before stopping."""
     metric: str | None = None
@@ -204,6 +206,8 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
                 raise UserError(f"--grid {self.grid} sets {' and '.join(map(flag, names))} itself; leave one out")
         if self.validation_fraction is not None and self.eval:
             raise UserError("--validation-fraction takes the place of --eval; leave one of the two out")
+        if self.baseline and not self.eval and self.validation_fraction is None:
+            raise UserError("--baseline needs --eval, a file to score it on, or --validation-fraction")
         if self.early_stopping is not None and not self.eval and self.validation_fraction is None:
             raise UserError("--early-stopping needs --eval, a file to score the model on, or --validation-fraction")
 

@@ -15,7 +15,7 @@ from fastbert.finetuning.config import Trial
 from fastbert.finetuning.fit import Progress, Scores
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.training.run_files import is_sealed, sealed
+from fastbert.training.run_files import is_sealed, sealed, unsealed
 
 FILE, FORMAT_VERSION = "results.json", 1
 
@@ -134,6 +134,24 @@ def write(
         "finished": len(results) == planned,
     }
     write_atomic(folder / FILE, json.dumps(sealed(values), indent=2) + "\n")
+
+
+def add(folder: Path, values: Mapping[str, Any]) -> None:
+    """Add values to results.json; objects are merged with those of the same name."""
+    path = folder / FILE
+    write_atomic(path, json.dumps(sealed(_merged(unsealed(_values(path)), values)), indent=2) + "\n")
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of both; objects of the same name are merged, else the second's value counts."""
+    both = {name for name in first if isinstance(first[name], dict) and isinstance(second.get(name), dict)}
+    return {**first, **second, **{name: _merged(first[name], second[name]) for name in both}}
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """Return the content of results.json, nothing without the file. Raises `CheckpointError` for a changed one."""
+    path = folder / FILE
+    return _values(path) if path.exists() else {}
 
 
 def read(folder: Path) -> list[TrialResult]:

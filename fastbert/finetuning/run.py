@@ -18,7 +18,7 @@ from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning import defaults, order, results, start
+from fastbert.finetuning import baseline, defaults, order, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
@@ -31,7 +31,7 @@ from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, task_class
 from fastbert.tasks.reports.files import contents, write_report
-from fastbert.tasks.reports.report import by_key
+from fastbert.tasks.reports.report import Baseline, by_key
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
@@ -140,6 +140,8 @@ class _Run:
         assert config.train is not None
         if config.lora is not None:
             require_peft()
+        if config.baseline:
+            baseline.check(config.task)
         self.source = find_source(config.model)
         self.task: Task[Any] = make_task(config.task, task_settings(config))
         if self.task.main_metric not in self.task.metrics:
@@ -235,6 +237,7 @@ class _Run:
         done = results.read(out) if config.resume else []
         finished = {result.trial for result in done}
         under_way = self._under_way() if config.resume else None
+        linear = self._linear_baseline() if config.baseline else None
         log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
@@ -247,7 +250,26 @@ class _Run:
                 self._keep(done)
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
                 results.write(out, self.task.name, self.task.main_metric, done, len(trials), baselines)
+                if linear is not None:
+                    baseline.add_to_results(out, linear)
         return _ended(out, self.task.main_metric, done)
+
+    def _linear_baseline(self) -> baseline.LinearScores:
+        """Add a linear model on the frozen encoder's vectors to the baselines; return its scores, those of results.json
+        if it has them."""
+        linear = baseline.read_results(self.config.out) if self.config.resume else None
+        if linear is None:
+            self.reporter.on_message("baseline: fits a linear model on the vectors of the frozen model")
+            evaluations = [(file.name, file.dataset, file.rows) for file in self.evaluations]
+            assert self.train is not None  # the configuration names files to evaluate on
+            linear = baseline.score_linear(
+                self.task, self.source, self.tokenizer, self.train, evaluations, self.device, self.scored.weights
+            )
+        for line in baseline.lines(linear, self.task.main_metric):
+            self.reporter.on_message(line)
+        for name, scores in linear.scores.items():
+            self.baselines[name] += (Baseline(baseline.NAME, baseline.SHOWN_NAME, scores),)
+        return linear
 
     def _under_way(self) -> State | None:
         """Return the state of the newest whole checkpoint. Raises `UserError` if a different run wrote it."""

@@ -99,9 +99,14 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**copied, _SEAL: json_sha256(copied)}
 
 
+def unsealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without the SHA-256 that `sealed` added."""
+    return {name: value for name, value in values.items() if name != _SEAL}
+
+
 def is_sealed(values: Mapping[str, Any]) -> bool:
     """Return True if the values are unchanged since `sealed`."""
-    return values.get(_SEAL) == json_sha256({name: value for name, value in values.items() if name != _SEAL})
+    return values.get(_SEAL) == json_sha256(unsealed(values))
 
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:
