@@ -21,8 +21,9 @@ from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, read_modules
-from fastbert.checkpoints.source import Weights, config_folder, find_source
+from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.checkpoints.tokenizer_files import Target, accept_folder, copy_tokenizer
+from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig, read_config_file
 from fastbert.embeddings.folder import read_settings
 from fastbert.embeddings.settings import EmbedSettings

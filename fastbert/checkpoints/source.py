@@ -1,57 +1,41 @@
-"""Find a model's weights: in a folder, at a TensorFlow prefix, or under an id in the Hub's cache."""
+"""Find a model: in a folder, in the folder of its run, at a TensorFlow prefix, or under an id in the Hub's cache.
+
+Imports no torch, so that a missing model is reported at once.
+"""
 
 from __future__ import annotations
 
 import os
-import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from fastbert.checkpoints import hub
-from fastbert.checkpoints.file_tensors import FileTensor
-from fastbert.checkpoints.formats.pickle import PICKLED, PICKLED_INDEX, read_pickle
-from fastbert.checkpoints.formats.safetensors import WEIGHTS, WEIGHTS_INDEX, read_safetensors
-from fastbert.checkpoints.formats.shards import read_shards
-from fastbert.checkpoints.formats.tensorflow import INDEX, index_file, read_bundle
-from fastbert.checkpoints.manifest import MODEL, verify_files
-from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import UntrustedFile, shown
-
-Kind = Literal["safetensors", "pickle", "tensorflow"]
-_STATE_LINE = re.compile(r'^model_checkpoint_path: "([^"/\\]+)"', re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The tensors of a checkpoint, not yet read."""
-
-    path: Path
-    """The folder, or TensorFlow's prefix."""
-    kind: Kind
-    tensors: dict[str, FileTensor]
-    """By name."""
-    origins: dict[str, str] = field(default_factory=dict)
-    """The names in a TensorFlow checkpoint of tensors that have been renamed."""
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder that holds the weights."""
-        return self.path.parent if self.kind == "tensorflow" else self.path
+from fastbert.checkpoints.formats.names import (
+    PICKLED,
+    PICKLED_INDEX,
+    TENSORFLOW_INDEX,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    index_file,
+)
+from fastbert.errors import UserError
+from fastbert.io.untrusted_input import shown
 
 
 def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
-    """Return the folder, the TensorFlow prefix, or the Hub id's folder in the local cache. Raises `UserError`."""
+    """Return the folder, that of the model if it is a run's, the TensorFlow prefix, or the Hub id's folder in the local
+    cache. Raises `UserError`."""
     text = os.fspath(source)
     path = Path(text)
     if not text:
         raise UserError("'': is empty; name the folder of a model (. is the current one)")
     if "\0" in text:
         raise UserError(f"{shown(text)}: a path must not contain NUL")
-    if path.is_dir() or (path.name and index_file(path).is_file()):
+    if path.is_dir():
+        return _model_of_run(path)
+    if path.name and index_file(path).is_file():
         return path
-    if path.name.endswith(INDEX) and path.is_file():
-        return path.with_name(path.name.removesuffix(INDEX))
+    if path.name.endswith(TENSORFLOW_INDEX) and path.is_file():
+        return path.with_name(path.name.removesuffix(TENSORFLOW_INDEX))
     if path.exists():
         raise UserError(f"{path}: is a file; name the folder that holds it, with its config.json")
     if isinstance(source, str) and hub.is_id(text):
@@ -64,52 +48,13 @@ def config_folder(source: Path) -> Path:
     return source if source.is_dir() else source.parent
 
 
-def open_weights(source: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
-    """Return the weights at a path from `find_source`, by the names in its files: safetensors, else (with `pickles`)
-    pickles, else TensorFlow's.
-
-    Files that a manifest lists are read once and compared, unless `verify` is False; otherwise only indexes are read.
-    Raises `UserError` or `CheckpointError`.
-    """
-    verify_files(config_folder(source), MODEL, verify=verify)
-    if not source.is_dir():
-        return _read_tensorflow(source)
-    if (source / WEIGHTS).exists():
-        return Weights(source, "safetensors", read_safetensors(source / WEIGHTS))
-    if (source / WEIGHTS_INDEX).exists():
-        return Weights(source, "safetensors", read_shards(source / WEIGHTS_INDEX, read_safetensors))
-    prefix = _find_prefix(source)
-    pickled = (source / PICKLED).exists() or (source / PICKLED_INDEX).exists()
-    if pickled and not pickles and prefix is None:
-        raise UserError(
-            f"{source}: holds no {WEIGHTS}, only {PICKLED}; pass pickles=True to read it without executing it, or"
-            f" rewrite it with `fastbert convert {source} --pickles --out FOLDER`"
-        )
-    if pickled and pickles:
-        if (source / PICKLED).exists():
-            return Weights(source, "pickle", read_pickle(source / PICKLED))
-        return Weights(source, "pickle", read_shards(source / PICKLED_INDEX, read_pickle))
-    if prefix is not None:
-        return _read_tensorflow(prefix)
-    others = ", ".join(sorted(path.name for path in source.iterdir())[:8]) or "nothing"
-    raise UserError(f"{source}: holds no {WEIGHTS} (found {others}); name a folder with a model's weights")
-
-
-def _read_tensorflow(prefix: Path) -> Weights:
-    return Weights(prefix, "tensorflow", read_bundle(prefix))
-
-
-def _find_prefix(folder: Path) -> Path | None:
-    """Return the TensorFlow checkpoint of a folder: the only one, or the one that its file `checkpoint` names."""
-    prefixes = [path.with_name(path.name.removesuffix(INDEX)) for path in sorted(folder.glob(f"*{INDEX}"))]
-    if len(prefixes) <= 1:
-        return prefixes[0] if prefixes else None
-    if (folder / "checkpoint").exists():
-        with UntrustedFile(folder / "checkpoint") as file:
-            text = file.read(0, min(file.size, 1 << 20)).decode("utf-8", errors="replace")
-        match = _STATE_LINE.search(text)
-        if match and folder / match[1] in prefixes:
-            return folder / match[1]
-    raise CheckpointError(
-        f"{folder}: holds {len(prefixes)} TensorFlow checkpoints; name one of them: {', '.join(map(str, prefixes[:4]))}"
-    )
+def _model_of_run(folder: Path) -> Path:
+    """Return RUN/model of the folder of a run, else the folder."""
+    if any((folder / name).exists() for name in (WEIGHTS, WEIGHTS_INDEX, PICKLED, PICKLED_INDEX)):
+        return folder
+    model = folder / "model"
+    if (model / "config.json").is_file():
+        return model
+    if (folder / "metrics.jsonl").is_file() and (folder / "checkpoints").is_dir():
+        raise UserError(f"{folder}: is a run that has not written its model yet; continue it with --resume")
+    return folder

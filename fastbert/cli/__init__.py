@@ -26,37 +26,37 @@ from fastbert.training.stopping import Stopped
 # Command -> module and description; the help separates groups by an empty line.
 GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     {
-        "demo": ("demo", "pre-train a small BERT on the text that comes with Python, plot it, fill in blanks"),
+        "demo": ("demo", "pre-train a small BERT on Python's own text, plot it, fill blanks"),
     },
     {
-        "vocab": ("vocab", "build a WordPiece vocabulary from a corpus, measure one, or extend one for a domain"),
+        "vocab": ("vocab", "build, measure or extend a WordPiece vocabulary"),
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
         "plot": ("plot", "compare runs in a plot"),
     },
     {
-        "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices or generated text"),
+        "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices, text"),
         "predict": ("predict", "apply a fine-tuned model to a file or to standard input"),
     },
     {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a pre-trained model"),
-        "evaluate": ("evaluate", "score a fine-tuned model or a file of predictions; average GLUE's results"),
+        "evaluate": ("evaluate", "score a model or a file of predictions; average GLUE's results"),
         "embed": ("embed", "write one vector per text of a file: .npy, .parquet or .jsonl"),
         "features": (
             "features",
-            "write hidden states of chosen layers, or train a tagger on them (Table 7 of the paper)",
+            "write hidden states of chosen layers, or train taggers on them",
         ),
-        "verify": ("verify", "compare a Hugging Face model, original and accelerated, on your text"),
+        "verify": ("verify", "compare a Hugging Face model, original and accelerated"),
     },
     {
         "convert": (
             "convert",
-            "convert between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas",
+            "convert Hugging Face folders, pickles, TensorFlow files and deltas",
         ),
     },
     {
         "bench": ("bench", "measure throughput against the alternatives: table, JSON, chart"),
-        "doctor": ("doctor", "show what was built, which backend runs each operation, and why not a faster one"),
+        "doctor": ("doctor", "show what was built, which backend runs each operation, and why"),
     },
 )
 COMMANDS = {name: entry for group in GROUPS for name, entry in group.items()}
@@ -127,8 +127,8 @@ def overview() -> str:
   -v, -vv, --verbose   log what is done, or all details
   --debug              show the traceback of an error
   --version            show the version
-  --completion SHELL   print the completion of flags for bash, zsh or fish; for bash:
-                       fastbert --completion bash > ~/.local/share/bash-completion/completions/fastbert
+  --completion SHELL   print the completion of flags for bash, zsh or fish:
+                       fastbert --completion bash >> ~/.bash_completion
 
 Start with `fastbert demo`."""
     )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
+from fastbert.checkpoints.source import find_source
+from fastbert.cli.checks import check_exists, check_folder, check_models, check_new_file
 from fastbert.errors import UserError
 from fastbert.flags import MODEL, OUTPUT, require, required
 from fastbert.io.atomic_write import write_json_atomic
@@ -101,14 +103,25 @@ class Config(_Output, _Model):
                     )
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    source = require(config, "source")
+    if config.manifest:
+        check_folder("SOURCE", Path(source))
+        return
+    if config.base is None or not Path(source).is_file():  # else a delta
+        find_source(source, config.revision)
+    check_models(config.base)
+    check_exists("--tokenizer", config.tokenizer)
+    check_new_file("--report", config.report)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Convert a model and print the report."""
     source = require(config, "source")
     if config.manifest:
         return _run_manifest(Path(source))
     out = require(config, "out")
-    if config.report is not None and config.report.is_dir():
-        raise UserError(f"--report {config.report}: is a folder; name a file")
     if config.base is not None:
         return _run_delta(config, source, out, config.base, quiet)
     from fastbert.checkpoints.convert import Options, convert

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert.cli.training_view import shown
+from fastbert.data.corpus import Corpus
 
 EXAMPLES = (
     "fastbert demo",
@@ -30,6 +31,12 @@ class Config:
     """Seed of all random numbers."""
     overwrite: bool = False
     """Replace the run in --out."""
+
+
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    if config.corpus:
+        Corpus.find(config.corpus)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from fastbert.cli.checks import check_models
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
+from fastbert.io.output_files import VECTORS, check_output
 from fastbert.io.progress import Bars
+from fastbert.tasks.text_files import TextFile
 
 EXAMPLES = (
     "fastbert embed --model MiniLM --text sentences.txt --out vectors.npy",
@@ -67,6 +70,13 @@ class Config(InferenceFlags, _Output, _Model, _Data):
     folder."""
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_models(config.model)
+    TextFile(require(config, "text"), config.column)
+    check_output(require(config, "out"), VECTORS, config.overwrite)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Embed the file and print a summary."""
     model_name = require(config, "model")
@@ -76,7 +86,6 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.embeddings.folder import load_embedder
     from fastbert.embeddings.vector_files import VectorFile, embed_file
     from fastbert.tasks.inference import choose_inference
-    from fastbert.tasks.text_files import TextFile
 
     options = EmbedOptions(
         pooling=config.pooling,

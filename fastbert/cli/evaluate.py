@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fastbert.cli.checks import check_examples, check_file, check_folder, check_models, check_new_file, check_new_folder
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_name, glue_numbers
-from fastbert.tasks.registry import TASKS, TaskName, make_task
+from fastbert.tasks.registry import TASKS, TaskName, make_task, task_class
 
 if TYPE_CHECKING:
     from fastbert.tasks.base import Task
@@ -50,7 +51,7 @@ class _Model:
 
     GROUP: ClassVar = MODEL
 
-    task: TaskName | None = required(", ".join(TASKS), unless=("model", "glue"))
+    task: TaskName | None = required(f"give a --model, or one of {', '.join(TASKS)}", unless=("model", "glue"))
     """Kind of the task, if no --model's folder names it."""
 
 
@@ -72,14 +73,22 @@ class Config(_Output, _Data, _Model, ModelFlags):
     GLUE's tasks."""
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_new_file("--json", config.json)
+    check_new_folder("--report", config.report)
+    name = config.task
+    if config.no_answer is not None and name is not None and not task_class(name).can_have_no_answer:
+        raise UserError(f"--no-answer {config.no_answer}: {name} has no questions without an answer; leave it out")
+    check_folder("--glue", config.glue)
+    check_models(config.model)
+    check_examples("--gold", config.gold, config.task)
+    check_file("--predictions", config.predictions)
+    check_file("--no-answer", config.no_answer)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Print the metrics, one per line."""
-    if config.json is not None and not config.json.absolute().parent.is_dir():
-        raise UserError(f"--json {config.json}: no such folder {config.json.parent}; make it first")
-    if config.report is not None:
-        from fastbert.tasks.reports.files import check_folder
-
-        check_folder(config.report, "--report")
     if config.glue is not None:
         scores = _glue(config)
         width = max(map(len, scores))
@@ -138,8 +147,6 @@ def _score(config: Config) -> _Scored:
     from fastbert.tasks.settings import TaskSettings
 
     task = make_task(name, TaskSettings(columns=config.columns(), skip_bad=config.skip_bad))
-    if config.no_answer is not None and not task.can_have_no_answer:
-        raise UserError(f"--no-answer {config.no_answer}: {name} has no questions without an answer; leave it out")
     dataset = task.read_gold(gold)
     predicted = read_predictions(predictions, name, dataset)
     if config.no_answer is not None:
@@ -168,8 +175,6 @@ def _glue(config: Config) -> dict[str, float]:
             "--glue averages results that exist: leave --task, --gold, --model, --predictions and --report out"
         )
     assert config.glue is not None
-    if not config.glue.is_dir():
-        raise UserError(f"--glue {config.glue}: no such folder")
     results = _results(config.glue)
     if not results:
         raise UserError(f"--glue {config.glue}: holds no result of a task of GLUE; name them {GLUE[0]}.json ...")

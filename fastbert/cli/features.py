@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from fastbert.cli.checks import check_examples, check_models
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, require, required
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.output_files import FEATURES, check_output
 from fastbert.io.progress import Bars
+from fastbert.tasks.text_files import TextFile
 
 if TYPE_CHECKING:
     from fastbert.features.tagging import Table7Row
@@ -112,6 +115,21 @@ class Config(_Machine, _Output, _Training, _Model, _Data):
             raise UserError("--text cannot be combined with --table7, which reads --train and --eval")
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_models(config.model)
+    out = require(config, "out")
+    if config.table7:
+        check_examples("--train", config.train, "tagging")
+        check_examples("--eval", config.eval, "tagging")
+        if (out / "table7.json").exists() and not config.overwrite:
+            raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
+        return
+    parse_layers(config.layers)
+    TextFile(require(config, "text"), config.column)
+    check_output(out, FEATURES, config.overwrite)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write the features, or train the taggers."""
     source = require(config, "model")
@@ -121,7 +139,6 @@ def run(config: Config, *, quiet: bool = False) -> int:
     out = require(config, "out")
     from fastbert.features.extract import extract_chunks
     from fastbert.features.files import FeatureFile
-    from fastbert.tasks.text_files import TextFile
 
     file, texts = FeatureFile(out, overwrite=config.overwrite), TextFile(text, config.column)
     model, tokenizer, why = _load(config, source)
@@ -164,8 +181,6 @@ def parse_layers(text: str) -> str | tuple[int, ...]:
 def _run_table(config: Config, source: str, quiet: bool) -> int:
     train, dev = require(config, "train"), require(config, "eval")
     out = require(config, "out")
-    if (out / "table7.json").exists() and not config.overwrite:
-        raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
     from fastbert.features.tagging import FeatureTraining, table7
     from fastbert.tasks.readers.conll import read_conll
     from fastbert.tasks.settings import Columns

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from fastbert.checkpoints.source import find_source
+from fastbert.cli.checks import check_models
 from fastbert.flags import require, required
 
 EXAMPLES = (
@@ -30,13 +32,18 @@ class Config:
     """Candidates shown per blank."""
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_models(config.model)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Print the candidates of each blank with their probabilities."""
     from fastbert.models import registry
     from fastbert.tasks.fill_mask import fill_mask
     from fastbert.tokenizers import WordPieceTokenizer
 
-    folder = require(config, "model")
+    folder = find_source(require(config, "model"))
     require(config, "text")
     model = registry.load_with_head(folder, "ForMaskedLM")
     tokenizer = WordPieceTokenizer.from_pretrained(folder)

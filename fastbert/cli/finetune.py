@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastbert.cli.checks import check_all_examples, check_models
 from fastbert.cli.training_view import shown
 from fastbert.finetuning.config import FinetuneConfig as Config
 
@@ -16,6 +17,13 @@ EXAMPLES = (
     "fastbert finetune --task tagging --model MiniLM --train train.conll --eval dev.conll"
     " --lr 5e-5 3e-5 --seeds 3 --out runs/ner",
 )
+
+
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_all_examples("--train", [config.train] if config.train is not None else [], config.task)
+    check_all_examples("--eval", config.eval, config.task)
+    check_models(config.model, config.teacher)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

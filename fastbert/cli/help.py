@@ -24,11 +24,12 @@ def show_help(config: type[Any], command: str, examples: Sequence[str], words: S
     listed = flags_of(config)
     shown = listed if "--help-all" in words else [flag for flag in listed if not flag.rare or _asked(flag, words)]
     width = min(console.width, WIDEST)
+    titles = {f"{flag.group}:" for flag in shown} | {"Examples:"}
     for line in _lines(config, command, examples, shown, len(listed) - len(shown), width):
         indent = len(line) - len(line.lstrip())
         text = Text(line)
-        if line and not indent and not line.startswith("usage:"):
-            text.stylize("bold" if line.endswith(":") else "")
+        if line in titles:
+            text.stylize("bold")
         elif indent == INDENT and line.lstrip().startswith("-"):
             text.stylize("cyan", indent, _end_of_name(line))
         console.print(text)
@@ -114,7 +115,7 @@ def _command_lines(command: str, width: int) -> Iterator[str]:
     """Yield an example, continued between flags where it is longer than a line."""
     parts: list[str] = []
     for word in shlex.split(command):
-        quoted = word if shlex.quote(word).strip("'") == word and " " not in word else f'"{word}"'
+        quoted = word if shlex.quote(word) == word or word == "|" else f'"{word}"'
         if word.startswith("--") or not parts:
             parts.append(quoted)
         else:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fastbert.cli.checks import check_exists, check_file
+from fastbert.errors import UserError
 from fastbert.flags import require, required
 
+SUFFIXES = (".png", ".pdf", ".svg")
 EXAMPLES = (
     "fastbert plot --runs runs/mine --out mine.png",
     "fastbert plot --runs runs/mini runs/small --x seconds --out sizes.svg",
@@ -24,6 +27,16 @@ class Config:
     """Image file to write: .png, .pdf or .svg."""
     x: Literal["step", "tokens", "seconds"] = "step"
     """Unit of the horizontal axis."""
+
+
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    for folder in config.runs:
+        check_exists("--runs", folder)
+        if folder.is_dir():
+            check_file("--runs", folder / "metrics.jsonl")
+    if config.out.suffix not in SUFFIXES:
+        raise UserError(f"--out {config.out}: must end in {', '.join(SUFFIXES)}")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

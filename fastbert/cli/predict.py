@@ -6,11 +6,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
+from fastbert.checkpoints.source import find_source
+from fastbert.cli.checks import check_examples, check_models, check_new_file
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
+from fastbert.tasks.prediction_files import file_kind
 from fastbert.tasks.registry import PredictFlags
+from fastbert.tasks.stored import stored_task
 
 EXAMPLES = (
     "fastbert predict --model runs/finetune --text new.tsv --out labels.jsonl",
@@ -60,6 +64,23 @@ class Config(PredictFlags, _Output, _Model, _Data, ModelFlags):
     position in the text, choices, or generated text; one JSON object per example."""
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    model, out = require(config, "model"), config.out
+    check_models(model)
+    check_examples("--text", require(config, "text"), None)
+    if config.glue is not None:
+        if require(config, "out").is_file():
+            raise UserError(f"--out {out}: is a file; --glue writes to a folder")
+        return
+    check_new_file("--out", out)
+    if out is not None and out.exists() and not config.overwrite:
+        raise UserError(f"--out {out}: exists; replace it with --overwrite")
+    task = config.task or stored_task(find_source(model))
+    if out is not None and task is not None:
+        file_kind(out, task)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write a prediction for each example."""
     require(config, "model")
@@ -67,19 +88,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.tasks import glue_submission, prediction_files
 
     out = config.out
-    if config.glue is not None:
-        out = require(config, "out")
-        if out.is_file():
-            raise UserError(f"--out {out}: is a file; --glue writes to a folder")
-    elif out is not None and not out.absolute().parent.is_dir():
-        raise UserError(f"--out {out}: no such folder {out.parent}; make it first")
-    elif out is not None and out.exists() and not config.overwrite:
-        raise UserError(f"--out {out}: exists; replace it with --overwrite")
     with Bars(quiet) as bars:
         trained = config.load(**{field.name: getattr(config, field.name) for field in fields(PredictFlags)})
         bars.message(f"{trained.task.name}: {trained.how}")
-        if out is not None and config.glue is None:
-            prediction_files.file_kind(out, trained.task.name)
         dataset = trained.task.read(text, labelled=False)
         predictions = config.predict(trained, dataset, bars.stage)
     if config.glue is not None and out is not None:

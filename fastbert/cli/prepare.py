@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from fastbert.cli.checks import check_exists
 from fastbert.data.corpus import CorpusFlags
 from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.progress import Bars
@@ -41,6 +42,12 @@ class _Output:
 @dataclass(frozen=True, kw_only=True)
 class Config(_Output, _Data):
     """Turn a corpus into token shards, in bounded memory."""
+
+
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    config.find_corpus()
+    check_exists("--tokenizer", config.tokenizer)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
+from fastbert.cli.checks import check_exists, check_file, check_folder, check_models
 from fastbert.cli.training_view import shown
 from fastbert.training.config import PretrainConfig as Config
 
@@ -14,6 +15,17 @@ EXAMPLES = (
     "fastbert pretrain --corpus my_text/ --model mini --out runs/mine",
     "fastbert pretrain --data shards --model base --hours 8 --out runs/base --resume",
 )
+
+
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    if config.corpus:
+        config.find_corpus()
+    if config.model.endswith(".json"):
+        check_file("--model", config.model)
+    check_folder("--data", config.data)
+    check_exists("--tokenizer", config.tokenizer)
+    check_models(config.teacher)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
+from fastbert.checkpoints.source import find_source
+from fastbert.cli.checks import check_file, check_models, check_new_file
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, DeviceFlags, require, required
 from fastbert.io.atomic_write import write_json_atomic
@@ -87,15 +89,20 @@ class Config(_Machine, _Output, _Model, _Data):
     0 if they agree, 1 if not, and 2 for wrong input."""
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_models(config.model)
+    check_file("--text", config.text)
+    check_new_file("--json", config.json)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Compare both, print the report, and return 0 if they agree."""
-    from fastbert.checkpoints.hub import is_id
-    from fastbert.checkpoints.source import find_source
     from fastbert.integrations.verify import verify
 
     name = require(config, "model")
-    if not is_id(name):
-        find_source(name)
+    if Path(name).is_dir():  # else an id of the Hub, by which transformers finds it too
+        name = str(find_source(name))
     texts = _texts(require(config, "text"))
     device = config.device
     if device == "auto":

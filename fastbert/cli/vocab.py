@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.source import find_source
+from fastbert.cli.checks import check_exists, check_models
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, require, required
@@ -101,9 +103,18 @@ class Config(_Output, _Extension, _Data):
             raise UserError("--cased is for a new vocabulary; that of --tokenizer has its own setting")
 
 
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    config.find_corpus()
+    check_exists("--tokenizer", config.tokenizer)
+    check_models(config.model)
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Build, measure or extend a vocabulary."""
     require(config, "corpus")
+    if config.model is not None:
+        config = replace(config, model=find_source(config.model))
     if config.extend:
         _extend(config, quiet)
     elif config.tokenizer is not None:

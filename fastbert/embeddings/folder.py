@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from fastbert.checkpoints.formats.safetensors import WEIGHTS, read_safetensors
+from fastbert.checkpoints.formats.names import WEIGHTS
+from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
 from fastbert.checkpoints.source import find_source

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.checkpoints.formats.safetensors import WEIGHTS, save_tensors
+from fastbert.checkpoints.formats.names import WEIGHTS
+from fastbert.checkpoints.formats.safetensors import save_tensors
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
 from fastbert.embeddings.pooling import check_pooling

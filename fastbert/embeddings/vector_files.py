@@ -15,7 +15,8 @@ import numpy as np
 
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
 from fastbert.errors import UserError, require_package
-from fastbert.io.atomic_write import name_full_disk, partial_path, refuse_present, replace_synced
+from fastbert.io.atomic_write import name_full_disk, partial_path, replace_synced
+from fastbert.io.output_files import VECTORS, check_output
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.text_files import TextFile
 from fastbert.tokenizers import WordPieceTokenizer
@@ -32,9 +33,7 @@ class OutputFile(ABC):
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
-        if self.path.suffix not in self.suffixes:
-            raise UserError(f"{self.path}: must end in {', '.join(self.suffixes)}")
-        refuse_present(self.path, overwrite)
+        check_output(self.path, self.suffixes, overwrite)
         if self.path.suffix == ".parquet":
             import_pyarrow()
         self.partial = partial_path(self.path)
@@ -99,7 +98,7 @@ class VectorFile(OutputFile):
     `.jsonl` has one object per line with the same names. See `OutputFile` for errors.
     """
 
-    suffixes = (".npy", ".parquet", ".jsonl")
+    suffixes = VECTORS
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         super().__init__(path, overwrite=overwrite)

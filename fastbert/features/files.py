@@ -12,6 +12,7 @@ import torch
 
 from fastbert.embeddings.vector_files import OutputFile, import_pyarrow, vector_column
 from fastbert.features.extract import Features, joined
+from fastbert.io.output_files import FEATURES
 
 
 class FeatureFile(OutputFile):
@@ -22,7 +23,7 @@ class FeatureFile(OutputFile):
     `features`), `.jsonl` one line per text (`index`, `items`, `features`). See `OutputFile` for errors.
     """
 
-    suffixes = (".npy", ".npz", ".safetensors", ".parquet", ".jsonl")
+    suffixes = FEATURES
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         super().__init__(path, overwrite=overwrite)

@@ -15,7 +15,8 @@ import numpy as np
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
-from fastbert.checkpoints.source import find_source, open_weights
+from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.weights import open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import baseline, defaults, order, results, start

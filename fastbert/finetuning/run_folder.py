@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastbert.checkpoints.source import find_source
 from fastbert.errors import UserError
 from fastbert.finetuning import results
 from fastbert.finetuning.config import FinetuneConfig
@@ -68,7 +69,7 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
         if not looks_like_run(out, "finetune"):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no fine-tuning run of fastbert; choose another --out")
         inputs = [("--train", config.train), *(("--eval", path) for path in config.eval)]
-        inputs += [(f"--{name}", Path(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
+        inputs += [(f"--{name}", find_source(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
         check_spared(out, NAMES, inputs)
     return config
 

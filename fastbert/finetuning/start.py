@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastbert.checkpoints.source import Weights, config_folder
+from fastbert.checkpoints.source import config_folder
+from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
 from fastbert.distillation.models import DISTILLATION, student_from

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fastbert.checkpoints.formats.safetensors import WEIGHTS
+from fastbert.checkpoints.formats.names import WEIGHTS
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic

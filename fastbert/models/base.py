@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
-from fastbert.checkpoints.source import Weights, config_folder, find_source
+from fastbert.checkpoints.source import config_folder, find_source
+from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fastbert.checkpoints.file_tensors import FileTensor, equal, fill, map_tensors
-from fastbert.checkpoints.source import Weights, open_weights
+from fastbert.checkpoints.weights import Weights, open_weights
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown

@@ -108,6 +108,10 @@ class Task(ABC, Generic[E]):
         Raises UserError, naming file and line.
         """
 
+    @classmethod
+    def check_suffix(cls, path: str) -> None:
+        """Raise `UserError` for a file that the task cannot read, by its name."""
+
     def read_gold(self, path: str) -> Dataset[E]:
         """Read labelled examples to score predictions against, including those that training could not use."""
         return self.read(path, labelled=True)

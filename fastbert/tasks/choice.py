@@ -39,6 +39,13 @@ class Choice(Task[ChoiceExample]):
     metrics = ("accuracy",)
     prediction_format = PredictionFormat("label", (".tsv", ".txt"), _checked_choice)
 
+    @classmethod
+    def check_suffix(cls, path: str) -> None:
+        """Raise `UserError` for a file that holds no table, by its name."""
+        from fastbert.tasks.readers.tables import kind_of
+
+        kind_of(path)
+
     def read(self, path: str, *, labelled: bool = True) -> Dataset[ChoiceExample]:
         from fastbert.tasks.readers.choices import read_choices
 

@@ -20,10 +20,11 @@ from fastbert.tasks.base import Task
 from fastbert.tasks.inference import LONG_NAMES, ScoringDtype, choose_inference
 from fastbert.tasks.registry import task_class
 from fastbert.tasks.settings import Columns
+from fastbert.tasks.stored import FILE
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
-FILE, FORMAT_VERSION = "fastbert_task.json", 1
+FORMAT_VERSION = 1
 NOT_STORED = ("strict", "skip_bad", "class_weights")
 
 

@@ -63,6 +63,13 @@ class TextTask(Task[TextExample]):
     regression: ClassVar[bool] = False
     settings: TextSettings
 
+    @classmethod
+    def check_suffix(cls, path: str) -> None:
+        """Raise `UserError` for a file that holds no table, by its name."""
+        from fastbert.tasks.readers.tables import kind_of
+
+        kind_of(path)
+
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TextExample]:
         from fastbert.tasks.readers.texts import read_texts
 

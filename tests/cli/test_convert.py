@@ -156,7 +156,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "SOURCE is missing"),
+        ("--out OUT", "SOURCE is missing"),
         ("SOURCE", "--out is missing"),
         ("SOURCE --out SOURCE", "is the source, or in it; name another folder"),
         ("SOURCE --out FILE", "is a file; name a folder"),

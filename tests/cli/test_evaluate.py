@@ -106,7 +106,7 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), "--task is missing"),
+        (("--skip-bad",), "--task is missing"),
         (("--task", "span"), "--gold is missing"),
         (("--task", "span", "--gold", "g.json"), "--predictions is missing"),
         (("--task", "span", "--gold", "g.json", "--predictions", "p.json"), "g.json: no such file"),

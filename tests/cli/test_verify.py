@@ -38,9 +38,11 @@ They agree: the largest difference, 5.8e-06, is within --tolerance 2e-05.
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def calls(monkeypatch: pytest.MonkeyPatch, text: Path) -> list[Any]:
     """What the command asks for; answered with the report that stands first in the list, if there is one."""
     seen: list[Any] = []
+    (text.parent / "minilm").mkdir()
+    monkeypatch.chdir(text.parent)
 
     def answer(model: str, texts: list[str], **options: Any) -> VerifyReport:
         for done in (0, 1):
@@ -119,7 +121,7 @@ def test_the_report_is_written_as_json(calls: list[Any], text: Path, tmp_path: P
     [
         pytest.param(["--text", "text.txt"], "MODEL is missing", id="no-model"),
         pytest.param(["minilm"], "--text is missing", id="no-text"),
-        pytest.param(["minilm", "--text", "nowhere.txt"], "nowhere.txt: No such file or directory", id="no-file"),
+        pytest.param(["minilm", "--text", "nowhere.txt"], "--text nowhere.txt: no such file", id="no-file"),
         pytest.param(["minilm", "--text", "empty.txt"], "empty.txt: holds no text", id="empty"),
         pytest.param(["minilm", "--text", "latin.txt"], "latin.txt: byte 1 is not UTF-8", id="latin-1"),
     ],
@@ -132,7 +134,6 @@ def test_wrong_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(text.parent)
     Path("empty.txt").write_text("\n \n")
     Path("latin.txt").write_bytes(b"f\xfcr")
     assert cli.main(["verify", *words]) == 2

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("sklearn", reason="metrics need scikit-learn")
 pytest.importorskip("seqeval", reason="metrics need seqeval")
 
+from fastbert.cli.checks import check_new_folder
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import (
@@ -26,7 +27,7 @@ from fastbert.tasks.examples import (
 )
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.reports import classes
-from fastbert.tasks.reports.files import check_folder, contents, read_contents, write_report
+from fastbert.tasks.reports.files import contents, read_contents, write_report
 from fastbert.tasks.reports.picture import MAX_CLASSES, draw_confusion, most_confused
 from fastbert.tasks.reports.report import Table, by_key
 from fastbert.tasks.reports.summary import WIDTH, class_lines, score_lines, warning_lines
@@ -345,9 +346,9 @@ def test_files_of_a_report(tmp_path: Path) -> None:
         "notes.txt",
     }
     with pytest.raises(UserError, match=r"notes\.txt: is a file"):
-        check_folder(tmp_path / "report" / "notes.txt", "--report")
+        check_new_folder("--report", tmp_path / "report" / "notes.txt")
     with pytest.raises(UserError, match="no such folder"):
-        check_folder(tmp_path / "a" / "b", "--report")
+        check_new_folder("--report", tmp_path / "a" / "b")
     assert read_contents(tmp_path) is None
 
 

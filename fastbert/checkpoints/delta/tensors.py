@@ -23,7 +23,7 @@ from fastbert.checkpoints.delta.differences import (
     squeeze,
 )
 from fastbert.checkpoints.file_tensors import map_tensors
-from fastbert.checkpoints.source import Weights
+from fastbert.checkpoints.weights import Weights
 from fastbert.models.key_map import RENAMED
 
 Coding = Literal["same", "exact", "rounded", "whole"]

@@ -22,8 +22,6 @@ from fastbert.checkpoints.formats.safetensors import check_shape
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import UntrustedFile, shown
 
-PICKLED = "pytorch_model.bin"
-PICKLED_INDEX = "pytorch_model.bin.index.json"
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
 MAX_DIRECTORY_BYTES = 4 << 20  # a member takes a hundred

@@ -20,12 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastbert.checkpoints.file_tensors import MAX_DIMENSIONS, MAX_ELEMENTS, FileTensor
+from fastbert.checkpoints.formats.names import WEIGHTS, WEIGHTS_INDEX
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write
 from fastbert.io.untrusted_input import MAX_JSON_BYTES, UntrustedFile, parse_json, shown
 
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

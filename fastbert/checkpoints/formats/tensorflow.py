@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastbert.checkpoints.file_tensors import CHUNK_BYTES, Checksum, FileTensor
+from fastbert.checkpoints.formats.names import index_file
 from fastbert.checkpoints.formats.safetensors import check_shape
 from fastbert.checkpoints.formats.sstable import (
     MAX_BYTES,
@@ -31,7 +32,6 @@ from fastbert.io.atomic_write import atomic_write
 from fastbert.io.checksums import crc32c
 from fastbert.io.untrusted_input import UntrustedFile, shown
 
-INDEX = ".index"
 MAX_DATA_FILES = 10_000
 # Numbers of TensorFlow's DataType.
 DTYPES = {
@@ -75,11 +75,6 @@ def read_bundle(prefix: Path) -> dict[str, FileTensor]:
         raise CheckpointError(f"{path}: not the index of a TensorFlow checkpoint, or damaged: {error}") from None
     tensors = {name: _read_entry(prefix, name, fields, shards) for name, fields in entries.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def index_file(prefix: Path) -> Path:
-    """Return the path of a checkpoint's index."""
-    return prefix.with_name(prefix.name + INDEX)
 
 
 def data_file(prefix: Path, shard: int, shards: int) -> Path:

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from fastbert.checkpoints.file_tensors import FileTensor
-from fastbert.checkpoints.source import Weights
+from fastbert.checkpoints.weights import Weights
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from fastbert.checkpoints.file_tensors import equal
-from fastbert.checkpoints.source import Weights
+from fastbert.checkpoints.weights import Weights
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 from fastbert.models.key_map import BERT_NAMES, DECODER

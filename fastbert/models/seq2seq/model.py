@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.source import Weights
+from fastbert.checkpoints.weights import Weights
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.bert.architecture import BERT

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.reports.picture import draw_confusion
 from fastbert.tasks.reports.report import Baseline, Report, by_key
@@ -59,14 +58,6 @@ def _below(metric: str, scores: Mapping[str, float], baselines: Sequence[Baselin
         f"{metric} {score:.2f} is below that of a baseline, {best.name} ({best.scores[metric]:.2f}); train for more"
         " --epochs, or with a different --lr"
     ]
-
-
-def check_folder(folder: Path, flag: str) -> None:
-    """Raise UserError if a report cannot be written to a folder."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{flag} {folder}: is a file; give a folder")
-    if not folder.absolute().parent.is_dir():
-        raise UserError(f"{flag} {folder}: no such folder {folder.parent}; make it first")
 
 
 def write_report(folder: Path, report: Report, values: Mapping[str, Any]) -> None:

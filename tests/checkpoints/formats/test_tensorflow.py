@@ -10,9 +10,10 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import _C, BertConfig, BertForPreTraining, BertModel
+from fastbert.checkpoints.formats.names import index_file
 from fastbert.checkpoints.formats.sstable import TableError, mask, read_table, write_table
-from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_bundle, write_bundle
-from fastbert.checkpoints.source import Weights
+from fastbert.checkpoints.formats.tensorflow import data_file, read_bundle, write_bundle
+from fastbert.checkpoints.weights import Weights
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.checksums import combine_crc32c, crc32c
 from fastbert.models.bert.tensorflow import from_tensorflow, is_training_state, rename_weights, to_tensorflow
