@@ -99,7 +99,7 @@ def overview() -> str:
 
 def _dispatch(words: list[str], quiet: bool) -> int:
     if words[:1] == ["help"]:
-        words = [*words[1:2], "--help"]
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         return 0
@@ -115,8 +115,16 @@ def _dispatch(words: list[str], quiet: bool) -> int:
     from fastbert.cli.flags import parse
 
     module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")
+    if hasattr(module, "SUBCOMMANDS"):
+        if not flags or flags[0] in ("-h", "--help"):
+            print(module.overview())
+            return 0
+        what, *flags = flags
+        kind, command = module.subcommand(what), f"{command} {what}"
+    else:
+        kind = module.Config
     try:
-        config = parse(module.Config, command, flags)
+        config = parse(kind, command, flags)
     except SystemExit:  # --help has been printed
         return 0
     # In a distributed run, only the first process logs.
