@@ -122,6 +122,9 @@ def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
     return texts
 
 
+show = report.show
+
+
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
@@ -139,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")
-    return command.execute(parser, arguments, Options, run, report.show, publish)
+    return command.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

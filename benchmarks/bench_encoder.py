@@ -109,6 +109,9 @@ def save_model(folder: Path, config: BertConfig) -> Path:
     return folder
 
 
+show = report.show
+
+
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
@@ -124,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
-    return command.execute(parser, arguments, Options, run, report.show, publish)
+    return command.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,10 @@ def _with_memory(row: Row, grown: dict[str, dict[str, float]], workload: Workloa
     return replace(row, details={**row.details, "memory_megabytes_per_thread": grown[row.contender]})
 
 
-def publish(rows: Sequence[Row], json: Path | None, chart: Path | None) -> None:
+show = report.show
+
+
+def publish(rows: Sequence[Row], options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the rows to the requested files."""
     if json is not None:
         packages = (*peers.distributions("tokenizer"), "fastbert-engine")
@@ -223,11 +226,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("contenders", "measures", "workloads"):
         values[name] = tuple(values[name])
     try:
-        rows = run(Options(**values), lambda line: print(line, file=sys.stderr, flush=True))
+        options = Options(**values)
+        rows = run(options, lambda line: print(line, file=sys.stderr, flush=True))
     except UserError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    report.show(rows)
-    publish(rows, json, chart)
+    show(rows)
+    publish(rows, options, json, chart)
     return 0
 
 

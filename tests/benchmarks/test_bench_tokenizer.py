@@ -144,7 +144,7 @@ def test_all_measures_on_the_text_inside_of_python(tmp_path: Path) -> None:
     [worst] = [row for row in fastbert_rows.values() if "hostile texts" in row.workload]
     assert len(worst.details["worst_over_plain_by_kind"]) == len(hostile.KINDS)
     assert worst.details["worst_over_plain"] == max(worst.details["worst_over_plain_by_kind"].values())
-    bench_tokenizer.publish(rows, tmp_path / "rows.json", None)
+    bench_tokenizer.publish(rows, Options(), tmp_path / "rows.json", None)
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == len(rows)
 
 
@@ -267,5 +267,5 @@ def test_the_command_prints_a_table_and_writes_files(
     assert "50 texts" in printed.err
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["contender"] == "fastbert"
     assert (tmp_path / "chart.png").stat().st_size > 10_000
-    assert main(["bench", "--text", str(text)]) == 2
+    assert main(["bench", "tokenizer", "--text", str(text)]) == 2
     assert "--text and --vocab belong together" in capsys.readouterr().err

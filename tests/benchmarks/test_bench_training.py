@@ -266,12 +266,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert seen == [Options(loss_curve=2, model="mini")] * 2
     assert "eager fp32" in capsys.readouterr().out
     assert json.loads((tmp_path / "curve.json").read_text())["settings"]["steps"] == 2
-    assert main(["bench", "encoder", "--profile"]) == 2
-    assert "--profile is for `fastbert bench training`" in capsys.readouterr().err
-    assert main(["bench", "training", "--matmuls"]) == 2
-    assert "--matmuls is for `fastbert bench encoder`" in capsys.readouterr().err
-    assert main(["bench", "--loss-curve", "3"]) == 2
-    assert "--loss-curve is for `fastbert bench training`" in capsys.readouterr().err
     assert main(["bench", "training", "--chart", "rows.txt"]) == 2
     assert "--chart rows.txt must end in .png" in capsys.readouterr().err
 

@@ -178,7 +178,7 @@ def test_an_empty_argument_behind_the_value_of_a_path_is_its_own(capsys: pytest.
     assert cli.main(["doctor", ""]) == 2
     assert capsys.readouterr().err.startswith("fastbert: error: unexpected argument '';")
     assert cli.main(["bench", "nope"]) == 2
-    assert capsys.readouterr().err.startswith("fastbert: error: nope: choose one of tokenizer, ")
+    assert capsys.readouterr().err.startswith("fastbert: error: bench 'nope': is not a workload; choose one of tok")
     assert cli.main(["finetune", "--task", ""]) == 2
     assert capsys.readouterr().err.startswith("fastbert: error: --task '': choose one of classification, ")
 

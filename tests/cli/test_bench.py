@@ -1,0 +1,99 @@
+"""`fastbert bench`: the list of workloads, a sub-command with its own flags for each, and wrong ones in one line."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tyro", reason="the command line needs tyro")
+
+from fastbert import cli
+from fastbert.benchmarks import bench_embed, bench_encoder, bench_tokenizer, bench_training
+from fastbert.cli.bench import SUBCOMMANDS
+
+MODULES = {
+    "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed
+}  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The options with which a benchmark would have been run."""
+    seen: list[Any] = []
+    for module in MODULES.values():
+        monkeypatch.setattr(module, "run", lambda options, say, progress: seen.append(options))
+        monkeypatch.setattr(module, "show", lambda result: None)
+        monkeypatch.setattr(module, "publish", lambda result, options, json, chart: None)
+    return seen
+
+
+@pytest.mark.parametrize("words", [["bench"], ["bench", "--help"], ["bench", "-h"], ["help", "bench"]])
+def test_alone_it_lists_the_workloads_and_the_shortest_useful_call(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert [name for name in SUBCOMMANDS if f"\n  {name} " not in printed] == []
+    assert "fastbert bench tokenizer --quick" in printed
+    assert max(map(len, printed.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("words", [["bench", "{}", "--help"], ["help", "bench", "{}"]], ids=["flag", "help"])
+@pytest.mark.parametrize("what", SUBCOMMANDS)
+def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([word.format(what) for word in words]) == 0
+    printed = capsys.readouterr().out
+    assert f"fastbert bench {what}" in printed
+    assert ("--matmuls" in printed) == (what == "encoder")
+    assert ("--loss-curve" in printed) == (what == "training")
+    assert ("--vocab" in printed) == (what in ("tokenizer", "training"))
+    assert ("--folder" in printed) == (what == "embed")
+    assert "--module" not in printed.lower()
+    assert "None" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("bench nope", "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed"),
+        ("bench tokenzer", "did you mean `fastbert bench tokenizer`?"),
+        ("bench --quick", "bench '--quick': comes before the workload; choose one of tokenizer, "),
+        ("bench encoder --vocab x", "unknown flag --vocab; `fastbert bench encoder --help` shows the flags"),
+        ("bench embed --folders x", "unknown flag --folders; did you mean --folder?"),
+        ("bench encoder --chart rows.txt", "--chart rows.txt must end in .png"),
+        ("bench tokenizer --measures lukewarm", "unknown measure 'lukewarm'; there are cold, warm"),
+        ("bench training --model enormous", "--model enormous: choose one of tiny, mini"),
+        ("bench encoder training", "unexpected argument 'training'"),
+    ],
+)
+def test_wrong_words_are_named(
+    words: str, message: str, measured: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words.split()) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert not measured
+
+
+@pytest.mark.parametrize("what", SUBCOMMANDS)
+def test_flags_reach_the_options_and_the_rest_has_its_defaults(what: str, measured: list[Any]) -> None:
+    options = MODULES[what].Options
+    assert cli.main(["bench", what]) == 0
+    assert cli.main(["bench", what, "--quick", "--threads", "3", "--rounds", "2"]) == 0
+    assert measured == [options(), options(quick=True, threads=3, rounds=2)]
+
+
+def test_own_flags_reach_the_options(measured: list[Any]) -> None:
+    for words in (
+        "tokenizer --measures cold load --megabytes 0.5 --contenders fastbert",
+        "encoder --matmuls --model tiny --workloads 512",
+        "training --loss-curve 5 --model mini",
+        "embed --texts 7",
+    ):
+        assert cli.main(["bench", *words.split()]) == 0, words
+    assert measured == [
+        bench_tokenizer.Options(measures=("cold", "load"), megabytes=0.5, contenders=("fastbert",)),
+        bench_encoder.Options(matmuls=True, model="tiny", workloads=("512",)),
+        bench_training.Options(loss_curve=5, model="mini"),
+        bench_embed.Options(texts=7),
+    ]
