@@ -38,7 +38,7 @@ def check_exists(flag: str, path: Path | None) -> None:
 def check_folder(flag: str, path: Path | None) -> None:
     """Raise `UserError` for a missing folder; None passes."""
     if path is not None and not path.is_dir():
-        raise UserError(f"{flag} {path}: " + ("is a file; name a folder" if path.exists() else "no such folder"))
+        raise UserError(f"{flag} {path}: " + ("is not a folder; name one" if path.exists() else "no such folder"))
 
 
 def check_new_file(flag: str, path: Path | None) -> None:

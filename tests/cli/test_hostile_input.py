@@ -105,7 +105,7 @@ OTHERS = [
     (f"{PREPARE} --tokenizer {{}}/pipe-vocab", "holds neither vocab.txt nor tokenizer.json"),
     (f"{PREPARE} --tokenizer {{}}/zero-vocab", "holds neither vocab.txt nor tokenizer.json"),
     (f"{PREPARE} --tokenizer {{}}/pipe-tokenizer", "holds neither vocab.txt nor tokenizer.json"),
-    (f"pretrain --data {{}}/pipe --model tiny {TRAIN}", "no such folder"),
+    (f"pretrain --data {{}}/pipe --model tiny {TRAIN}", "is not a folder"),
 ]
 
 

@@ -36,7 +36,7 @@ MISTAKES = {
     "pretrain --corpus nope": "no such file or folder: nope",
     "pretrain --corpus table.tsv": "table.tsv has an unknown extension",
     "pretrain --data nope": "--data nope: no such folder",
-    "pretrain --data text.txt": "--data text.txt: is a file; name a folder",
+    "pretrain --data text.txt": "--data text.txt: is not a folder; name one",
     "pretrain --corpus text.txt --model nope.json": "--model nope.json: no such file",
     "pretrain --corpus text.txt --tokenizer nope": "--tokenizer nope: no such file or folder",
     "pretrain --corpus text.txt --teacher nope": HUB,
@@ -95,7 +95,7 @@ MISTAKES = {
     "convert model --out out --base nope": HUB,
     "convert model --out out --tokenizer nope": "--tokenizer nope: no such file or folder",
     "convert model --out out --report nope/report.json": "--report nope/report.json: no such folder nope",
-    "convert text.txt --manifest": "SOURCE text.txt: is a file; name a folder",
+    "convert text.txt --manifest": "SOURCE text.txt: is not a folder; name one",
 }
 GUARD = """
 import contextlib, io, json, sys
