@@ -14,7 +14,7 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import ChoiceExample, Dataset, Example, Prediction, PredictionFormat
+from fastbert.tasks.examples import ChoiceExample, Dataset, Example, Prediction, PredictionFormat, confidences
 from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
@@ -37,7 +37,9 @@ class Choice(Task[ChoiceExample]):
     name = "choice"
     head_name = "ForMultipleChoice"
     metrics = ("accuracy",)
-    prediction_format = PredictionFormat("label", (".tsv", ".txt"), _checked_choice)
+    prediction_format = PredictionFormat(
+        "label", (".tsv", ".txt"), _checked_choice, details=confidences("probabilities")
+    )
 
     @classmethod
     def check_suffix(cls, path: str) -> None:

@@ -113,6 +113,21 @@ def check_text(value: Any, where: str, example: Example) -> str:
     return whole_characters(value)
 
 
+def confidences(*names: str) -> Callable[[Mapping[str, Any], str], dict[str, Any]]:
+    """Return a function that reads how sure a prediction is from a JSON object: those of its entries `names` that are
+    numbers, or lists or objects of numbers. Others are left out: scores do not depend on them."""
+
+    def read(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+        return {name: record[name] for name in names if name in record and _is_numeric(record[name])}
+
+    return read
+
+
+def _is_numeric(value: Any) -> bool:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return all(isinstance(item, int | float) and not isinstance(item, bool) for item in values)
+
+
 @dataclass(frozen=True)
 class PredictionFormat:
     """The format of a task's predictions in files."""
@@ -124,7 +139,7 @@ class PredictionFormat:
     check: Callable[[Any, str, Example], Any] = check_text
     """Return a value of a file, checked against its example. Raises UserError, naming the place, for a wrong one."""
     details: Callable[[Mapping[str, Any], str], dict[str, Any]] | None = None
-    """Return the other entries of a JSON object that scoring reads, checked; None if it reads no others."""
+    """Return the other entries of a JSON object that scores and reports read, checked; None if they read no others."""
     write_cell: Callable[[Any], str] = cell
     """Return a predicted value as text on one line and in one cell of a table, which `check` reads."""
     write_text: Callable[[Dataset[Any], Sequence[Prediction]], str] | None = None

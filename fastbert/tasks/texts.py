@@ -16,7 +16,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weighted_class_loss
-from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample, confidences
 from fastbert.tasks.metrics.classification import classification_scores, ordered, regression_scores
 from fastbert.tasks.readers.cells import NUMBER, class_name, number
 from fastbert.tasks.readers.tables import name_of
@@ -179,7 +179,10 @@ class Classification(TextTask):
     name = "classification"
     metrics = ("accuracy", "f1", "macro_f1", "matthews")
     prediction_format = PredictionFormat(
-        "label", (".tsv", ".txt"), lambda value, where, example: class_name(value, where, "the predicted label")
+        "label",
+        (".tsv", ".txt"),
+        lambda value, where, example: class_name(value, where, "the predicted label"),
+        confidences("probabilities"),
     )
     settings_type = ClassificationSettings
     settings: ClassificationSettings

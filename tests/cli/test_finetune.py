@@ -87,8 +87,11 @@ def test_every_task_trains_predicts_and_is_scored(
         ["--task", task, "--gold", str(gold), "--predictions", str(out)],
         ["--task", task, "--gold", str(gold), "--predictions", str(run / "predictions" / f"{file}.jsonl")],
     ):
-        assert main(["evaluate", *flags, "--json", str(tmp_path / "scores.json")]) == 0
+        written = str(tmp_path / "report")
+        assert main(["evaluate", *flags, "--json", str(tmp_path / "scores.json"), "--report", written]) == 0
         assert json.loads((tmp_path / "scores.json").read_text())[metric] == pytest.approx(score, abs=1e-4)
+    # The last ones hold all details, so that the errors have the same order.
+    assert (tmp_path / "report" / "errors.tsv").read_text() == (report / "errors.tsv").read_text()
 
 
 def test_evaluate_and_predict_reproduce_the_scores_of_a_run(

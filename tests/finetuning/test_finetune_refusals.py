@@ -98,8 +98,12 @@ def test_a_gradient_that_is_not_finite(place: Path, tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run(place: Path, tmp_path: Path) -> None:
     finetune(config(place, tmp_path / "run", epochs=(0.1,)))
     assert "already holds a run" in wrong(place, tmp_path)
+    notes = tmp_path / "run" / "reports" / "dev.tsv" / "notes.txt"
+    notes.write_text("in a folder of the run")
     result = finetune(config(place, tmp_path / "run", epochs=(0.2,), overwrite=True))
     assert result.best.epochs == 0.2
+    assert (notes.parent / "errors.tsv").is_file()
+    assert not notes.exists()
 
 
 def test_overwriting_spares_other_folders(place: Path, tmp_path: Path) -> None:

@@ -135,14 +135,22 @@ def _entity_row(example: TaggedExample, prediction: Prediction, pair: Aligned, k
     spans = [span for span in pair if span is not None]
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     begin, end, _ = spans[-1]
-    probabilities = prediction.get("probability")
-    score = min(map(float, probabilities[begin:end])) if isinstance(probabilities, Sequence) else None
+    probabilities = _probabilities(prediction)
+    score = min(probabilities[begin:end]) if probabilities else None
     cells = [
         cell
         for span in pair
         for cell in ((None, None) if span is None else (span[2], " ".join(example.words[span[0] : span[1]])))
     ]
     return kind, *cells, score, _marked(example.words, first, last), example.location
+
+
+def _probabilities(prediction: Prediction) -> list[float] | None:
+    """Return the probability of each tag, None if they are unknown."""
+    values = prediction.get("probability")
+    if not isinstance(values, Sequence) or len(values) != len(prediction["tags"]):
+        return None
+    return [float(value) for value in values]
 
 
 def _marked(words: Sequence[str], first: int, last: int) -> str:
@@ -210,8 +218,8 @@ def _word_report(
     rows = []
     for (example, prediction, i), right, tag in zip(_words(dataset, predictions), gold, predicted, strict=True):
         if right != tag:
-            probabilities = prediction.get("probability")
-            score = float(probabilities[i]) if isinstance(probabilities, Sequence) else None
+            probabilities = _probabilities(prediction)
+            score = probabilities[i] if probabilities else None
             rows.append((example.words[i], right, tag, score, _marked(example.words, i, i + 1), example.location))
     groups = None
     if train is not None:

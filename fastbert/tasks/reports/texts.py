@@ -137,7 +137,9 @@ def choice_report(dataset: Dataset[ChoiceExample], predictions: Sequence[Predict
         if right is None or right == chosen:
             continue
         probabilities = prediction.get("probabilities")
-        score = float(probabilities[chosen]) if isinstance(probabilities, Sequence) else None
+        score = None
+        if isinstance(probabilities, Sequence) and len(probabilities) == len(example.endings):
+            score = float(probabilities[chosen])
         prompt = f"{example.prompt} {example.start}" if example.start else example.prompt
         rows.append((prompt, example.endings[right], example.endings[chosen], score, example.location))
     return Report(
@@ -167,7 +169,9 @@ def sequence_report(dataset: Dataset[SequenceExample], predictions: Sequence[Pre
         target = example.target or ""
         if text != target:
             rouge = 100 * float(scorer.score(target, text)["rougeL"].fmeasure)
-            rows.append((example.source, target, text, rouge, prediction.get("score"), example.location))
+            score = prediction.get("score")
+            confidence = float(score) if isinstance(score, int | float) else None
+            rows.append((example.source, target, text, rouge, confidence, example.location))
     warnings: tuple[str, ...] = ()
     (text, count), *_ = Counter(written).most_common(1)
     gold = sum(example.target == text for example in dataset)

@@ -12,7 +12,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, SequenceExample
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, SequenceExample, confidences
 from fastbert.tasks.rows import Rows, TaskBatch, bounds
 from fastbert.tasks.seq2seq.flags import SequenceFlags
 from fastbert.tasks.settings import TaskSettings
@@ -41,7 +41,7 @@ class SequenceToSequence(Task[SequenceExample]):
 
     name = "seq2seq"
     metrics = ("rougeL", "rouge1", "rouge2", "bleu")
-    prediction_format = PredictionFormat("text", (".txt",))
+    prediction_format = PredictionFormat("text", (".txt",), details=confidences("score"))
     settings_type = SequenceSettings
     can_distill = False
     head_has_labels = False

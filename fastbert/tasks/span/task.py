@@ -15,7 +15,7 @@ import numpy as np
 
 from fastbert.config import BertConfig
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, QuestionExample
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, QuestionExample, confidences
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.rows import Rows, TaskBatch
@@ -42,10 +42,11 @@ class SpanSettings(TaskSettings, SpanFlags):
 
 
 def _details(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return how sure a prediction is that there is no answer, and the best answer."""
+    """Return how sure a prediction is, how sure that there is no answer, and the best answer."""
+    details = confidences("probability")(record, where)
     if NO_ANSWER not in record:
-        return {}
-    details: dict[str, Any] = {NO_ANSWER: number(record[NO_ANSWER], where, NO_ANSWER)}
+        return details
+    details |= {NO_ANSWER: number(record[NO_ANSWER], where, NO_ANSWER)}
     if isinstance(record.get(BEST), str):
         details[BEST] = record[BEST]
     return details

@@ -23,7 +23,7 @@ from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weighted_class_loss
-from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionFormat, TaggedExample, cell
+from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionFormat, TaggedExample, cell, confidences
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch, bounds, runs
@@ -125,7 +125,7 @@ class Tagging(Task[TaggedExample]):
     head_name = "ForTokenClassification"
     metrics = ("f1", "precision", "recall", "accuracy")
     prediction_format = PredictionFormat(
-        "tags", (".conll", ".txt"), _checked_tags, write_text=_conll, read_text=_read_conll
+        "tags", (".conll", ".txt"), _checked_tags, confidences("probability"), write_text=_conll, read_text=_read_conll
     )
     settings_type = TaggingSettings
     least: ClassVar = {"max_length": SPECIAL + 1, "context_tokens": 0}
