@@ -17,6 +17,7 @@ from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weighted_class_loss
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample, confidences
+from fastbert.tasks.label_counts import refuse_texts
 from fastbert.tasks.metrics.classification import classification_scores, ordered, regression_scores
 from fastbert.tasks.readers.cells import NUMBER, class_name, number
 from fastbert.tasks.readers.tables import name_of
@@ -198,6 +199,7 @@ class Classification(TextTask):
                 f"{train.path}: all {len(train)} examples have the label {next(iter(labels), None)!r}; training needs"
                 " two classes or more"
             )
+        refuse_texts(train.path, labels, len(train), "examples")
         self.labels = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:

@@ -24,6 +24,7 @@ from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weighted_class_loss
 from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionFormat, TaggedExample, cell, confidences
+from fastbert.tasks.label_counts import refuse_texts
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch, bounds, runs
@@ -146,6 +147,7 @@ class Tagging(Task[TaggedExample]):
         if len(labels) < 2:
             count = f"one tag, {labels[0]!r}" if labels else "no tags"
             raise UserError(f"{train.path} holds {count}, and there is nothing to learn: name the column of the tags")
+        refuse_texts(train.path, labels, sum(len(example.words) for example in train), "words")
         self.labels = tuple(labels)
 
     @classmethod
