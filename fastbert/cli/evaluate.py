@@ -120,15 +120,7 @@ def _show(config: Config, scored: _Scored, scores: Mapping[str, float]) -> None:
 
     task, dataset = scored.task, scored.dataset
     report = task.report(dataset, scored.predictions)
-    metric = next((name for name in (task.main_metric, *task.metrics) if name in scores), task.main_metric)
-    values = contents(
-        report,
-        task=task.name,
-        metric=metric,
-        examples=len(dataset),
-        scores=scores,
-        baselines=task.baselines(dataset),
-    )
+    values = contents(task, report, len(dataset), scores, task.baselines(dataset))
     width = max(map(len, scores))
     print("\n".join(f"{name:<{width}}  {value:>9.4f}{beside(name, values)}" for name, value in scores.items()))
     lines = warning_lines(Path(dataset.path).name, values)

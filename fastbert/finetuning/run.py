@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fastbert.finetuning import baseline, defaults, order, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
-from fastbert.finetuning.run_folder import NAMES, open_folder, record
+from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
@@ -109,7 +109,7 @@ def _ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneR
     if (out / "checkpoints").exists() or not (out / "loss.png").exists():
         with contextlib.suppress(UserError):
             plot_trials(out, metric)
-    _discard(out / "checkpoints")
+    discard(out / "checkpoints")
     best = results.best_point(done)
     return FinetuneResult(
         folder=out,
@@ -285,7 +285,7 @@ class _Run:
         """Train a trial, from the beginning or from its checkpoint."""
         folder = self.config.out / "checkpoints"
         if not continued:
-            _discard(folder)
+            discard(folder)
         begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher)
         model = begun.model
         if not continued and model.new_weights:
@@ -343,25 +343,15 @@ class _Run:
             from fastbert.tasks.prediction_files import write_predictions
 
             model.to(device=self.device, dtype=self.scored.weights)
-            (out / "predictions").mkdir(exist_ok=True)
+            for name in ("predictions", REPORTS):
+                (out / name).mkdir(exist_ok=True)
             for file in self.evaluations:
                 path, predictions = out / "predictions" / f"{file.name}.jsonl", self._predict(model, file)
                 write_predictions(path, self.task.name, file.dataset, predictions)
-                self._report(file, predictions, (newest.scores or {}).get(file.name, {}))
-
-    def _report(self, file: _Evaluation, predictions: list[Prediction], scores: Mapping[str, float]) -> None:
-        """Write the report on the predictions for a file."""
-        report = self.task.report(file.dataset, predictions, self.train)
-        values = contents(
-            report,
-            task=self.task.name,
-            metric=self.task.main_metric,
-            examples=len(file.dataset),
-            scores=scores,
-            baselines=self.baselines[file.name],
-        )
-        (self.config.out / REPORTS).mkdir(exist_ok=True)
-        write_report(self.config.out / REPORTS / file.name, report, values)
+                report = self.task.report(file.dataset, predictions, self.train)
+                scores = (newest.scores or {}).get(file.name, {})
+                values = contents(self.task, report, len(file.dataset), scores, self.baselines[file.name])
+                write_report(out / REPORTS / file.name, report, values)
 
 
 def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
@@ -391,15 +381,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
         repeated = {name for name in names if names.count(name) > 1}
         names = ["-".join(path.parts[-depth:]) if name in repeated else name for name, path in zip(names, whole)]
     return names
-
-
-def _discard(folder: Path) -> None:
-    """Remove a folder under a different name, so that a crash leaves nothing that is read."""
-    removed = folder.with_name(f"{folder.name}.gone")
-    shutil.rmtree(removed, ignore_errors=True)
-    if folder.exists():
-        folder.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _kept(finished: set[Trial], under_way: State | None) -> Callable[[Record], bool]:

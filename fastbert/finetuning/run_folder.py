@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,15 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
         inputs += [(f"--{name}", find_source(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
         check_spared(out, NAMES, inputs)
     return config
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder under a different name, so that a crash leaves nothing that is read."""
+    removed = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(removed, ignore_errors=True)
+    if folder.exists():
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPieceTokenizer) -> dict[str, Any]:

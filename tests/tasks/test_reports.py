@@ -123,14 +123,8 @@ def test_a_score_below_a_baseline_is_a_warning() -> None:
     dataset, task = texts(["a", "a", "a", "b"]), make_task("classification", None, ("a", "b"))
     for names, warned in ((["b", "a", "b", "b"], True), (["a", "a", "a", "b"], False), (["a", "a", "a", "a"], False)):
         predictions = labelled(names)
-        values = contents(
-            task.report(dataset, predictions),
-            task="classification",
-            metric="accuracy",
-            examples=4,
-            scores=task.score(dataset, predictions),
-            baselines=task.baselines(dataset),
-        )
+        report, scores = task.report(dataset, predictions), task.score(dataset, predictions)
+        values = contents(task, report, len(dataset), scores, task.baselines(dataset))
         said = [line for line in values["warnings"] if "below" in line]
         assert said == (["accuracy 50.00 is below that of a baseline, majority class (75.00); train for more --epochs,"
                          " or with a different --lr"] if warned else [])  # fmt: skip
@@ -314,15 +308,13 @@ def test_cells_stay_in_their_row_and_column() -> None:
     assert table.to_tsv() == "a\tb\nx\\ty\\nz\\r\\\\\t\n0.5000\t3\n"
 
 
-def written(folder: Path, labels: Sequence[str], wrong: int, metric: str = "accuracy") -> dict[str, Any]:
+def written(folder: Path, labels: Sequence[str], wrong: int) -> dict[str, Any]:
     """Write the report on an example per class, of which the first `wrong` are predicted as the next class."""
     predicted = [labels[(i + (i < wrong)) % len(labels)] for i in range(len(labels))]
     task, dataset = make_task("classification", labels=tuple(labels)), texts(labels)
     report = task.report(dataset, labelled(predicted))
     scores = task.score(dataset, labelled(predicted))
-    values = contents(
-        report, task=task.name, metric=metric, examples=len(dataset), scores=scores, baselines=task.baselines(dataset)
-    )
+    values = contents(task, report, len(dataset), scores, task.baselines(dataset))
     write_report(folder, report, values)
     return values
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.reports.picture import draw_confusion
 from fastbert.tasks.reports.report import Baseline, Report, by_key
+
+if TYPE_CHECKING:
+    from fastbert.tasks.base import Task
 
 FILE = "report.json"
 PER_CLASS, GROUPS, ERRORS = "per_class.tsv", "groups.tsv", "errors.tsv"
@@ -19,17 +22,13 @@ MAX_PAIRS = 20  # confused pairs in report.json
 
 
 def contents(
-    report: Report,
-    *,
-    task: str,
-    metric: str,
-    examples: int,
-    scores: Mapping[str, float],
-    baselines: Sequence[Baseline],
+    task: Task[Any], report: Report, examples: int, scores: Mapping[str, float], baselines: Sequence[Baseline]
 ) -> dict[str, Any]:
-    """Return the content of report.json: all but the errors themselves and the confusion matrix."""
+    """Return the content of report.json: all but the errors themselves and the confusion matrix. `metric` there is the
+    task's main metric, or where `scores` lack that the first that they have."""
+    metric = next((name for name in (task.main_metric, *task.metrics) if name in scores), task.main_metric)
     values: dict[str, Any] = {
-        "task": task,
+        "task": task.name,
         "metric": metric,
         "examples": examples,
         "errors": len(report.errors.rows),
