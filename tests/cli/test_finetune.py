@@ -50,6 +50,7 @@ def finetune(toy: Path, task: str, out: Path, **flags: str) -> int:
         "--out": str(out),
         "--lr": "1e-2",
         "--batch-size": "16",
+        "--epochs": "3",
         "--max-length": "32",
         "--device": "cpu",
         "--dtype": "fp32",
