@@ -54,7 +54,12 @@ def test_shell_blocks_name_commands_and_flags_that_exist(document: Path) -> None
     from fastbert.cli.flags import parse
 
     for command, *flags in commands(document.read_text()):
-        parse(import_module(f"fastbert.cli.{COMMANDS[command][0]}").Config, command, flags)
+        module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")
+        if hasattr(module, "SUBCOMMANDS") and flags:
+            what, *flags = flags
+            parse(module.subcommand(what), f"{command} {what}", flags)
+        elif not hasattr(module, "SUBCOMMANDS"):
+            parse(module.Config, command, flags)
 
 
 @by_name

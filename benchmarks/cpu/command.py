@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fastbert.benchmarks.cpu import report
 from fastbert.benchmarks.cpu.lineup import Say
 from fastbert.benchmarks.harness import records
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
+from fastbert.io.figures import PICTURES
 
 MOST_THREADS = 1024
 Progress = Callable[[int, int, str], None]
@@ -77,8 +77,8 @@ def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
 
 def check_files(json: Path | None, chart: Path | None) -> None:
     """Raise `UserError` now for files that could not be written after a long measurement."""
-    if chart is not None and chart.suffix not in report.PICTURES:
-        raise UserError(f"--chart {chart} must end in {', '.join(report.PICTURES)}")
+    if chart is not None and chart.suffix not in PICTURES:
+        raise UserError(f"--chart {chart} must end in {', '.join(PICTURES)}")
     for flag, path in (("json", json), ("chart", chart)):
         if path is not None and path.is_dir():
             raise UserError(f"--{flag} {path} is a folder: name a file")

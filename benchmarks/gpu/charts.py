@@ -9,6 +9,7 @@ from typing import Any
 from fastbert.benchmarks.gpu.goals import LENGTHS, Rows, Sections
 from fastbert.benchmarks.harness import report
 from fastbert.benchmarks.harness.measure import AGREEING, FASTBERT, Row
+from fastbert.io.figures import bar_style, figure_file, finish_axes, legend_below
 
 FUSED_RIVALS = ("eager", "eager compiled")
 
@@ -34,8 +35,7 @@ def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
         if rows:
             names = [field.name for field in fields(Row)]
             table = [Row(**{name: row[name] for name in names}) for row in rows]
-            report.chart(folder / name, table, title=f"{subject}, {title}")
-            written.append(name)
+            written += [path.name for path in report.chart(folder / name, table, title=f"{subject}, {title}")]
     return written
 
 
@@ -47,34 +47,29 @@ def _copy(sections: Sections) -> float | None:
 
 def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
     """Draw groups of bars by pattern, direction and width, and a line at the bandwidth of a copy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    figure, axis = plt.subplots(figsize=(9, 1.5 + 0.42 * len(workloads)), layout="constrained")
-    colors = {FASTBERT: report.FASTBERT_COLOR, **dict(zip(FUSED_RIVALS, ("0.45", "0.7")))}
-    for bar, (name, color) in enumerate(colors.items()):
-        by_workload = {row["workload"]: row for row in rows if row["contender"] == name}
-        positions = [index + 0.27 * (bar - 1) for index in range(len(workloads))]
-        lengths = [
-            by_workload[workload]["gigabytes_per_second"] if workload in by_workload else 0.0 for workload in workloads
-        ]
-        bars = axis.barh(positions, lengths, 0.26, label=name, color=color)
-        for bar, workload in zip(bars, workloads):
-            if workload in by_workload and by_workload[workload]["outputs"] not in AGREEING:
-                bar.set(hatch="//", edgecolor="black", facecolor=report.WRONG_COLOR)
-    if copy is not None:
-        axis.axvline(copy, color="black", linewidth=1, linestyle="--", label="copy")
-    axis.set_yticks(range(len(workloads)), workloads, fontsize=8)
-    axis.invert_yaxis()
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("GB/s of the minimum traffic of the pattern (more is better)", fontsize=8)
-    axis.legend(fontsize=8)
-    figure.suptitle(f"Fused patterns: {title}", fontsize=11)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    with figure_file(path, 9, 1.5 + 0.42 * len(workloads)) as figure:
+        axis = figure.subplots()
+        styles = {FASTBERT: bar_style(0), **{name: bar_style(index) for index, name in enumerate(FUSED_RIVALS, 1)}}
+        for bar, (name, style) in enumerate(styles.items()):
+            by_workload = {row["workload"]: row for row in rows if row["contender"] == name}
+            positions = [index + 0.27 * (bar - 1) for index in range(len(workloads))]
+            lengths = [
+                by_workload[workload]["gigabytes_per_second"] if workload in by_workload else 0.0
+                for workload in workloads
+            ]
+            axis.barh(positions, lengths, 0.26, label=name, **style)
+            for position, length, workload in zip(positions, lengths, workloads, strict=True):
+                if workload in by_workload and by_workload[workload]["outputs"] not in AGREEING:
+                    axis.text(length, position, f" wrong: {by_workload[workload]['outputs']}", va="center", fontsize=7)
+        if copy is not None:
+            axis.axvline(copy, color="black", linewidth=1, linestyle="--", label="copy")
+        axis.set_yticks(range(len(workloads)), workloads, fontsize=8)
+        axis.invert_yaxis()
+        finish_axes(axis)
+        legend_below(figure, axis.get_legend_handles_labels()[0])
+        axis.set_xlabel("GB/s of the minimum traffic of the pattern (more is better)", fontsize=8)
+        figure.suptitle(f"Fused patterns: {title}", fontsize=11)
 
 
 def _title(sections: Sections) -> str:
@@ -85,22 +80,18 @@ def _title(sections: Sections) -> str:
 
 def _draw_attention(path: Path, rows: Rows, title: str) -> None:
     """Draw one panel per direction, padding and dropout: groups of bars by length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     plain = [row for row in rows if not any(row["details"][name] for name in ("causal", "bias", "compiled"))]
     panels = [(padding, dropout) for padding in ("full", "half") for dropout in (0.0, 0.1)]
-    figure, axes = plt.subplots(2, len(panels), figsize=(20, 8), squeeze=False, layout="constrained")
-    for down, direction in enumerate(("forward", "backward")):
-        for across, (padding, dropout) in enumerate(panels):
-            filters = {"direction": direction, "padding": padding, "dropout": dropout}
-            selected = [row for row in plain if all(row["details"][name] == value for name, value in filters.items())]
-            _panel(axes[down][across], selected, f"{direction}, {padding}, dropout {dropout:g}")
-    figure.suptitle(f"Attention, TFLOP/s of real tokens (more is better): {title}", fontsize=11)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    with figure_file(path, 20, 8) as figure:
+        axes = figure.subplots(2, len(panels), squeeze=False)
+        for down, direction in enumerate(("forward", "backward")):
+            for across, (padding, dropout) in enumerate(panels):
+                filters = {"direction": direction, "padding": padding, "dropout": dropout}
+                selected = [
+                    row for row in plain if all(row["details"][name] == value for name, value in filters.items())
+                ]
+                _panel(axes[down][across], selected, f"{direction}, {padding}, dropout {dropout:g}")
+        figure.suptitle(f"Attention, TFLOP/s of real tokens (more is better): {title}", fontsize=11)
 
 
 def _panel(axis: Any, rows: Rows, title: str) -> None:
@@ -108,14 +99,12 @@ def _panel(axis: Any, rows: Rows, title: str) -> None:
     rows = [row for row in rows if row["details"]["length"] in LENGTHS and row["details"]["head_dim"] == 64] or rows
     lengths = sorted({row["details"]["length"] for row in rows})
     contenders = sorted({row["contender"] for row in rows}, key=lambda name: (name != FASTBERT, name))
-    greys = [str(0.3 + 0.5 * index / max(len(contenders), 1)) for index in range(len(contenders))]
     for index, name in enumerate(contenders):
         heights = [next((r["tflops"] for r in rows if r["contender"] == name and r["details"]["length"] == n), 0.0)
                    for n in lengths]  # fmt: skip
         width = 0.85 / len(contenders)
         positions = [x - 0.425 + (index + 0.5) * width for x in range(len(lengths))]
-        color = report.FASTBERT_COLOR if name == FASTBERT else greys[index]
-        axis.bar(positions, heights, width, label=name, color=color)
+        axis.bar(positions, heights, width, label=name, **bar_style(index))
     axis.set_xticks(range(len(lengths)), [str(length) for length in lengths])
     axis.spines[["top", "right"]].set_visible(False)
     if contenders:

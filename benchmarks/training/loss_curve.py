@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastbert.benchmarks.cpu import report
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.measure import FASTBERT
-from fastbert.benchmarks.harness.report import FASTBERT_COLOR
 from fastbert.config import BertConfig
+from fastbert.io.figures import BLACK, BLUE, GREEN, ORANGE, figure_file, finish_axes
 
 SEED = 3
 VOCABULARY, TEXT_BYTES = 2048, 2_000_000
@@ -26,10 +25,10 @@ TAIL = 0.1  # share of the last steps whose mean is the final loss; curves are s
 REFERENCE = "eager fp32"
 # Color, line, width: the curves overlap, so those drawn first are wider.
 STYLES = {
-    REFERENCE: ("black", "-", 4.0),
-    "fastbert fp32": ("#E69F00", "-", 2.5),
-    "fastbert bf16": (FASTBERT_COLOR, "-", 1.5),
-    "eager bf16": ("#CCCCCC", "--", 1.0),
+    REFERENCE: (BLACK, "-", 4.0),
+    "fastbert fp32": (ORANGE, "-", 2.5),
+    "fastbert bf16": (BLUE, "--", 1.5),
+    "eager bf16": (GREEN, ":", 1.8),
 }
 Progress = Callable[[int, int, str], None]
 Say = Callable[[str], None]
@@ -213,30 +212,22 @@ def write(path: Path, curves: Curves, threads: int) -> None:
 
 def chart(path: Path, curves: Curves, title: str) -> None:
     """Draw the smoothed losses, and below them their differences from the reference."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     smooth = {curve.name: smoothed(curve.losses, curves.window) for curve in curves.curves}
     reference = smooth[REFERENCE]
     steps = range(curves.window, curves.steps + 1)
-    figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6.4), sharex=True, layout="constrained")
-    for curve in curves.curves:
-        color, line, width = STYLES[curve.name]
-        style = {"color": color, "linestyle": line, "linewidth": width, "marker": "." if len(steps) == 1 else None}
-        above.plot(steps, smooth[curve.name], **style, label=f"{curve.name}, final {curve.final_loss:.4f}")
-        if curve.name != REFERENCE:
-            difference = [100 * (a - b) / reference[-1] for a, b in zip(smooth[curve.name], reference)]
-            below.plot(steps, difference, **style, label=f"{curve.name}, final {curve.final_off:+.3%}")
-    above.set_ylabel(f"loss, mean of {curves.window} steps")
-    below.axhline(0, color="black", linewidth=0.8)
-    below.set_ylabel(f"difference from {REFERENCE},\n% of the final loss")
-    below.set_xlabel("step")
-    for axis in (above, below):
-        axis.legend(fontsize=8, frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=10)
-    with report.whole(path) as unfinished:
-        figure.savefig(unfinished, dpi=120)
-    plt.close(figure)
+    with figure_file(path, 8, 6.4) as figure:
+        above, below = figure.subplots(2, 1, sharex=True)
+        for curve in curves.curves:
+            color, line, width = STYLES[curve.name]
+            style = {"color": color, "linestyle": line, "linewidth": width, "marker": "." if len(steps) == 1 else None}
+            above.plot(steps, smooth[curve.name], **style, label=f"{curve.name}, final {curve.final_loss:.4f}")
+            if curve.name != REFERENCE:
+                difference = [100 * (a - b) / reference[-1] for a, b in zip(smooth[curve.name], reference)]
+                below.plot(steps, difference, **style, label=f"{curve.name}, final {curve.final_off:+.3%}")
+        above.set_ylabel(f"loss, mean of {curves.window} steps")
+        below.axhline(0, color="black", linewidth=0.8)
+        below.set_ylabel(f"difference from {REFERENCE},\n% of the final loss")
+        below.set_xlabel("step")
+        for axis in (above, below):
+            finish_axes(axis, legend=True)
+        figure.suptitle(title, fontsize=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +124,11 @@ def _show(config: Config, scored: _Scored, scores: Mapping[str, float]) -> None:
     values = contents(task, report, len(dataset), scores, task.baselines(dataset))
     width = max(map(len, scores))
     print("\n".join(f"{name:<{width}}  {value:>9.4f}{beside(name, values)}" for name, value in scores.items()))
-    lines = warning_lines(Path(dataset.path).name, values)
     if config.report is not None:
         write_report(config.report, report, values)
-        lines = [*class_lines(values), *lines, f"report: {config.report}"]
-    if lines:
-        print("\n".join(lines))
+        print("\n".join([*class_lines(values), f"report: {config.report}"]))
+    for line in warning_lines(Path(dataset.path).name, values):  # apart from the scores, which programs read
+        print(line, file=sys.stderr)
 
 
 def _score(config: Config) -> _Scored:

@@ -68,7 +68,7 @@ def flags_of(config: type[Any]) -> list[Flag]:
             Flag(
                 field=item.name,
                 hint=_of_values(hint, notes),
-                default=item.default,
+                default=item.default if item.default_factory is dataclasses.MISSING else item.default_factory(),
                 text=_documented(home.__module__).get(home.__name__, {}).get(item.name, ""),
                 group=home.__dict__.get("GROUP", flags.OTHER),
                 rare=flags.is_rare(item.metadata),

@@ -231,21 +231,6 @@ def test_a_table_of_nothing_but_absent_contenders(tmp_path: Path) -> None:
     assert one["details"] == {"reason": "not installed (no module other)"}
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text("before")
-
-    def interrupted() -> None:
-        with report.whole(path) as unfinished:
-            unfinished.write_text("ha")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert path.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux to find processes")
 def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-P", bench_encoder.__file__, "--quick", "--threads", "1", "--rounds", "100000"]

@@ -266,6 +266,7 @@ def test_the_command_prints_a_table_and_writes_files(
     assert "lines.txt, lines, cold" in printed.out
     assert "50 texts" in printed.err
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["contender"] == "fastbert"
-    assert (tmp_path / "chart.png").stat().st_size > 10_000
+    assert "chart-1.png to chart-2.png" in printed.err, "more than eight panels"
+    assert all((tmp_path / f"chart-{page}.png").stat().st_size > 10_000 for page in (1, 2))
     assert main(["bench", "tokenizer", "--text", str(text)]) == 2
     assert "--text and --vocab belong together" in capsys.readouterr().err

@@ -1,17 +1,20 @@
 """The benchmarks' harness: comparison, turns, rows, table, chart, and contenders in processes of their own."""
 
+import io
 import json
 import os
 import time
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastbert.benchmarks.harness import measure, records, report
+from fastbert.benchmarks.harness import measure, pictures, records, report, tables
 from fastbert.benchmarks.harness.isolation import Isolated, Local
 from fastbert.benchmarks.harness.measure import ContenderFailed, Row, Timing
+from fastbert.io import figures
 
 DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
 DESIGNED |= {"max_abs_difference", "dtype", "threads"}
@@ -151,7 +154,64 @@ def test_the_table_shows_and_marks(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.count("texts, cold") == 1
     [wrong] = [line for line in printed.splitlines() if " wrong " in f" {line} "]
-    assert "ids differ in 6 of 4,765 texts (by 7)" in " ".join(wrong.split())
+    assert wrong.split()[-2:] == ["WRONG", "[1]"]
+    assert "\n[1] ids differ in 6 of 4,765 texts (by 7)\n" in printed
+
+
+LONG = "a contender with a long name of versions and dtype"
+
+
+@pytest.mark.parametrize("width", [None, 60, 80, 100, 200])
+def test_tables_fit_their_width_and_say_what_they_leave_out(width: int | None) -> None:
+    rich_console = pytest.importorskip("rich.console")
+    terminal = {} if width is None else {"width": width, "force_terminal": True, "color_system": None}
+    console = rich_console.Console(file=io.StringIO(), **terminal)
+    rows = [replace(row, contender=f"{row.contender} {LONG}", median_ms=123456.7, p20=123000.0) for row in example()]
+    report.show([*rows, *(replace(row, workload="texts, warm", details={"note": "used 1.9"}) for row in rows)], console)
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= (width or 100)
+    assert "123,457" in printed
+    assert "tokens/s" in printed
+    assert "e+" not in printed
+    assert "[1] used 1.9" in printed
+    assert ("left out here" in printed) == (width in (60, 80))
+    assert ("p20-p80" in printed.split("left out here")[0]) == (width != 60)
+
+
+def test_notes_are_numbered_once() -> None:
+    notes = tables.Notes()
+    assert notes.mark([]) == ""
+    assert notes.mark(["b", "a"]) == "[1, 2]"
+    assert notes.mark(["c", "b"]) == "[1, 3]"
+    assert notes.lines() == ["[1] b", "[2] a", "[3] c"]
+
+
+def test_charts_carry_the_notes_of_the_table_and_have_at_most_eight_panels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="charts need matplotlib")
+    drawn = []
+
+    @contextmanager
+    def figure_file(*arguments: object):
+        with figures.figure_file(*arguments) as figure:  # type: ignore[arg-type]
+            drawn.append(figure)
+            yield figure
+
+    monkeypatch.setattr(pictures, "figure_file", figure_file)
+    rows = [replace(row, workload=f"workload {n}") for n in range(17) for row in example()]
+    rows[0].details["note"] = "had only 0.5 of a processor"
+    files = report.chart(tmp_path / "chart.png", rows, title="here")
+    assert [file.name for file in files] == ["chart-1.png", "chart-2.png", "chart-3.png"]
+    assert all(file.exists() for file in files)
+    assert [sum(axes.has_data() for axes in figure.axes) for figure in drawn] == [6, 6, 5]
+    below = drawn[0].get_supxlabel()
+    assert "[1] had only 0.5 of a processor" in below
+    assert "[2] ids differ in 6 of 4,765 texts (by 7)" in below
+    behind = [text.get_text() for text in drawn[0].axes[0].texts]
+    assert [text.partition("[")[2] for text in behind] == ["1]", "", "2]"]
+    assert "chart-1.png to chart-3.png" in capsys.readouterr().err
+    assert report.chart(tmp_path / "one.png", rows[: 8 * 3], title="here") == [tmp_path / "one.png"]
 
 
 def test_the_chart_is_a_picture_with_our_colour_and_a_mark(tmp_path: Path) -> None:
@@ -161,7 +221,7 @@ def test_the_chart_is_a_picture_with_our_colour_and_a_mark(tmp_path: Path) -> No
     report.chart(tmp_path / "chart.png", [*example(), *example()], title="on this machine")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n")
     pixels = plt.imread(tmp_path / "chart.png")[..., :3]
-    for color in (report.FASTBERT_COLOR, report.OTHER_COLOR, report.WRONG_COLOR):
+    for color in (pictures.FASTBERT_COLOR, pictures.OTHER_COLOR, pictures.WRONG_COLOR):
         assert (np.abs(pixels - np.array(to_rgb(color), np.float32)).max(-1) < 0.01).sum() > 500, color
 
 

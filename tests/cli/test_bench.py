@@ -57,7 +57,10 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
         ("bench nope", "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed"),
         ("bench tokenzer", "did you mean `fastbert bench tokenizer`?"),
         ("bench --quick", "bench '--quick': comes before the workload; choose one of tokenizer, "),
-        ("bench encoder --vocab x", "unknown flag --vocab; `fastbert bench encoder --help` shows the flags"),
+        (
+            "bench encoder --vocab x",
+            "unknown flag --vocab, which `fastbert bench tokenizer` and `fastbert bench training` have",
+        ),
         ("bench embed --folders x", "unknown flag --folders; did you mean --folder?"),
         ("bench encoder --chart rows.txt", "--chart rows.txt must end in .png"),
         ("bench tokenizer --measures lukewarm", "unknown measure 'lukewarm'; there are cold, warm"),

@@ -120,7 +120,7 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
         pytest.param("try --kind odd", "--kind odd: choose one of soft, hard;", id="choice"),
         pytest.param(
             "finetune --task nope",
-            "--task nope: choose one of classification, regression, tagging, span, choice, seq2seq;",
+            "--task nope: choose one of classification, multilabel, regression, tagging, span, choice, seq2seq;",
             id="optional-choice",
         ),
         pytest.param("try --kind", "--kind: a value is missing;", id="no-value"),

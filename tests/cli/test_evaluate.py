@@ -80,11 +80,14 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
     flags = ("--task", "classification", "--gold", tmp_path / "g.csv", "--predictions", tmp_path / "p.jsonl")
     columns = ("--text-column", "body", "--label-column", "kind", "--id-column", "name")
     assert evaluate(*flags, *columns) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    printed_lines = capsys.readouterr()
+    assert printed_lines.out.splitlines() == [
         "accuracy    50.0000 (majority class 50.00, chance 50.00)",
         "f1           0.0000 (majority class 0.00)",
         "macro_f1    33.3333 (majority class 33.33)",
         "matthews     0.0000 (majority class 0.00, chance 0.00)",
+    ]
+    assert printed_lines.err.splitlines() == [
         "warning: g.csv: all predictions are 'x', the class of 50.0 % of the examples;",
         "  train for more steps, or with a different --lr",
     ]

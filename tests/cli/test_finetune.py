@@ -175,11 +175,11 @@ def test_a_glue_submission_grows(toy: Path, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["finetune"], "--task is missing"),
-        (["finetune", "--task", "classification"], "--model is missing"),
+        (["finetune", "--frozen"], "--task is missing"),
+        (["finetune", "--task", "classification", "--train", "x.tsv"], "--model is missing"),
         (["finetune", "--task", "poetry"], "poetry"),
-        (["finetune", "--task", "span", "--model", "nowhere", "--train", "x.json"], "nowhere"),
-        (["predict"], "--model is missing"),
+        (["finetune", "--task", "span", "--model", "nowhere", "--train", "x.json"], "--train x.json: no such file"),
+        (["predict", "--text", "x.tsv"], "--model is missing"),
         (["predict", "--model", "nowhere"], "--text is missing"),
         (["evaluate", "--model", "nowhere"], "--gold is missing"),
     ],

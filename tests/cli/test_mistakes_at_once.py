@@ -43,7 +43,7 @@ MISTAKES = {
     "plot --runs nope": "--runs nope: no such file or folder",
     "plot --runs model": "--runs model/metrics.jsonl: no such file",
     "plot --runs run --out plot.docx": "--out plot.docx: must end in .png, .pdf, .svg",
-    "finetune --model model": "--task is missing: classification, regression, ",
+    "finetune --model model": "--task is missing: classification, multilabel, regression, ",
     "finetune --task classification --train table.tsv": "--model is missing: the folder of a pre-trained model",
     "finetune --task classification --model model": "--train is missing: a file with training examples",
     "finetune --task classification --model nope --train nope.tsv": "--train nope.tsv: no such file",
