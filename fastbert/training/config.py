@@ -77,7 +77,7 @@ class _Training:
     GROUP: ClassVar = TRAINING
 
     epochs: float | None = None
-    """Passes over the corpus, also a fraction of one (default: as many as make 7 million tokens, 1 to 40, unless
+    """Passes over the corpus, also a fraction of one (default: as many as make 6 million tokens, 1 to 40, unless
     --steps or --hours is given)."""
     steps: int | None = None
     """Optimiser steps, instead of --epochs."""

@@ -26,7 +26,7 @@ def test_wide_models_get_the_papers_learning_rate_and_narrow_ones_a_higher_one()
 
 
 def test_small_corpora_are_repeated_in_small_batches() -> None:
-    assert [defaults.epochs(tokens) for tokens in (10, 1.2e6, 7e6, 1e9)] == [40, 6, 1, 1]
+    assert [defaults.epochs(tokens) for tokens in (10, 1.2e6, 6e6, 1e9)] == [40, 5, 1, 1]
     assert [defaults.batch_size(samples) for samples in (1, 64_000, 300_000, 1e8)] == [32, 32, 128, 256]
     assert [defaults.batch_size_of_steps(steps) for steps in (10, 2_000, 8_000, 1_000_000)] == [32, 32, 128, 256]
 
