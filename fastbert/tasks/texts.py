@@ -208,6 +208,11 @@ class Classification(TextTask):
 
     @classmethod
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
+        if config.problem_type == "multi_label_classification":
+            raise UserError(
+                f"--task classification: {folder} was trained for sets of labels (problem_type in its config.json);"
+                " use --task multilabel"
+            )
         return tuple(config.id2label.values())
 
     def head_config(self, config: BertConfig) -> BertConfig:

@@ -34,6 +34,9 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
         raise UserError(f"x axis {x_axis!r} is not one of {', '.join(X_AXES)}")
     several = len(runs) > 1
     with figure_file(out, 11, 4.2) as figure:
+        for run in runs:
+            if (run / "results.json").is_file():
+                raise UserError(f"{run}: is a run of fine-tuning, whose curves are in {run / 'loss.png'}; leave it out")
         histories = {run: read_metrics(run / "metrics.jsonl" if run.is_dir() else run) for run in runs}
         for run, history in histories.items():
             if not history:

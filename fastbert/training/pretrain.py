@@ -264,7 +264,7 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceToken
     if source:
         return WordPieceTokenizer.from_pretrained(source)
     corpus = config.find_corpus()
-    report = reporter.on_stage("reading for the vocabulary", corpus.total_bytes)
+    report = reporter.on_stage("vocabulary", corpus.total_bytes)
     sentences = chain.from_iterable(corpus.documents(report))
     assert config.vocab_size is not None
     vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fastbert.errors import UserError
 from fastbert.io import figures
 from fastbert.training import plot
 
@@ -136,3 +137,10 @@ def test_trials_have_their_baselines(tmp_path: Path, drawn: list[Any]) -> None:
 def test_without_evaluations_there_is_one_panel(tmp_path: Path, drawn: list[Any]) -> None:
     plot.plot_trials(finetuning(tmp_path / "run", [[]]), "accuracy")
     assert len(drawn[-1].axes) == 1
+
+
+def test_runs_of_fine_tuning_have_a_plot_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(UserError, match="is a run of fine-tuning, whose curves are in .*loss.png"):
+        plot.plot_runs([tmp_path], tmp_path / "out.png")
+    assert not (tmp_path / "out.png").exists()
