@@ -248,7 +248,7 @@ def test_models_of_other_libraries(place: Path, tmp_path: Path, problem: str | N
     predictions = predict(trained.task, trained.model, trained.tokenizer, data)
     assert predictions[0]["labels"] == ["joy", "fear", "awe"]
     if problem is not None:
-        with pytest.raises(UserError, match="was trained for sets of labels .* use --task multilabel"):
+        with pytest.raises(UserError, match=r"was trained for sets of labels .* use --task multilabel"):
             load_trained(str(tmp_path), task="classification", device="cpu")
     values = json.loads((tmp_path / "config.json").read_text()) | {"problem_type": "single_label_classification"}
     (tmp_path / "config.json").write_text(json.dumps(values))

@@ -141,6 +141,6 @@ def test_without_evaluations_there_is_one_panel(tmp_path: Path, drawn: list[Any]
 
 def test_runs_of_fine_tuning_have_a_plot_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UserError, match="is a run of fine-tuning, whose curves are in .*loss.png"):
+    with pytest.raises(UserError, match=r"is a run of fine-tuning, whose curves are in .*loss\.png"):
         plot.plot_runs([tmp_path], tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
