@@ -146,7 +146,7 @@ def _dispatch(words: list[str], common: _Common) -> int:
     if not words or (helping and len(words) == len(helping)):
         print(overview())
         return 0
-    command, *flags = words if words[0] not in HELP else [next(word for word in words if word not in HELP), *helping]
+    command, *flags = words if words[0] not in HELP else [*(word for word in words if word not in HELP), *helping]
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean `fastbert {close[0]}`?" if close else "`fastbert --help` lists the commands"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastbert.checkpoints.source import find_source
 from fastbert.errors import UserError
+from fastbert.io.text import plain_name
 from fastbert.io.untrusted_input import require_regular_file
 
 STDIN = "-"
@@ -60,16 +61,25 @@ def check_new_folder(flag: str, path: Path | None) -> None:
 def check_examples(flag: str, path: str | Path | None, task: str | None) -> None:
     """Raise `UserError` for examples that are missing, or that a task cannot read by the suffix of their file.
 
-    None and standard input pass; FOLDER#SPLIT is a split of a folder of `datasets`.
+    None and standard input pass. FOLDER#SPLIT is a split of a folder of `datasets`, FILE.json#SPLIT one of CLINC150.
     """
     if path is None or str(path) == STDIN:
         return
-    if not Path(str(path).partition("#")[0] if "#" in str(path) and not Path(path).exists() else path).is_dir():
-        check_file(flag, path)
+    source = _without_split(str(path))
+    is_folder = Path(source).is_dir()
+    if not is_folder:
+        check_file(flag, source)
     if task is not None:
         from fastbert.tasks.registry import task_class
 
-        task_class(task).check_suffix(str(path))
+        task_class(task).check_suffix(str(path) if is_folder else source)
+
+
+def _without_split(path: str) -> str:
+    """Return FOLDER of FOLDER#SPLIT and FILE.json of FILE.json#SPLIT, else the path."""
+    source, sign, _ = path.rpartition("#")
+    is_split = sign and not Path(path).exists() and (Path(source).is_dir() or plain_name(source).endswith(".json"))
+    return source if is_split else path
 
 
 def check_all_examples(flag: str, paths: Iterable[Path], task: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         f"checkpoints  {out / 'checkpoints'}",
         "",
         "What to run next:",
-        f'  fastbert fill-mask --model {result.run.model} "Returns the [MASK] of the list."',
+        f'  fastbert fill-mask --model {shlex.quote(str(result.run.model))} "Returns the [MASK] of the list."',
         "  fastbert pretrain --corpus YOUR_TEXT --model mini --out runs/mine     (your own text)",
         "  fastbert demo --minutes 20                                            (a better model)",
         "  fastbert doctor                                                       (what runs where, and why)",

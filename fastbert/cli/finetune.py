@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastbert.cli.checks import check_all_examples, check_models
+from fastbert.cli.checks import check_all_examples, check_file, check_models
 from fastbert.cli.training_view import shown
 from fastbert.finetuning.config import FinetuneConfig as Config
+from fastbert.tasks.class_weights import BALANCED, check_setting
 
 if TYPE_CHECKING:
     from fastbert.finetuning.run import FinetuneResult
@@ -21,9 +22,14 @@ EXAMPLES = (
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    if config.resume and (config.out / "config.json").exists():
+        return  # a finished run needs none of its inputs; any other checks them itself
     check_all_examples("--train", [config.train] if config.train is not None else [], config.task)
     check_all_examples("--eval", config.eval, config.task)
     check_models(config.model, config.teacher)
+    if config.class_weights not in (None, BALANCED):
+        check_setting(config.class_weights)
+        check_file("--class-weights", config.class_weights)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -42,6 +42,9 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
     except SystemExit:
         raise UserError(_one_line(printed.getvalue(), listed, command)) from None
     _refuse_empty_paths(listed, words)
+    for flag in listed:
+        if flag.name in given and getattr(read, flag.field) == ():  # of a flag that takes several, such as --eval
+            raise UserError(f"{flag.name}: a value is missing; `fastbert {command} --help` shows the flags")
     values = {
         flag.field: getattr(read, flag.field) if flag.positional or flag.name in given else flag.default
         for flag in listed

@@ -12,7 +12,7 @@ from fastbert.cli.flag_table import Flag, flags_of
 
 # Flags that are parsed before the command is known (see fastbert.cli.main), which explains them in its own help.
 COMMON = "Every command takes --help-all, -q/--quiet, -v/--verbose, --debug and --version: see `fastbert --help`."
-INDENT, COLUMN, WIDEST = 2, 26, 100
+INDENT, COLUMN, NARROWEST, WIDEST = 2, 26, 40, 100
 
 
 def show_help(config: type[Any], command: str, examples: Sequence[str], words: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ def show_help(config: type[Any], command: str, examples: Sequence[str], words: S
     console = Console(highlight=False, soft_wrap=True)
     listed = flags_of(config)
     shown = listed if "--help-all" in words else [flag for flag in listed if not flag.rare or _asked(flag, words)]
-    width = min(console.width, WIDEST)
+    width = min(max(console.width, NARROWEST), WIDEST)
     titles = {f"{flag.group}:" for flag in shown} | {"Examples:"}
     for line in _lines(config, command, examples, shown, len(listed) - len(shown), width):
         indent = len(line) - len(line.lstrip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -69,6 +70,6 @@ def run(config: Config, *, quiet: bool = False) -> int:
         shards = prepare(corpus, tokenizer, out, overwrite=config.overwrite, progress=progress)
     print(
         f"{out}: {shards.num_documents:,} documents, {shards.num_sentences:,} sentences, {shards.num_tokens:,} tokens\n"
-        f"next: fastbert pretrain --data {out} --model mini --out runs/mini"
+        f"next: fastbert pretrain --data {shlex.quote(str(out))} --model mini --out runs/mini"
     )
     return 0

@@ -19,6 +19,8 @@ EXAMPLES = (
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    if config.resume and (config.out / "config.json").exists():
+        return  # a run that has its vocabulary and shards needs no corpus; any other checks its inputs itself
     if config.corpus:
         config.find_corpus()
     if config.model.endswith(".json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,8 @@ def shown(command: str, out: Path, quiet: bool) -> Iterator[Reporter]:
         try:
             yield TrainingView(bars).reporter()
         except Stopped as stopped:
-            bars.message(f"saved {stopped.saved}; continue with: fastbert {command} --out {out} --resume")
+            resumed = shlex.join(["fastbert", command, "--out", str(out), "--resume"])
+            bars.message(f"saved {stopped.saved}; continue with: {resumed}")
             raise
 
 

@@ -274,7 +274,8 @@ def _source(config: Config, split: Split) -> dict[str, Any]:
 
 
 def _next_command(config: Config, out: Path) -> str:
-    return f"next: fastbert prepare --corpus {shlex.join(map(str, config.corpus))} --tokenizer {out} --out shards"
+    corpus = shlex.join(map(str, config.corpus))
+    return f"next: fastbert prepare --corpus {corpus} --tokenizer {shlex.quote(str(out))} --out shards"
 
 
 def _write_report(config: Config, report: dict[str, Any], folder: Path | None) -> Path | None:

@@ -310,17 +310,6 @@ def _sample(dataset: Dataset[Any], sizes: np.ndarray, most: int) -> tuple[Datase
     return Dataset(dataset.path, tuple(dataset[index] for index in chosen.tolist())), int(sizes[chosen].sum()), total
 
 
-def add_to_results(folder: Path, linear: LinearScores) -> None:
-    """Add the scores to results.json."""
-    results.add(
-        folder,
-        {
-            "baselines": {file: {NAME: dict(scores)} for file, scores in linear.scores.items()},
-            "linear_baseline": linear.description,
-        },
-    )
-
-
 def read_results(folder: Path) -> LinearScores | None:
     """Return the scores that results.json holds; None if there are none."""
     stored = results.stored(folder)

@@ -15,7 +15,7 @@ from fastbert.finetuning.config import Trial
 from fastbert.finetuning.fit import Progress, Scores
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.training.run_files import is_sealed, sealed, unsealed
+from fastbert.training.run_files import is_sealed, sealed
 
 FILE, FORMAT_VERSION = "results.json", 1
 
@@ -113,9 +113,10 @@ def write(
     results: Sequence[TrialResult],
     planned: int,
     baselines: Mapping[str, Mapping[str, Mapping[str, float]]],
+    linear_baseline: str | None = None,
 ) -> None:
     """Write results.json: the best point, each point of the grid, each trial, and the baselines: file -> baseline ->
-    metric -> score."""
+    metric -> score; `linear_baseline` describes the linear one in words."""
     best, kept = best_point(results), best_trial(results)
     points: dict[Any, list[TrialResult]] = {}
     for result in results:
@@ -133,19 +134,9 @@ def write(
         "trials": [asdict(result) for result in results],
         "finished": len(results) == planned,
     }
+    if linear_baseline is not None:
+        values["linear_baseline"] = linear_baseline
     write_atomic(folder / FILE, json.dumps(sealed(values), indent=2) + "\n")
-
-
-def add(folder: Path, values: Mapping[str, Any]) -> None:
-    """Add values to results.json; objects are merged with those of the same name."""
-    path = folder / FILE
-    write_atomic(path, json.dumps(sealed(_merged(unsealed(_values(path)), values)), indent=2) + "\n")
-
-
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of both; objects of the same name are merged, else the second's value counts."""
-    both = {name for name in first if isinstance(first[name], dict) and isinstance(second.get(name), dict)}
-    return {**first, **second, **{name: _merged(first[name], second[name]) for name in both}}
 
 
 def stored(folder: Path) -> dict[str, Any]:

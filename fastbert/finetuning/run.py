@@ -250,14 +250,13 @@ class _Run:
                 done.append(self._trial(trial, log, stop, continued))
                 self._keep(done)
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
-                results.write(out, self.task.name, self.task.main_metric, done, len(trials), baselines)
-                if linear is not None:
-                    baseline.add_to_results(out, linear)
+                description = None if linear is None else linear.description
+                results.write(out, self.task.name, self.task.main_metric, done, len(trials), baselines, description)
         return _ended(out, self.task.main_metric, done)
 
     def _linear_baseline(self) -> baseline.LinearScores:
-        """Add a linear model on the frozen encoder's vectors to the baselines; return its scores, those of results.json
-        if it has them."""
+        """Fit a linear model on the frozen encoder's vectors, unless results.json has its scores; add them to the
+        baselines."""
         linear = baseline.read_results(self.config.out) if self.config.resume else None
         if linear is None:
             self.reporter.on_message("baseline: fits a linear model on the vectors of the frozen model")

@@ -43,7 +43,7 @@ def figure_file(out: Path, width: float, height: float) -> Iterator[Any]:
 
     if not out.name:
         raise UserError(f"{str(out)!r} is not a file name; end it in {', '.join(PICTURES)}")
-    with style.context("default"):
+    with style.context(["default", {"text.parse_math": False}]):  # names of files and classes may hold a $
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
         ending = out.suffix.removeprefix(".").lower()
         if ending not in figure.canvas.get_supported_filetypes():

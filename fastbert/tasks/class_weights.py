@@ -32,6 +32,12 @@ class ClassWeightFlags:
     """Weight of each class in the loss: "balanced", or a .json file by label."""
 
 
+def check_setting(setting: str) -> None:
+    """Raise UserError for a setting of `ClassWeightFlags` that is neither `BALANCED` nor the name of a .json file."""
+    if setting != BALANCED and not setting.endswith(".json"):
+        raise UserError(f"--class-weights {setting}: must be {BALANCED}, or a .json file of weights by label")
+
+
 def class_weights(setting: str, labels: Sequence[str], classes: np.ndarray) -> np.ndarray:
     """Return the weight of each class, fp32 (labels,), for training examples with these classes, int64 (examples,).
 
@@ -71,8 +77,7 @@ def file_weights(path: str, labels: Sequence[str]) -> np.ndarray:
     from fastbert.tasks.readers.cells import number
     from fastbert.tasks.readers.tables import read_json
 
-    if not path.endswith(".json"):
-        raise UserError(f"--class-weights {path}: must be {BALANCED}, or a .json file of weights by label")
+    check_setting(path)
     values = read_json(path)
     if not isinstance(values, dict):
         raise UserError(f'{path}, line 1: must be a JSON object of weights by label, {{"rare": 3}} for example')

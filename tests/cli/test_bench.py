@@ -37,7 +37,11 @@ def test_alone_it_lists_the_workloads_and_the_shortest_useful_call(
     assert max(map(len, printed.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("words", [["bench", "{}", "--help"], ["help", "bench", "{}"]], ids=["flag", "help"])
+@pytest.mark.parametrize(
+    "words",
+    [["bench", "{}", "--help"], ["--help", "bench", "{}"], ["help", "bench", "{}"]],
+    ids=["flag", "flag-first", "help"],
+)
 @pytest.mark.parametrize("what", SUBCOMMANDS)
 def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word.format(what) for word in words]) == 0

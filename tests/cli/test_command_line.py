@@ -124,6 +124,7 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
             id="optional-choice",
         ),
         pytest.param("try --kind", "--kind: a value is missing;", id="no-value"),
+        pytest.param("try --corpus --steps 3", "--corpus: a value is missing;", id="no-values"),
         pytest.param("try --form None", "--form None: choose one of round, square;", id="none-is-no-choice"),
         pytest.param("try --stpes 3", "unknown flag --stpes; did you mean --steps?", id="swapped-letters"),
         pytest.param("try --max-steps 3", "unknown flag --max-steps; did you mean --steps?", id="alias"),
@@ -288,6 +289,11 @@ def test_help_has_groups_and_examples_and_fits(
         assert (rows[0] in short) == (not flag.rare), flag.name
 
 
+def test_help_on_a_terminal_of_ten_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    assert help_of("finetune", ["--help-all"], capsys)
+
+
 def test_the_help_of_finetune_is_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A flag that few people need is declared as `rare`, which only --help-all shows."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -297,11 +303,11 @@ def test_the_help_of_finetune_is_short(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert titles == ["Data:", "Model:", "Training:", "Output:", "Machine:", "Examples:"]
 
 
-def test_the_help_shows_the_flags_of_the_named_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "With --task span:" not in help_of("finetune", ["--help"], capsys)
-    shown = help_of("finetune", ["--task", "span", "--help"], capsys)
-    assert "With --task span:" in shown
-    assert "With --task seq2seq:" not in shown
+@pytest.mark.parametrize("task", ["multilabel", "seq2seq", "span", "tagging"])
+def test_the_help_shows_the_flags_of_the_named_task(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"With --task {task}:" not in help_of("finetune", ["--help"], capsys)
+    shown = help_of("finetune", ["--task", task, "--help"], capsys)
+    assert [line for line in shown if line.startswith("With --task")] == [f"With --task {task}:"]
 
 
 @pytest.mark.parametrize("command", PLAIN)

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert.cli import COMMANDS
+from fastbert.errors import UserError
 
 PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
 HUB = "nope: no such folder, and no model of that name in the Hub's cache"
@@ -54,6 +55,13 @@ MISTAKES = {
     "finetune --task tagging --model model --train table.tsv --teacher ./nope": "nope: no such folder; name one with",
     "finetune --task tagging --model model --train nope.conll": "--train nope.conll: no such file",
     "finetune --task span --model model --train nope#train": "--train nope#train: no such file",
+    "finetune --task classification --model model --train nope.json#train": "--train nope.json: no such file",
+    "finetune --task classification --model model --train clinc.json#train --class-weights nope.json": (
+        "--class-weights nope.json: no such file"
+    ),
+    "finetune --task classification --model model --train table.tsv --class-weights balance": (
+        "--class-weights balance: must be balanced, or a .json file"
+    ),
     "finetune --model unfinished --task span --train table.tsv": "unfinished: is a run that has not written its model",
     "predict --model model": "--text is missing: a file with the examples",
     "predict --text table.tsv": "--model is missing: the folder of a fine-tuned model",
@@ -134,6 +142,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     folder = tmp_path_factory.mktemp("mistakes")
     for name in ("text.txt", "table.tsv", "table.docx"):
         (folder / name).write_text("text\tlabel\na day\tgood\n")
+    (folder / "clinc.json").write_text('{"train": [["a day", "good"]]}')
     for name in ("model", "run", "run/model", "unfinished/checkpoints"):
         (folder / name).mkdir(parents=True)
     for name in ("run", "unfinished"):
@@ -157,6 +166,23 @@ def test_a_mistake_is_one_line_before_torch_is_imported(line: str, said: dict[st
 
 def test_every_command_with_flags_of_paths_is_here() -> None:
     assert {line.split()[0] for line in MISTAKES} == COMMANDS.keys() - {"bench", "doctor"}
+
+
+def test_inputs_that_a_resumed_run_no_longer_needs_may_be_gone(tmp_path: Path) -> None:
+    from fastbert.cli import finetune, pretrain
+
+    gone, out = tmp_path / "gone.tsv", tmp_path / "run"
+    configs = [
+        (pretrain, pretrain.Config(corpus=(gone,), out=out, resume=True)),
+        (finetune, finetune.Config(task="span", model=str(gone), train=gone, out=out, resume=True)),
+    ]
+    for module, config in configs:
+        with pytest.raises(UserError, match="no such file"):
+            module.check(config)
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    for module, config in configs:
+        module.check(config)
 
 
 @pytest.mark.parametrize("train", ["nope.tsv", "table.docx"])

@@ -76,6 +76,15 @@ def test_a_picture_is_opaque_and_in_our_style_whatever_the_user_set(tmp_path: Pa
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["figure.png"]
 
 
+def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    with figures.figure_file(tmp_path / "figure.svg", 4, 3) as figure:
+        axes = figure.subplots()
+        axes.plot([1, 2], [1, 2], label=r"run_$\frac$")
+        axes.set(title=r"accuracy on $\frac$.tsv")
+        figures.finish_axes(axes, legend=True)
+    assert (tmp_path / "figure.svg").is_file()
+
+
 def test_an_error_leaves_the_old_picture(tmp_path: Path) -> None:
     out = tmp_path / "figure.svg"
     out.write_text("old")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,9 @@ def test_wrong_sets_of_labels_come_with_what_is_missed_and_spurious() -> None:
     assert [(row[0], row[4]) for row in report.per_class.rows] == [("a", 2), ("b", 1)]
     # One of three labels right in three sets; every label: three of six right, none missed.
     majority, every = task.baselines(dataset)
+    # The same set in any order.
+    reordered = task.baselines(texts([("a", "b"), ("a",), ("b", "a")]))[0]
+    assert reordered.scores["subset_accuracy"] == pytest.approx(200 / 3)
     assert majority.scores["micro_recall"] == pytest.approx(100)
     assert every.scores["micro_f1"] == pytest.approx(100 * 2 * 0.5 / 1.5)
 
@@ -244,6 +248,19 @@ def test_answers_by_question_word_and_length() -> None:
     assert report.confusion is not None
     assert report.confusion.counts.tolist() == [[1, 1], [1, 0]]
     assert task.baselines(none)[0].scores["exact_match"] == pytest.approx(100 / 3)
+    # A file's confidence may be any numbers.
+    several = [{"id": f"q{i}", "text": "sea", "probability": [0.5] if i else 0.5} for i in range(3)]
+    assert [row[4] for row in task.report(none, several).errors.rows] == [0.5, None, None]
+
+
+def test_reports_on_answers_need_no_packages_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose metrics need none must not fail at its end."""
+    for name in ("sklearn", "sklearn.metrics", "scipy", "seqeval"):
+        monkeypatch.setitem(sys.modules, name, None)
+    dataset = Dataset("dev.json", (question(0, "What?", ("house",)), question(1, "Who?", ())))
+    report = make_task("span").report(dataset, [{"id": "q0", "text": "house"}, {"id": "q1", "text": "sea"}])
+    assert report.per_class is not None
+    assert [row[0] for row in report.per_class.rows] == ["answer", "no answer"]
 
 
 def test_choices_and_written_texts() -> None:
@@ -347,11 +364,15 @@ def test_files_of_a_report(tmp_path: Path) -> None:
 def test_of_many_classes_the_most_confused_are_drawn(tmp_path: Path) -> None:
     labels = [f"class {i}" for i in range(150)]
     confusion = classes.confusion([*labels, *labels[100:112] * 2], [*labels, *labels[101:113] * 2], labels)
+    assert confusion is not None
     chosen = most_confused(confusion)
     assert len(chosen) == MAX_CLASSES
     assert set(range(100, 113)) < set(chosen)
     draw_confusion(confusion, tmp_path / "confusion.png")
     assert len(confusion.to_table().rows) == 150
+    thousands = list(map(str, range(classes.MOST_CLASSES + 1)))
+    assert classes.confusion(thousands, thousands, thousands) is None
+    assert len(classes.per_class(thousands, thousands, thousands).rows) == len(thousands)
 
 
 @pytest.mark.parametrize("count", [2, 3, 150])

@@ -42,7 +42,8 @@ def classification_scores(
     """
     _same_length(gold, predicted)
     sklearn = library("sklearn.metrics")
-    missing = [label for label in labels if label not in set(gold)]
+    present = set(gold)
+    missing = [label for label in labels if label not in present]
     log_missing(missing, len(labels), where)
     macro = 100 * float(sklearn.f1_score(gold, predicted, average="macro", zero_division=0))
     scores = {"accuracy": 100 * float(sklearn.accuracy_score(gold, predicted))}
@@ -52,7 +53,7 @@ def classification_scores(
     else:
         scores["f1"] = macro
     scores["macro_f1"] = macro
-    if len(set(gold)) == 1:
+    if len(present) == 1:
         known = f"all {len(gold)} examples are of the class {gold[0]!r}"
         logger.warning("%s: %s: Matthews' correlation is not defined and left out", where, known)
     else:

@@ -59,6 +59,6 @@ def read_prediction(value: Any, where: str, name: str) -> tuple[str, ...]:
 
 def write_cell(labels: Sequence[str]) -> str:
     """Return labels as text that `read_prediction` reads: with `|` between them, or as a JSON list if a label holds a
-    separator itself."""
-    is_plain = not any(separator in label for label in labels for separator in (*SEPARATORS, "["))
+    separator itself, or a line break or TAB, which `cell` would replace."""
+    is_plain = not any(character in label for label in labels for character in (*SEPARATORS, *"[\t\r\n"))
     return cell(SEPARATORS[0].join(labels) if is_plain else json.dumps(list(labels), ensure_ascii=False))

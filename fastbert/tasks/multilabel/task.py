@@ -194,10 +194,11 @@ class MultiLabel(TextTask):
     def baselines(
         self, dataset: Dataset[TextExample], train: Dataset[TextExample] | None = None
     ) -> tuple[Baseline, ...]:
-        """Return the scores of predicting the most frequent set of labels, and every label, for all examples."""
+        """Return the scores of predicting the most frequent set of labels, whatever their order, and every label, for
+        all examples."""
         from fastbert.tasks.reports.baselines import scored
 
-        sets = Counter(labels_of(example) for example in train or dataset)
+        sets = Counter(tuple(sorted(labels_of(example))) for example in train or dataset)
         labels = self.labels or ordered(label for names in sets for label in names)
         ((frequent, _),) = sets.most_common(1)
         constant = {"majority": ("most frequent set", frequent), "all": ("every label", labels)}

@@ -28,7 +28,9 @@ def span_report(dataset: Dataset[QuestionExample], predictions: Sequence[Predict
     for example, prediction, text, (exact, f1) in zip(dataset, predictions, texts, scores, strict=True):
         if not exact:
             gold = " | ".join(dict.fromkeys(answer.text for answer in example.answers or ()))
-            rows.append((example.question, gold, text, 100 * f1, prediction.get("probability"), example.location))
+            score = prediction.get("probability")
+            confidence = float(score) if isinstance(score, int | float) else None
+            rows.append((example.question, gold, text, 100 * f1, confidence, example.location))
     per_class, confusion, warnings = None, None, _unanswered(texts)
     if has_none:
         gold_kinds = [ANSWER if example.answers else NO_ANSWER for example in dataset]

@@ -4,46 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
-from fastbert.tasks.metrics.library import library
 from fastbert.tasks.reports.report import Confusion, Table
 
 COLUMNS = ("class", "precision", "recall", "f1", "support", "predicted")
+MOST_CLASSES = 2_000  # of a confusion matrix
 COLLAPSED, COMMON = 0.95, 0.80  # shares of the predictions, and of the gold labels, of one class
 
 
 def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> Table:
-    """Compute precision, recall and F1 of each class, in percent, by scikit-learn; 0 where they are undefined."""
-    scores = library("sklearn.metrics").precision_recall_fscore_support(
-        list(gold), list(predicted), labels=list(labels), zero_division=0
-    )
-    return _table(labels, scores, Counter(predicted))
+    """Compute precision, recall and F1 of each class, in percent; 0 where they are undefined."""
+    return per_label([(name,) for name in gold], [(name,) for name in predicted], labels)
 
 
 def per_label(gold: Sequence[Collection[str]], predicted: Sequence[Collection[str]], labels: Sequence[str]) -> Table:
     """Compute the table of `per_class` for sets of labels, each label a yes-or-no question of its own."""
-    binarizer = library("sklearn.preprocessing").MultiLabelBinarizer(classes=list(labels), sparse_output=True)
-    matrices = [binarizer.fit_transform([set(names) for names in sets]) for sets in (gold, predicted)]
-    scores = library("sklearn.metrics").precision_recall_fscore_support(*matrices, zero_division=0)
-    return _table(labels, scores, Counter(name for names in predicted for name in set(names)))
+    support, guesses = (Counter(name for names in sets for name in set(names)) for sets in (gold, predicted))
+    right = Counter(name for x, y in zip(gold, predicted, strict=True) for name in set(x) & set(y))
+    rows = []
+    for label in labels:
+        precision, recall = (100 * right[label] / max(counts[label], 1) for counts in (guesses, support))
+        f1 = 200 * right[label] / max(support[label] + guesses[label], 1)
+        rows.append((label, precision, recall, f1, support[label], guesses[label]))
+    return Table(COLUMNS, rows)
 
 
-def _table(labels: Sequence[str], scores: Any, counts: Counter[str]) -> Table:
-    precision, recall, f1, support = (values.tolist() for values in scores)
-    return Table(
-        COLUMNS,
-        [
-            (label, 100 * precision[i], 100 * recall[i], 100 * f1[i], int(support[i]), counts[label])
-            for i, label in enumerate(labels)
-        ],
-    )
-
-
-def confusion(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str], what: str = "classes") -> Confusion:
-    """Count how often each class was predicted as each."""
+def confusion(
+    gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str], what: str = "classes"
+) -> Confusion | None:
+    """Count how often each class was predicted as each; None for more than 2,000 classes, whose matrix would be too
+    large."""
+    if len(labels) > MOST_CLASSES:
+        return None
     numbers = {label: number for number, label in enumerate(labels)}
     counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
     np.add.at(counts, ([numbers[name] for name in gold], [numbers[name] for name in predicted]), 1)

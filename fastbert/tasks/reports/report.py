@@ -75,7 +75,7 @@ class Baseline:
     """The scores of predictions that need no model."""
 
     key: str
-    """The key in results.json: `majority`, `chance` or `lookup`."""
+    """The key in results.json: `majority`, `chance`, `lookup`, `all` or `linear`."""
     name: str
     """The baseline in words: `majority class`, `all O`."""
     scores: Mapping[str, float]

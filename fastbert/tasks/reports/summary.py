@@ -75,4 +75,5 @@ def warning_lines(file: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _short(name: str, length: int = MAX_NAME) -> str:
+    name = "".join(character if character.isprintable() else " " for character in name)
     return name if len(name) <= length else f"{name[: length - 1]}…"
