@@ -31,6 +31,7 @@ from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, task_class
+from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.reports.files import contents, write_report
 from fastbert.tasks.reports.report import Baseline, by_key
 from fastbert.tasks.rows import Rows
@@ -215,9 +216,9 @@ class _Run:
     def _check_metric(self) -> None:
         """Raise `UserError` for a metric that is undefined on the first file, with labels of one class for example."""
         metric = self.task.main_metric
-        for file in self.evaluations[:1]:
-            defined = self.task.gold_scores(file.dataset)
-            if metric not in defined:
+        for number, file in enumerate(self.evaluations):
+            defined = self.task.gold_scores(file.dataset)  # logs what is wrong with the gold labels, once per file
+            if number == 0 and metric not in defined:
                 raise UserError(
                     f"--metric {metric}: is undefined on {file.dataset.path}, whose examples are all alike; choose one"
                     f" of {', '.join(name for name in self.task.metrics if name in defined) or 'another file'}"
@@ -312,7 +313,9 @@ class _Run:
         return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     def _evaluate(self, model: Any) -> Scores:
-        return {file.name: self.task.score(file.dataset, self._predict(model, file)) for file in self.evaluations}
+        predictions = [self._predict(model, file) for file in self.evaluations]
+        with unlogged():  # `_check_metric` has logged what is wrong with the gold labels
+            return {f.name: self.task.score(f.dataset, p) for f, p in zip(self.evaluations, predictions, strict=True)}
 
     def _predict(self, model: Any, file: _Evaluation) -> list[Prediction]:
         return self.task.decode(file.dataset, file.rows, outputs_of(self.task, model, file.rows))

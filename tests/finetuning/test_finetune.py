@@ -124,6 +124,14 @@ def test_several_files_to_evaluate_on(place: Path, tmp_path: Path) -> None:
     }
 
 
+def test_what_a_file_lacks_is_logged_once(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    header, *lines = (place / "dev.tsv").read_text().splitlines()
+    one = tmp_path / "one.tsv"
+    one.write_text("\n".join([header, *[line for line in lines if "good" in line.split("\t")][:3]]) + "\n")
+    finetune(config(place, tmp_path / "run", eval=(place / "dev.tsv", one)))
+    assert sum("1 class has no example: bad" in message for message in caplog.messages) == 1
+
+
 def test_files_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> None:
     files = []
     for name, labels in (("a", ("bad", "good")), ("b", ("good", "bad"))):

@@ -30,7 +30,7 @@ from fastbert.tasks.registry import make_task
 from fastbert.tasks.reports import classes
 from fastbert.tasks.reports.files import contents, read_contents, write_report
 from fastbert.tasks.reports.picture import MAX_CLASSES, draw_confusion, most_confused
-from fastbert.tasks.reports.report import Table, by_key
+from fastbert.tasks.reports.report import Baseline, Table, by_key
 from fastbert.tasks.reports.summary import WIDTH, class_lines, score_lines, warning_lines
 from fastbert.tasks.reports.tags import align, kind_of
 
@@ -132,6 +132,9 @@ def test_a_score_below_a_baseline_is_a_warning() -> None:
         said = [line for line in values["warnings"] if "below" in line]
         assert said == (["accuracy 50.00 is below that of a baseline, majority class (75.00); train for more --epochs,"
                          " or with a different --lr"] if warned else [])  # fmt: skip
+    # A linear baseline's scores are stored with four digits.
+    thirds = [Baseline("linear", "linear", {"accuracy": 66.6667})]
+    assert contents(task, report, 3, {"accuracy": 200 / 3}, thirds)["warnings"] == list(report.warnings)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ Scorer = Callable[[Dataset[Any], Sequence[Prediction]], dict[str, float]]
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
-    """Drop what the scorer logs about the gold labels, which it has logged for the model's predictions."""
+def unlogged() -> Iterator[None]:
+    """Drop what a scorer logs about the gold labels, which has been logged once."""
 
     def drop(record: object) -> bool:
         return False
@@ -30,5 +30,5 @@ def _unlogged() -> Iterator[None]:
 def scored(score: Scorer, dataset: Dataset[Any], key: str, name: str, field: str, values: Sequence[Any]) -> Baseline:
     """Return the baseline that predicts the given value, under `field`, for each example."""
     predictions = [{"id": example.id, field: value} for example, value in zip(dataset, values, strict=True)]
-    with _unlogged():
+    with unlogged():
         return Baseline(key, name, score(dataset, predictions))

@@ -48,8 +48,10 @@ def contents(
 
 def _below(metric: str, scores: Mapping[str, float], baselines: Sequence[Baseline]) -> list[str]:
     """Return a warning if the main metric is below that of a baseline."""
-    score = scores.get(metric)
-    better = [baseline for baseline in baselines if score is not None and baseline.scores.get(metric, score) > score]
+    if metric not in scores:
+        return []
+    score = round(scores[metric], 4)  # as a linear baseline's scores are stored
+    better = [baseline for baseline in baselines if round(baseline.scores.get(metric, score), 4) > score]
     if not better:
         return []
     best = max(better, key=lambda baseline: baseline.scores[metric])
