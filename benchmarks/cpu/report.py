@@ -9,7 +9,7 @@ from typing import Any
 
 from fastbert.benchmarks.cpu.lineup import Result, is_own
 from fastbert.benchmarks.harness.measure import Row
-from fastbert.benchmarks.harness.pictures import Bar, bars, draw_pages
+from fastbert.benchmarks.harness.pictures import Bar, bars, draw_workloads
 from fastbert.benchmarks.harness.tables import Column, Notes, console_of, milliseconds, number, print_table, span
 
 COLUMNS = (
@@ -25,7 +25,6 @@ COLUMNS = (
     Column("thr", 6),
     Column(""),  # of notes
 )
-PANELS_ACROSS = 2
 
 
 def show(result: Result, console: Any = None) -> None:
@@ -113,27 +112,19 @@ def chart(path: Path, result: Result, *, title: str) -> list[Path]:
     """Draw one panel of horizontal bars per workload: tokens per second. fastbert is blue, others grey; contenders that
     do not agree are orange and hatched. More than eight workloads make several numbered files. Returns the files."""
 
-    def rows_of(workload: str) -> list[Row]:
-        return [row for row in result.rows if row.workload == workload]
-
-    def size(page: Sequence[str]) -> tuple[float, float]:
-        across = min(PANELS_ACROSS, len(page))
-        tallest = max(len(rows_of(workload)) for workload in page)
-        return max(7.5, 5.8 * across), (0.8 + 0.3 * tallest) * -(-len(page) // across) + 0.9
-
-    def draw(figure: Any, page: Sequence[str], notes: Notes) -> None:
-        across = min(PANELS_ACROSS, len(page))
-        axes = figure.subplots(-(-len(page) // across), across, squeeze=False)
-        for axis in axes.flat[len(page) :]:
-            axis.set_axis_off()
-        for axis, workload in zip(axes.flat, page):
-            panel(axis, rows_of(workload), notes)
-        note_absent(result, page, notes)
-
+    by_workload: dict[str, list[Row]] = {}
+    for row in result.rows:
+        by_workload.setdefault(row.workload, []).append(row)
     wrong = any(not row.agrees for row in result.rows)
     legend = "\nbar with stripes: its values differ too much from the reference" if wrong else ""
-    workloads = list(dict.fromkeys(row.workload for row in result.rows))
-    return draw_pages(path, workloads, draw, size=size, title=f"{title}{legend}")
+    return draw_workloads(
+        path,
+        by_workload,
+        lambda axis, workload, notes: panel(axis, by_workload[workload], notes),
+        panel_width=5.8,
+        title=f"{title}{legend}",
+        page_notes=lambda page, notes: note_absent(result, page, notes),
+    )
 
 
 def note_absent(result: Result, workloads: Sequence[str], notes: Notes) -> None:

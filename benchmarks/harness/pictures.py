@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ from fastbert.io.figures import BLUE, GREY, ORANGE, figure_file
 
 FASTBERT_COLOR, OTHER_COLOR, WRONG_COLOR = BLUE, GREY, ORANGE
 MOST_PANELS = 8  # in a picture
+PANELS_ACROSS = 2
 ROOM = 1.9  # of a panel's longest bar: for the text behind it
 NOTE_HEIGHT = 0.14  # inches per line
 TITLE_WIDTH = 62  # characters
@@ -60,6 +61,38 @@ def draw_pages(
     if len(names) > 1:
         print(f"{path}: more than {MOST_PANELS} panels, in {names[0].name} to {names[-1].name}", file=sys.stderr)
     return names
+
+
+def draw_workloads(
+    path: Path,
+    rows: Mapping[str, Sequence[Any]],
+    panel: Callable[[Any, str, Notes], None],
+    *,
+    panel_width: float,
+    title: str,
+    page_notes: Callable[[Sequence[str], Notes], None] = lambda page, notes: None,
+) -> list[Path]:
+    """Draw one panel per workload, two across, as `draw_pages` does; return the files.
+
+    `rows` are those of each workload; `panel` draws a workload to its axes, and `page_notes` adds to the notes of a
+    page.
+    """
+
+    def size(page: Sequence[str]) -> tuple[float, float]:
+        across = min(PANELS_ACROSS, len(page))
+        tallest = max(len(rows[workload]) for workload in page)
+        return max(7.5, panel_width * across), (0.8 + 0.3 * tallest) * -(-len(page) // across) + 0.9
+
+    def draw(figure: Any, page: Sequence[str], notes: Notes) -> None:
+        across = min(PANELS_ACROSS, len(page))
+        axes = figure.subplots(-(-len(page) // across), across, squeeze=False)
+        for axis in axes.flat[len(page) :]:
+            axis.set_axis_off()
+        for axis, workload in zip(axes.flat, page):
+            panel(axis, workload, notes)
+        page_notes(page, notes)
+
+    return draw_pages(path, list(rows), draw, size=size, title=title)
 
 
 def bars(axis: Any, rows: Sequence[Bar], *, title: str, unit: str) -> None:

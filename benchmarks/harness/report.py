@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.harness.measure import FASTBERT, Row
-from fastbert.benchmarks.harness.pictures import Bar, bars, draw_pages
+from fastbert.benchmarks.harness.pictures import Bar, bars, draw_workloads
 from fastbert.benchmarks.harness.tables import Column, Notes, console_of, milliseconds, number, print_table, span
 
-PANELS_ACROSS = 2
 COLUMNS = (
     Column("contender"),
     Column("ms"),
@@ -67,22 +66,12 @@ def chart(path: Path, table: Sequence[Row], *, title: str) -> list[Path]:
     for row in table:
         by_workload.setdefault(row.workload, []).append(row)
 
-    def size(page: Sequence[str]) -> tuple[float, float]:
-        across = min(PANELS_ACROSS, len(page))
-        tallest = max(len(by_workload[workload]) for workload in page)
-        return max(7.5, 5.6 * across), (0.8 + 0.3 * tallest) * -(-len(page) // across) + 0.9
-
-    def draw(figure: Any, page: Sequence[str], notes: Notes) -> None:
-        across = min(PANELS_ACROSS, len(page))
-        axes = figure.subplots(-(-len(page) // across), across, squeeze=False)
-        for axis in axes.flat[len(page) :]:
-            axis.set_axis_off()
-        for axis, workload in zip(axes.flat, page):
-            _panel(axis, workload, by_workload[workload], notes)
+    def panel(axis: Any, workload: str, notes: Notes) -> None:
+        _panel(axis, workload, by_workload[workload], notes)
 
     wrong = any(not row.agrees for row in table)
     legend = "\nbar with stripes: its outputs differ from the reference" if wrong else ""
-    return draw_pages(path, list(by_workload), draw, size=size, title=f"{title}{legend}")
+    return draw_workloads(path, by_workload, panel, panel_width=5.6, title=f"{title}{legend}")
 
 
 def _panel(axis: Any, workload: str, rows: Sequence[Row], notes: Notes) -> None:

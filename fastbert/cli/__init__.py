@@ -80,8 +80,8 @@ class _Common:
         quiet = any(word in ("-q", "--quiet") for word in words)
         if quiet and verbose:
             raise UserError("--quiet and --verbose exclude each other; leave one out")
-        own = ("-q", "--quiet", "--debug", *_VERBOSE)
-        return cls(quiet, verbose, "--debug" in words), [word for word in words if word not in own]
+        common = ("-q", "--quiet", "--debug", *_VERBOSE)
+        return cls(quiet, verbose, "--debug" in words), [word for word in words if word not in common]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

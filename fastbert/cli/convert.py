@@ -32,7 +32,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """What is read."""
+    """The source."""
 
     GROUP: ClassVar = MODEL
 
@@ -55,7 +55,7 @@ class _Model:
 
 @dataclass(frozen=True, kw_only=True)
 class _Output:
-    """What is written."""
+    """The folder or file to write."""
 
     GROUP: ClassVar = OUTPUT
 

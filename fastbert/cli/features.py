@@ -95,7 +95,7 @@ class _Output:
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine(InferenceFlags):
-    """How the model computes."""
+    """Device and dtype."""
 
     GROUP: ClassVar = MACHINE
 

@@ -31,7 +31,7 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
     `configs` returns the dataclasses of all commands: the error for an unknown flag names the command that has it.
     """
     listed = flags_of(config)
-    given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    named = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
     unknown = unknown_flags([word for word in words if word.startswith("--")], listed, command, configs)
     if unknown:
         raise UserError(unknown)
@@ -43,10 +43,10 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
         raise UserError(_one_line(printed.getvalue(), listed, command)) from None
     _refuse_empty_paths(listed, words)
     for flag in listed:
-        if flag.name in given and getattr(read, flag.field) == ():  # of a flag that takes several, such as --eval
+        if flag.name in named and getattr(read, flag.field) == ():  # of a flag that takes several, such as --eval
             raise UserError(f"{flag.name}: a value is missing; `fastbert {command} --help` shows the flags")
     values = {
-        flag.field: getattr(read, flag.field) if flag.positional or flag.name in given else flag.default
+        flag.field: getattr(read, flag.field) if flag.positional or flag.name in named else flag.default
         for flag in listed
     }
     return config(**values)

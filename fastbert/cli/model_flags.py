@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceFlags(DeviceFlags):
-    """How a model computes."""
+    """Device, dtype and batches."""
 
     GROUP: ClassVar = MACHINE
 
@@ -55,7 +55,7 @@ class _TrainedFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class _MachineFlags(InferenceFlags):
-    """How a fine-tuned model computes."""
+    """Device, dtype and batches of a fine-tuned model."""
 
     GROUP: ClassVar = MACHINE
 

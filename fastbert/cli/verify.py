@@ -71,7 +71,7 @@ class _Output:
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine(DeviceFlags):
-    """How both models compute."""
+    """Device and dtype of both models."""
 
     GROUP: ClassVar = MACHINE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,8 @@ from fastbert.tasks.text_files import STDIN
 from fastbert.tokenizers import WordPieceTokenizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fastbert.tasks.reports.report import Baseline, Report
 
 SHOWN = 8  # labels in an error
@@ -62,6 +64,8 @@ class TextTask(Task[TextExample]):
     head_name = "ForSequenceClassification"
     settings_type = TextSettings
     regression: ClassVar[bool] = False
+    weighted_loss: ClassVar[Callable[..., Tensor]]
+    """(logits, labels, weights, items) -> the loss, for a task with `label_weights`."""
     settings: TextSettings
 
     @classmethod
@@ -130,8 +134,14 @@ class TextTask(Task[TextExample]):
         return len(batch.inputs)
 
     def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
-        output = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items, **options)
-        return TaskOutput(output.loss, output.logits, output.hidden_states or ())
+        labels, weights = batch.targets["labels"], batch.targets.get("weights")
+        if weights is None:
+            output = model(batch.inputs, labels=labels, num_items_in_batch=items, **options)
+            loss = output.loss
+        else:
+            output = model(batch.inputs, **options)
+            loss = self.weighted_loss(output.logits, labels, weights, items)
+        return TaskOutput(loss, output.logits, output.hidden_states or ())
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
         return list(model(batch.inputs).logits.float().cpu().numpy())
@@ -186,6 +196,7 @@ class Classification(TextTask):
         confidences("probabilities"),
     )
     settings_type = ClassificationSettings
+    weighted_loss = staticmethod(weighted_class_loss)
     settings: ClassificationSettings
 
     def learn_labels(self, train: Dataset[TextExample]) -> None:
@@ -230,14 +241,6 @@ class Classification(TextTask):
     def items(self, batch: TaskBatch) -> float:
         weights = batch.targets.get("weights")
         return super().items(batch) if weights is None else float(weights.double().sum())
-
-    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
-        weights = batch.targets.get("weights")
-        if weights is None:
-            return super().forward(model, batch, items, **options)
-        output = model(batch.inputs, **options)
-        loss = weighted_class_loss(output.logits, batch.targets["labels"], weights, items)
-        return TaskOutput(loss, output.logits, output.hidden_states or ())
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         known = self.known_labels

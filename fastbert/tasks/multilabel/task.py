@@ -14,7 +14,6 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.log import logger
-from fastbert.tasks.base import TaskOutput
 from fastbert.tasks.class_weights import ClassWeightFlags, positive_weights, weighted_label_set_loss
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
 from fastbert.tasks.metrics.classification import ordered
@@ -78,6 +77,7 @@ class MultiLabel(TextTask):
         write_cell=write_cell,
     )
     settings_type = MultiLabelSettings
+    weighted_loss = staticmethod(weighted_label_set_loss)
     settings: MultiLabelSettings
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TextExample]:
@@ -150,14 +150,6 @@ class MultiLabel(TextTask):
 
     def items(self, batch: TaskBatch) -> int:
         return batch.targets["labels"].numel()
-
-    def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
-        weights = batch.targets.get("weights")
-        if weights is None:
-            return super().forward(model, batch, items, **options)
-        output = model(batch.inputs, **options)
-        loss = weighted_label_set_loss(output.logits, batch.targets["labels"], weights, items)
-        return TaskOutput(loss, output.logits, output.hidden_states or ())
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the classes whose probability reaches the threshold, in the order of the labels, and the probability

@@ -67,8 +67,8 @@ def write_report(folder: Path, report: Report, values: Mapping[str, Any]) -> Non
     tables = {ERRORS: report.errors, PER_CLASS: report.per_class, GROUPS: report.groups}
     if report.confusion is not None:
         tables |= {CONFUSION: report.confusion.to_table(), PAIRS: report.confusion.pairs()}
-    own = (FILE, PER_CLASS, GROUPS, ERRORS, CONFUSION, PICTURE, PAIRS)
-    with atomic_folder(folder, own) as partial:
+    names = (FILE, PER_CLASS, GROUPS, ERRORS, CONFUSION, PICTURE, PAIRS)
+    with atomic_folder(folder, names) as partial:
         for name, table in tables.items():
             if table is not None:
                 (partial / name).write_text(table.to_tsv(), encoding="utf-8")

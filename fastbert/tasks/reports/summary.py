@@ -14,10 +14,10 @@ MAX_NAME = 24
 def beside(metric: str, values: Mapping[str, Any]) -> str:
     """Return the baselines of a metric in parentheses, as `" (majority class 50.92, chance 50.00)"`, or nothing."""
     names = values.get("baseline_names", {})
-    found = [
+    scores_beside = [
         f"{names[key]} {scores[metric]:.2f}" for key, scores in values.get("baselines", {}).items() if metric in scores
     ]
-    return f" ({', '.join(found)})" if found else ""
+    return f" ({', '.join(scores_beside)})" if scores_beside else ""
 
 
 def score_lines(file: str, shown: Mapping[str, str], values: Mapping[str, Any], *, others: bool = True) -> list[str]:
