@@ -383,7 +383,10 @@ def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:
 def _described(config: PretrainConfig, budget: Budget, data: PretrainingData) -> str:
     """Describe the length of a run and its hyper-parameters in one line."""
     assert config.batch_size is not None
-    lengths = [] if budget.seconds is None else [f"{budget.seconds / 3600:g} hours"]
+    lengths = []
+    if budget.seconds is not None:
+        long = budget.seconds >= 3600
+        lengths.append(f"{budget.seconds / 3600:.4g} hours" if long else f"{budget.seconds / 60:.3g} minutes")
     if budget.steps is not None:
         epochs = budget.steps * config.batch_size / data.samples_per_epoch(0)
         lengths.append(f"{budget.steps:,} steps ({epochs:.3g} epochs)")
