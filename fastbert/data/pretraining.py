@@ -288,19 +288,27 @@ def _split_inside(
     return np.array([[first, cut]], np.int64), np.array([[cut, last]], np.int64)
 
 
-def unigram_cross_entropy(
+def unigram_counts(
     shards: TokenShards, *, objective: Objective = "mlm+nsp", seed: int = 0, validation_fraction: float = 0.1
-) -> float:
-    """Return the nats per token of the validation documents under the training documents' unigrams (add-one smoothed).
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how often each id occurs in the training and in the validation documents, two int64 (vocab_size,).
 
-    A language model must score lower than this, the loss of a model that has learned only token frequencies. Arguments
-    and errors are those of `split_documents`; raises UserError, too, without validation documents.
+    Arguments and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
     held_out = shards.corpus.count(validation, shards.vocab_size)
     if not held_out.sum():
         raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
-    smoothed = (shards.unigrams - held_out + 1).astype(np.float64)
+    return shards.unigrams - held_out, held_out
+
+
+def unigram_cross_entropy(training: NDArray[np.int64], held_out: NDArray[np.int64]) -> float:
+    """Return the nats per token of held-out text under the unigrams of training text (add-one smoothed), from the
+    counts of both, int64 (vocab_size,).
+
+    A language model must score lower than this, the loss of a model that has learned only token frequencies.
+    """
+    smoothed = (training + 1).astype(np.float64)
     return float(-(held_out * np.log(smoothed / smoothed.sum())).sum() / held_out.sum())
 
 

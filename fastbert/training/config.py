@@ -13,6 +13,7 @@ from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, require
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
+Init = Literal["structured", "normal"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,9 @@ class _Model:
     """Fraction of the tokens that are masked and predicted."""
     whole_word: bool = False
     """Whole-word masking: mask all pieces of a word together."""
+    init: Init | None = rare(None)
+    """Initial weights: normal as published, or structured, where the output bias holds word frequencies and heads of
+    the first layer attend to neighbouring words (default: structured, unless the run is long)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +177,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError("--steps and --epochs exclude each other; leave one out")
         if self.student_layers is not None and self.teacher is None:
             raise UserError("--student-layers takes layers of a --teacher; name its folder")
+        if self.student_layers is not None and self.init is not None:
+            raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
         if self.teacher is not None and self.cuda_graphs:

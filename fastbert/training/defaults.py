@@ -64,6 +64,12 @@ def batch_size_of_steps(steps: int) -> int:
     return batch_size(float(steps) * LEAST_BATCH)
 
 
+def starts_structured(batch_size: int) -> bool:
+    """Return whether a run whose default batch has so many sequences starts from structured initial weights: one that
+    is too short for the paper's batch, and so for learning from the paper's weights."""
+    return batch_size < PAPER_BATCH
+
+
 def evaluation_samples(training_samples: float, evaluations: int = EVALUATIONS) -> int:
     """Return the sequences per validation with which all validations of a run take about 4 % of its training time: a
     power of two, from 32 to 1,024."""

@@ -14,7 +14,7 @@ from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.prepare import prepare
-from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
+from fastbert.data.pretraining import PretrainingData, unigram_counts, unigram_cross_entropy
 from fastbert.data.shards import INDEX, IndexReader, TokenShards
 from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
@@ -30,6 +30,7 @@ from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
+from fastbert.training.initialisation import initialise_structured
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.plot import plot_runs
@@ -105,8 +106,13 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     }
     config = _set_hyper_parameters(run, bert, data["train"])
     budget = _budget(config, data["train"])
+    counts, held_out = unigram_counts(
+        shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
+    )
     model = BertForPreTraining(_with_dropout(bert, config.dropout))
     model.init_weights(seed=config.seed)
+    if config.init == "structured":
+        initialise_structured(model, counts, config.seed)
     distillation: PretrainingDistillationLoss | None = None
     if teacher is not None:
         if config.student_layers is not None:
@@ -138,9 +144,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         f" sequences of up to {config.max_length} tokens"
     )
     reporter.on_message(_described(config, budget, data["train"]))
-    unigram = unigram_cross_entropy(
-        shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
-    )
+    unigram = unigram_cross_entropy(counts, held_out)
     loss_curve = config.out / LOSS_CURVE
     try:
         with kernels_of_run(config.out, device, reporter.on_message):
@@ -335,24 +339,26 @@ def _set_vocabulary_size(run: Run) -> None:
 
 
 def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> PretrainConfig:
-    """Choose the learning rate, batch size and dropout that the flags leave open, and store them; return the run's
-    configuration."""
+    """Choose the learning rate, batch size, dropout and initial weights that the flags leave open, and store them;
+    return the run's configuration."""
     config = run.config
     per_epoch = data.samples_per_epoch(0)
     if config.steps is not None:
-        batch_size = defaults.batch_size_of_steps(config.steps)
+        usual = defaults.batch_size_of_steps(config.steps)
     elif config.epochs is None and config.hours is not None:  # a length that is unknown
-        batch_size = defaults.batch_size(per_epoch)
+        usual = defaults.batch_size(per_epoch)
     else:
-        batch_size = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
-    batch_size = config.batch_size or max(batch_size, config.micro_batch or 1)
-    dropout = config.dropout
+        usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
+    batch_size = config.batch_size or max(usual, config.micro_batch or 1)
+    dropout, init = config.dropout, config.init
     if dropout is None and config.model in PRESETS and config.student_layers is None:
         steps = _budget(replace(config, batch_size=batch_size), data).steps
         epochs = 0.0 if steps is None else steps * batch_size / per_epoch
         dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
+    if init is None and config.student_layers is None:
+        init = "structured" if defaults.starts_structured(usual) else "normal"
     lr = config.lr or defaults.learning_rate(bert.hidden_size)
-    run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout)
+    run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout, init=init)
     if run.config != config:
         run.write()
     return run.config

@@ -35,6 +35,10 @@ def test_only_runs_of_many_epochs_drop() -> None:
     assert [defaults.dropout(epochs, 0.1) for epochs in (0.0, 9.9, 10, 40)] == [0.0, 0.0, 0.1, 0.1]
 
 
+def test_runs_too_short_for_the_papers_batch_start_from_structured_weights() -> None:
+    assert [defaults.starts_structured(size) for size in (32, 128, 256)] == [True, True, False]
+
+
 @pytest.mark.parametrize("samples", [10_000, 75_000, 1e6, 1e9])
 @pytest.mark.parametrize("evaluations", [1, 10, 100])
 def test_validation_takes_a_small_share_of_the_time(samples: float, evaluations: int) -> None:

@@ -130,12 +130,12 @@ def test_a_vocabulary_and_shards_that_are_complete_are_kept(
     for failing, expected in (
         ("train_vocabulary", ["train_vocabulary"]),
         ("prepare", ["train_vocabulary", "prepare"]),
-        ("unigram_cross_entropy", ["prepare", "unigram_cross_entropy"]),
-        ("", ["unigram_cross_entropy"]),
+        ("unigram_counts", ["prepare", "unigram_counts"]),
+        ("", ["unigram_counts"]),
         ("", []),
     ):
         made.clear()
-        for name in ("train_vocabulary", "prepare", "unigram_cross_entropy"):
+        for name in ("train_vocabulary", "prepare", "unigram_counts"):
             counted(name, name == failing)
         if failing:
             with pytest.raises(KeyboardInterrupt):

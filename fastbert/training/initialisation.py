@@ -1,0 +1,64 @@
+"""Initial weights from which a short pre-training run learns context at once.
+
+From normally distributed weights, masked LM spends its first steps on word frequencies, and then thousands on which
+words occur together before a head attends by position; a short run ends there. Two things that need not be learned are
+given to the weights instead. The output bias holds the logarithm of the word frequencies, and heads of the first layer
+attend to the words next to theirs. The latter is structured initialisation: Zheng et al. (2024, "Structured
+Initialization for Attention in Vision Transformers") give the heads of a vision transformer the filters of a
+convolution. All weights are trained as usual, and the model is BERT as before.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastbert.models.heads.pretraining import ForPreTraining
+
+OFFSETS = (-1, 1, -2, 2)  # from the position of a head's query to that of the key which it attends to
+POSITION_SCALE = 1.5  # root mean square of the sinusoids, in units of `initializer_range`
+SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were in the hidden states; of others, about 0
+
+
+@torch.no_grad()
+def initialise_structured(model: ForPreTraining, counts: NDArray[np.int64], seed: int) -> None:
+    """Give a newly initialised BERT an output bias of word frequencies, and heads that attend to neighbouring words.
+
+    Sinusoids, with frequencies spread over 0 to pi, replace the first columns of the position embedding, as many as a
+    head has dimensions. A rotation of these columns is added to the query weights of head h in the first layer, and the
+    identity to its key weights, so that it attends to the position `OFFSETS[h]` away; heads without an offset and all
+    other weights stay as they are.
+
+    Args:
+        model: changed in place.
+        counts: int64 (vocab_size,), the number of times each id occurs in the training text.
+        seed: of the sinusoids' frequencies.
+    """
+    config, bias = model.config, model.cls.predictions.bias
+    logarithms = (torch.from_numpy(counts).double() + 1).log()
+    bias.copy_(logarithms - logarithms.mean())
+
+    head_size = config.hidden_size // config.num_attention_heads
+    pairs = head_size // 2
+    generator = torch.Generator().manual_seed(seed)
+    # Drawn from equal bands: equally spaced frequencies would repeat after 2 * pairs positions.
+    frequencies = (torch.arange(pairs) + torch.rand(pairs, generator=generator)) * (math.pi / pairs)
+    table = model.get_parameter("bert.embeddings.position_embeddings.weight")
+    angles = torch.arange(len(table)).unsqueeze(1) * frequencies
+    amplitude = math.sqrt(2) * POSITION_SCALE * config.initializer_range
+    table[:, : 2 * pairs] = amplitude * torch.cat([angles.cos(), angles.sin()], dim=1)
+
+    query, key = (
+        model.get_parameter(f"bert.encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key")
+    )
+    gain = math.sqrt(SHARPNESS / math.sqrt(head_size))
+    identity = torch.eye(2 * pairs)
+    for head, offset in zip(range(config.num_attention_heads), OFFSETS, strict=False):
+        cos, sin = (offset * frequencies).cos().diag(), (offset * frequencies).sin().diag()
+        rotation = torch.cat([torch.cat([cos, -sin], dim=1), torch.cat([sin, cos], dim=1)])
+        rows, columns = slice(head * head_size, head * head_size + 2 * pairs), slice(2 * pairs)
+        query[rows, columns] += gain * rotation
+        key[rows, columns] += gain * identity

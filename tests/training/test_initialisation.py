@@ -1,0 +1,74 @@
+"""Structured initial weights: what they compute before the first step, and which runs get them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastbert.config import PRESETS, BertConfig
+from fastbert.errors import UserError
+from fastbert.models import BertForPreTraining
+from fastbert.training.config import PretrainConfig
+from fastbert.training.initialisation import OFFSETS, initialise_structured
+from fastbert.training.metrics import read_metrics
+from fastbert.training.pretrain import pretrain
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [*((PRESETS[name][1], PRESETS[name][2]) for name in ("tiny", "mini", "base")), (384, 12), (60, 4), (15, 5)],
+)
+def test_heads_of_the_first_layer_attend_to_neighbours(width: int, heads: int) -> None:
+    config = BertConfig(
+        vocab_size=500, hidden_size=width, num_attention_heads=heads, num_hidden_layers=1, intermediate_size=32
+    )
+    model = BertForPreTraining(config)
+    model.init_weights(seed=1)
+    others = {name: weight.clone() for name, weight in model.state_dict().items()}
+    initialise_structured(model, np.ones(500, np.int64), seed=1)
+
+    size, length = width // heads, 128
+    embeddings, attention = model.bert.embeddings, model.bert.encoder.layer[0].attention.self
+    ids = torch.randint(0, 500, (length,), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        rows = embeddings.word_embeddings(ids) + embeddings.position_embeddings.weight[:length]
+        x = embeddings.LayerNorm(rows + embeddings.token_type_embeddings.weight[0])
+        query, key = (
+            module(x).view(length, heads, size).transpose(0, 1) for module in (attention.query, attention.key)
+        )
+        weights = (query @ key.transpose(1, 2) / math.sqrt(size)).softmax(-1)
+    inside = range(2, length - 2)
+    if size >= 32:  # smaller heads have too few frequencies for a sharp peak
+        for head, offset in enumerate(OFFSETS[:heads]):
+            peaks = torch.stack([weights[head, i, i + offset] for i in inside])
+            assert peaks.mean() > 0.2, f"head {head}: {peaks.mean():.3f}"  # of 128 keys
+    for name, weight in model.state_dict().items():
+        if not any(part in name for part in ("position_embeddings", "query.weight", "key.weight", "predictions")):
+            assert torch.equal(weight, others[name]), name
+
+
+def test_the_first_loss_is_that_of_word_frequencies(config: PretrainConfig) -> None:
+    structured = pretrain(replace(config, init="structured", steps=1, log_every=1))
+    normal = pretrain(replace(config, init="normal", steps=1, log_every=1, out=config.out.with_name("normal")))
+    first, published = (read_metrics(result.folder / "metrics.jsonl")[0].mlm_loss for result in (structured, normal))
+    assert structured.unigram_cross_entropy == normal.unigram_cross_entropy
+    assert abs(first - structured.unigram_cross_entropy) < abs(published - structured.unigram_cross_entropy)
+    assert abs(first - structured.unigram_cross_entropy) < 0.2
+
+
+def test_short_runs_store_what_they_start_from(config: PretrainConfig) -> None:
+    folder = pretrain(replace(config, steps=1)).folder
+    assert json.loads((folder / "config.json").read_text())["run"]["init"] == "structured"
+
+
+def test_a_student_keeps_its_teachers_weights() -> None:
+    with pytest.raises(UserError, match="--init and --student-layers exclude each other"):
+        PretrainConfig(corpus=(Path("a.txt"),), teacher="t", student_layers=2, init="normal")
