@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def test_heads_of_the_first_layer_attend_to_neighbours(width: int, heads: int) -
     initialise_structured(model, np.ones(500, np.int64), seed=1)
 
     size, length = width // heads, 128
-    embeddings, attention = model.bert.embeddings, model.bert.encoder.layer[0].attention.self
+    bert: Any = model.bert
+    embeddings, attention = bert.embeddings, bert.encoder.layer[0].attention.self
     ids = torch.randint(0, 500, (length,), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         rows = embeddings.word_embeddings(ids) + embeddings.position_embeddings.weight[:length]
@@ -72,3 +74,14 @@ def test_short_runs_store_what_they_start_from(config: PretrainConfig) -> None:
 def test_a_student_keeps_its_teachers_weights() -> None:
     with pytest.raises(UserError, match="--init and --student-layers exclude each other"):
         PretrainConfig(corpus=(Path("a.txt"),), teacher="t", student_layers=2, init="normal")
+
+
+def test_a_short_run_from_structured_weights_learns_what_follows(config: PretrainConfig, tmp_path: Path) -> None:
+    model = json.loads(Path(config.model).read_text()) | {"hidden_size": 128}
+    (tmp_path / "wide.json").write_text(json.dumps(model))
+    config = replace(config, model=str(tmp_path / "wide.json"), steps=120, eval_samples=64, eval_every=120, dropout=0.0)
+    losses = {
+        init: pretrain(replace(config, init=init, out=tmp_path / init)).validation.mlm_loss
+        for init in ("structured", "normal")
+    }
+    assert losses["structured"] < losses["normal"] - 0.5, losses
