@@ -42,7 +42,7 @@ def show(table: Sequence[Row], console: Any = None) -> None:
                 str(row.threads),
                 " ".join(filter(None, (f"{row.outputs}{close}" if row.agrees else "WRONG", mark))),
             )
-            rows.append((cells, "bold" if row.contender == FASTBERT else "" if row.agrees else "yellow"))
+            rows.append((cells, "bold" if _is_fastbert(row) else "" if row.agrees else "yellow"))
         console.print(workload, style="bold", markup=False)
         measured = [index for index, column in enumerate(COLUMNS) if column.name != "MB/s" or rows[0][0][index] != "-"]
         columns = [COLUMNS[index] for index in measured]
@@ -59,8 +59,8 @@ def notes_of(row: Row) -> list[str]:
 def chart(path: Path, table: Sequence[Row], *, title: str) -> list[Path]:
     """Draw one panel of horizontal bars per workload: throughput where it was measured, else milliseconds.
 
-    fastbert's bar is blue, others are grey; a contender whose outputs are wrong is orange and hatched. More than eight
-    workloads make several numbered files. Returns the files.
+    fastbert's bars are blue, others are grey, with their speed relative to fastbert's; a contender whose outputs are
+    wrong is orange and hatched. More than eight workloads make several numbered files. Returns the files.
     """
     by_workload: dict[str, list[Row]] = {}
     for row in table:
@@ -81,11 +81,23 @@ def _panel(axis: Any, workload: str, rows: Sequence[Row], notes: Notes) -> None:
         text = _short(value)
         if "worst_over_plain" in row.details:
             text += f"  (worst {row.details['worst_over_plain']:.3g}x plain)"
-        elif row.ratio_to_fastbert and row.contender != FASTBERT:
-            text += f"  ({row.ratio_to_fastbert:.3g}x fastbert)"
+        elif row.ratio_to_fastbert:
+            text += _relative(row.ratio_to_fastbert)
         text = f"{text} {notes.mark(notes_of(row))}".rstrip()
-        drawn.append(Bar(row.contender, value, text, row.contender == FASTBERT, row.agrees))
+        drawn.append(Bar(row.contender, value, text, _is_fastbert(row), row.agrees))
     bars(axis, drawn, title=workload, unit=f"{unit}, {better} is better")
+
+
+def _is_fastbert(row: Row) -> bool:
+    """Return whether a row is fastbert's, in whatever dtype."""
+    return row.contender.startswith(FASTBERT)
+
+
+def _relative(ratio: float) -> str:
+    """Describe a time relative to fastbert's; nothing for equal times."""
+    if f"{ratio:.3g}" == "1":
+        return ""
+    return f"  ({ratio:.3g}x slower)" if ratio > 1 else f"  ({1 / ratio:.3g}x faster)"
 
 
 def _short(value: float) -> str:
