@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert.cli.training_view import shown
 from fastbert.data.corpus import Corpus
+from fastbert.errors import UserError
 
 EXAMPLES = (
     "fastbert demo",
@@ -36,6 +38,10 @@ class Config:
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    if config.minutes is not None and not 0 < config.minutes < math.inf:
+        raise UserError(f"--minutes {config.minutes:g} must be a finite number above 0")
+    if config.steps is not None and config.steps < 1:
+        raise UserError(f"--steps {config.steps} must be at least 1")
     if config.corpus:
         Corpus.find(config.corpus)
 

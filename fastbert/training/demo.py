@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import chain, count
@@ -63,10 +62,6 @@ def run_demo(
     Without `corpus` the text is the English that ships with Python, written to `out/corpus.txt`. Training ends after a
     fixed budget of 4 million tokens or 2.5 minutes, whichever comes first; `minutes` or `steps` replace that budget.
     """
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise UserError(f"--minutes {minutes} must be a number above 0")
-    if steps is not None and steps < 1:
-        raise UserError(f"--steps {steps} must be at least 1")
     reporter = reporter or Reporter()
     if steps is None and minutes is None:
         steps = round(TOKEN_BUDGET / (BATCH_SIZE * MAX_LENGTH * 0.86))  # not every sequence is full

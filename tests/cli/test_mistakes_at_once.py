@@ -25,6 +25,8 @@ HUB = "nope: no such folder, and no model of that name in the Hub's cache"
 # Command line -> the beginning of the error. The folder holds text.txt, table.tsv, model/, run/ and metrics/.
 MISTAKES = {
     "demo --corpus nope": "no such file or folder: nope",
+    "demo --minutes 0": "--minutes 0 must be a finite number above 0",
+    "demo --steps 0": "--steps 0 must be at least 1",
     "vocab --corpus nope --out out": "no such file or folder: nope",
     "vocab --corpus text.txt": "--out is missing: the folder to write the vocabulary to",
     "vocab --corpus text.txt --tokenizer nope": "--tokenizer nope: no such file or folder",
