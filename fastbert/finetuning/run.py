@@ -286,7 +286,7 @@ class _Run:
         folder = self.config.out / "checkpoints"
         if not continued:
             discard(folder)
-        begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher)
+        begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher, self.rows)
         model = begun.model
         if not continued and model.new_weights:
             names = model.new_weights

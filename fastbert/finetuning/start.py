@@ -26,6 +26,7 @@ from fastbert.finetuning.recipe import reinitialise, top_layers
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
+from fastbert.tasks.rows import Rows
 from fastbert.training.checkpoint import require_finite
 
 
@@ -87,10 +88,11 @@ class Beginning:
 
 
 def begin_trial(
-    task: Task[Any], source: Path, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None
+    task: Task[Any], source: Path, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None, rows: Rows
 ) -> Beginning:
-    """Return what a trial trains: the whole model or adapters, on labels alone or with a teacher."""
+    """Return what a trial trains on `rows`: the whole model or adapters, on labels alone or with a teacher."""
     model = begin(task, source, config, seed)
+    task.start_head(model, rows)
     if config.lora is not None:
         torch.manual_seed(seed)  # peft draws from the global generator
         adapted = adapters.add_lora(model, rank=config.lora, alpha=2 * config.lora)

@@ -144,6 +144,10 @@ class Task(ABC, Generic[E]):
     def encode(self, dataset: Dataset[E], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         """Return the rows of a dataset; with `labelled` also their targets."""
 
+    def start_head(self, model: PreTrainedModel, rows: Rows) -> None:
+        """Give new weights of a head, `model.new_weights`, what need not be learned of labelled training rows: by
+        default nothing."""
+
     @abstractmethod
     def items(self, batch: TaskBatch) -> float:
         """Return the number of labels in a batch, over which its loss is a mean; with weights of labels their sum."""

@@ -29,6 +29,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fastbert.models.base import PreTrainedModel
     from fastbert.tasks.reports.report import Baseline, Report
 
 SHOWN = 8  # labels in an error
@@ -313,6 +314,12 @@ class Regression(TextTask):
 
     def targets(self, dataset: Dataset[TextExample]) -> np.ndarray:
         return np.array([[example.label] for example in dataset], dtype=np.float32)
+
+    def start_head(self, model: PreTrainedModel, rows: Rows) -> None:
+        """Set the bias of a new head to the mean of the labels, so that the encoder need not learn it."""
+        for name in model.new_weights:
+            if (bias := model.get_parameter(name)).shape == (1,):
+                bias.data.fill_(float(rows.unit_targets["labels"].mean()))
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, outputs, strict=True)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from finetune_runs import config, same, weights, wrong
 from toy_tasks import echoes, sentiment
 
+from fastbert import BertConfig, BertForSequenceClassification
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
@@ -75,6 +78,18 @@ def test_regression(place: Path, tmp_path: Path) -> None:
     model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
     assert model.config.num_labels == 1
     assert model.config.problem_type == "regression"
+
+
+def test_a_new_regression_head_starts_at_the_mean_of_the_labels() -> None:
+    model = BertForSequenceClassification(
+        BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=1)
+    )
+    task, rows = make_task("regression"), SimpleNamespace(unit_targets={"labels": np.array([[1.0], [4.0]])})
+    task.start_head(model, rows)  # of a trained head
+    assert model.classifier.bias.item() == 0
+    model.new_weights = ["classifier.bias", "classifier.weight"]
+    task.start_head(model, rows)
+    assert model.classifier.bias.item() == 2.5
 
 
 def test_seeds_have_mean_and_deviation(place: Path, tmp_path: Path) -> None:
