@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from fastbert.finetuning.run import finetune, task_settings
 from fastbert.models.seq2seq.config import SequenceConfig
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
+from fastbert.tasks.rows import Rows
 from fastbert.tasks.settings import TaskSettings
 from fastbert.training.metrics import read_records
 from fastbert.training.reporter import Reporter
@@ -81,10 +82,10 @@ def test_regression(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_new_regression_head_starts_at_the_mean_of_the_labels() -> None:
-    model = BertForSequenceClassification(
+    model: Any = BertForSequenceClassification(
         BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, num_labels=1)
     )
-    task, rows = make_task("regression"), SimpleNamespace(unit_targets={"labels": np.array([[1.0], [4.0]])})
+    task, rows = make_task("regression"), cast("Rows", SimpleNamespace(unit_targets={"labels": np.array([1.0, 4.0])}))
     task.start_head(model, rows)  # of a trained head
     assert model.classifier.bias.item() == 0
     model.new_weights = ["classifier.bias", "classifier.weight"]
