@@ -45,7 +45,7 @@ def initialise_structured(model: ForPreTraining, counts: NDArray[np.int64], seed
     pairs = head_size // 2
     generator = torch.Generator().manual_seed(seed)
     # Drawn from equal bands: equally spaced frequencies would repeat after 2 * pairs positions.
-    frequencies = (torch.arange(pairs) + torch.rand(pairs, generator=generator)) * (math.pi / pairs)
+    frequencies = (torch.arange(pairs) + torch.rand(pairs, generator=generator)) * (math.pi / max(pairs, 1))
     table = model.get_parameter("bert.embeddings.position_embeddings.weight")
     angles = torch.arange(len(table)).unsqueeze(1) * frequencies
     amplitude = math.sqrt(2) * POSITION_SCALE * config.initializer_range

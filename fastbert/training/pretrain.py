@@ -170,7 +170,8 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
 def _result(run: Run, validation: Metrics, unigram: float, hidden_size: int) -> PretrainResult:
     out, usual = run.config.out, defaults.learning_rate(hidden_size)
     history = read_metrics(out / "metrics.jsonl") or [validation]
-    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual)
+    structured = run.config.init != "normal"
+    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged)
 
 

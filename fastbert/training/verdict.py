@@ -11,13 +11,14 @@ FALLING = 0.02  # nats that the validation loss falls in the last fifth of a run
 OVERFITTED = 0.5  # nats between the losses of training and validation
 
 
-def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: float) -> str:
+def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: float, structured: bool = True) -> str:
     """Return one or two sentences about a finished run.
 
     Args:
         history: the lines of its metrics.jsonl, with a validation at least.
         unigram: the cross-entropy of word frequencies on the same text, in nats.
         lr, usual_lr: its peak learning rate, and the default for a model of its width.
+        structured: whether it began with structured initial weights.
     """
     validations = [record for record in history if record.split == "validation"]
     training = [record for record in history if record.split == "train"]
@@ -25,7 +26,9 @@ def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: 
     below = unigram - loss
     if below < LEARNED:
         stands = f"{below:.2f} nats below word frequencies alone" if below > 0 else "no better than word frequencies"
-        cure = f"--lr {usual_lr:g}, and " if lr < usual_lr / 2 else ""
+        cure = "" if structured else "--init structured, "
+        cure += f"--lr {usual_lr:g}, " if lr < usual_lr / 2 else ""
+        cure += "and " if cure else ""
         more = f"train longer: {cure}more --epochs or a smaller --batch-size, for more than these {steps:,} steps"
         return f"The loss is {stands}: the model does not use context yet. To change that, {more}."
     text = f"The loss is {below:.2f} nats below word frequencies alone: the model uses context."

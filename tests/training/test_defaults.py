@@ -95,3 +95,9 @@ def test_the_verdict_says_what_to_change(losses: tuple, train: float | None, lr:
     said = verdict(_history(*losses, train=train), 7.0, lr=lr, usual_lr=1e-3)
     assert all(part in said for part in parts), said
     assert ("--lr" in said) == (lr < 1e-3)
+    assert "--init" not in said
+
+
+def test_the_verdict_names_structured_weights_where_normal_ones_failed() -> None:
+    said = verdict(_history(8.0, 6.95), 7.0, lr=1e-4, usual_lr=1e-3, structured=False)
+    assert "train longer: --init structured, --lr 0.001, and more --epochs" in said

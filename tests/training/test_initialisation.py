@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize(
     ("width", "heads"),
-    [*((PRESETS[name][1], PRESETS[name][2]) for name in ("tiny", "mini", "base")), (384, 12), (60, 4), (15, 5)],
+    [*((PRESETS[name][1], PRESETS[name][2]) for name in ("tiny", "mini", "base")), (384, 12), (60, 4), (15, 5), (4, 4)],
 )
 def test_heads_of_the_first_layer_attend_to_neighbours(width: int, heads: int) -> None:
     config = BertConfig(
