@@ -356,7 +356,8 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
         steps = _budget(replace(config, batch_size=batch_size), data).steps
         epochs = 0.0 if steps is None else steps * batch_size / per_epoch
         dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
-    if init is None and config.student_layers is None:
+    # A run with checkpoints has its weights, and one from before --init has none stored.
+    if init is None and config.student_layers is None and not (config.out / "checkpoints").exists():
         init = "structured" if defaults.starts_structured(usual) else "normal"
     lr = config.lr or defaults.learning_rate(bert.hidden_size)
     run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout, init=init)
