@@ -303,10 +303,13 @@ def unigram_counts(
 
 
 def unigram_cross_entropy(training: NDArray[np.int64], held_out: NDArray[np.int64]) -> float:
-    """Return the nats per token of held-out text under the unigrams of training text (add-one smoothed), from the
-    counts of both, int64 (vocab_size,).
+    """Return the nats per token of held-out text under the unigrams of training text (add-one smoothed).
 
     A language model must score lower than this, the loss of a model that has learned only token frequencies.
+
+    Args:
+        training: int64 (vocab_size,), how often each id occurs in the training text.
+        held_out: int64 (vocab_size,), how often in the held-out text, once at least in all.
     """
     smoothed = (training + 1).astype(np.float64)
     return float(-(held_out * np.log(smoothed / smoothed.sum())).sum() / held_out.sum())

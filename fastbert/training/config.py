@@ -214,3 +214,17 @@ class Budget:
         of_steps = 0.0 if self.steps is None else steps / self.steps
         of_seconds = 0.0 if self.seconds is None else seconds / self.seconds
         return min(max(of_steps, of_seconds), 1.0)
+
+
+def described(config: PretrainConfig, budget: Budget, samples_per_epoch: int) -> str:
+    """Describe the length of a run and its hyper-parameters in one line."""
+    assert config.batch_size is not None
+    lengths = []
+    if budget.seconds is not None:
+        long = budget.seconds >= 3600
+        lengths.append(f"{budget.seconds / 3600:.4g} hours" if long else f"{budget.seconds / 60:.3g} minutes")
+    if budget.steps is not None:
+        epochs = budget.steps * config.batch_size / samples_per_epoch
+        lengths.append(f"{budget.steps:,} steps ({epochs:.3g} epochs)")
+    dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
+    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"

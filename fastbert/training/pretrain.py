@@ -28,7 +28,7 @@ from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training import defaults
 from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
-from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.config import Budget, PretrainConfig, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.initialisation import initialise_structured
 from fastbert.training.loop import Trainer
@@ -143,7 +143,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         f" {data['train'].samples_per_epoch(0):,} training and {data['validation'].samples_per_epoch(0):,} validation"
         f" sequences of up to {config.max_length} tokens"
     )
-    reporter.on_message(_described(config, budget, data["train"]))
+    reporter.on_message(described(config, budget, data["train"].samples_per_epoch(0)))
     unigram = unigram_cross_entropy(counts, held_out)
     loss_curve = config.out / LOSS_CURVE
     try:
@@ -386,17 +386,3 @@ def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:
         epochs = config.epochs or defaults.epochs(_tokens(data))
         steps = math.ceil(data.samples_per_epoch(0) * epochs / config.batch_size)
     return Budget(steps=steps, seconds=None if config.hours is None else config.hours * 3600)
-
-
-def _described(config: PretrainConfig, budget: Budget, data: PretrainingData) -> str:
-    """Describe the length of a run and its hyper-parameters in one line."""
-    assert config.batch_size is not None
-    lengths = []
-    if budget.seconds is not None:
-        long = budget.seconds >= 3600
-        lengths.append(f"{budget.seconds / 3600:.4g} hours" if long else f"{budget.seconds / 60:.3g} minutes")
-    if budget.steps is not None:
-        epochs = budget.steps * config.batch_size / data.samples_per_epoch(0)
-        lengths.append(f"{budget.steps:,} steps ({epochs:.3g} epochs)")
-    dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
-    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"

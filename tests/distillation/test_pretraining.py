@@ -78,7 +78,12 @@ def test_a_student_begins_where_its_teacher_is(toy: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("distill", ["distilbert", "tinybert"])
 @pytest.mark.parametrize("narrow", [False, True])
 def test_models_of_other_sizes_learn_too(toy: Path, tmp_path: Path, distill: str, narrow: bool) -> None:
-    flags: dict[str, Any] = {"teacher": str(toy / "teacher" / "model"), "distill": distill, "steps": 30}
+    flags: dict[str, Any] = {
+        "teacher": str(toy / "teacher" / "model"),
+        "distill": distill,
+        "steps": 30,
+        "init": "normal",
+    }
     if narrow:
         flags["model"] = str(toy / "narrow.json")
     run = config(toy, tmp_path / "run", **flags)
