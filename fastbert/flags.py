@@ -23,7 +23,7 @@ _RARE, _REQUIRED = "rare", "required"
 
 @dataclass(frozen=True)
 class Required:
-    """What a required flag names, and the flags that make it unnecessary, or without which it is."""
+    """The meaning of a required flag, the flags that make it unnecessary, and the one that makes it required."""
 
     meaning: str
     unless: tuple[str, ...] = ()

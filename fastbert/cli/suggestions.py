@@ -26,6 +26,7 @@ ALIASES = {
     "checkpoint-every": "save-steps save-every",
     "frozen": "freeze freeze-encoder",
     "gold": "eval test labels references",
+    "init": "initialization initialisation init-weights weight-init",
     "label-column": "labels label",
     "log-every": "logging-steps",
     "lora": "lora-rank lora-r",

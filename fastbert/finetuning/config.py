@@ -132,7 +132,7 @@ class _Output:
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """How a step computes."""
+    """Micro-batches."""
 
     GROUP: ClassVar = MACHINE
 

@@ -121,7 +121,7 @@ class _Output:
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """How a step computes."""
+    """Micro-batches, and what a step saves or recomputes."""
 
     GROUP: ClassVar = MACHINE
 

@@ -45,7 +45,7 @@ class DistillationFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMachineFlags(DeviceFlags):
-    """Where and how a run computes."""
+    """Device and dtypes of a run, and recomputation."""
 
     GROUP: ClassVar = MACHINE
 
@@ -59,7 +59,7 @@ class TrainingMachineFlags(DeviceFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolderFlags:
-    """What a run writes, and what it does with an earlier run in its folder."""
+    """The log of a run, and the choice between continuing and replacing an earlier one in its folder."""
 
     GROUP: ClassVar = OUTPUT
 

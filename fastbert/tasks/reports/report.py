@@ -84,7 +84,7 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a model gets wrong on a file. Tasks fill in what applies to them; `errors` is always there."""
+    """A model's errors on a file. Tasks fill in the fields that apply to them; `errors` is always there."""
 
     errors: Table
     per_class: Table | None = None
