@@ -41,21 +41,34 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+# Bounds on the largest of thousands of rounding errors hold for nearly every seed, not for all: a suite that drew fresh
+# numbers each time would fail once in a few runs, for no fault of the change that it tests.
+DEFAULT_SEED = 0
+
 # A busy machine makes an example slow, not wrong; what fails comes with the line that repeats it.
-hypothesis.settings.register_profile("fastbert", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("fastbert")
+hypothesis.settings.register_profile("fastbert", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.register_profile("fastbert-random", deadline=None, print_blob=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
-    parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: a fresh one, printed)")
+    parser.addoption(
+        "--seed",
+        type=_seed,
+        default=DEFAULT_SEED,
+        metavar="N|random",
+        help="seed of the random tests (default: 0, so that two runs draw the same numbers); 'random' draws and prints one",
+    )
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(os.urandom(4)) if text == "random" else int(text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.seed is None:
-        config.option.seed = int.from_bytes(os.urandom(4))
     if hasattr(config, "workerinput"):  # in a process of pytest-xdist
         config.option.seed = config.workerinput["seed"]
+    hypothesis.settings.load_profile("fastbert" if config.option.seed == DEFAULT_SEED else "fastbert-random")
 
 
 @pytest.hookimpl(optionalhook=True)
