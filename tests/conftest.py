@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_seed,
         default=DEFAULT_SEED,
         metavar="N|random",
-        help="seed of the random tests (default: 0, so that two runs draw the same numbers); 'random' draws and prints one",
+        help="seed of the random tests (default: 0, the same numbers in every run); 'random' draws and prints one",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fastbert.cli.checks import check_models
 from fastbert.cli.model_flags import InferenceFlags
@@ -105,8 +105,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
         bars.message(f"{why} on {device}, {file.path}")
         update = bars.stage("embedding", texts.total_bytes, "texts")
 
-        def progress(position: int, counts: Any) -> None:
-            update(position, f"{counts.texts:,} texts", counted=counts.texts)
+        def progress(position: int, done: int) -> None:
+            update(position, f"{done:,} texts", counted=done)
 
         report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
     print(str(report))

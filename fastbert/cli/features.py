@@ -142,22 +142,31 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     file, texts = FeatureFile(out, overwrite=config.overwrite), TextFile(text, config.column)
     model, tokenizer, why = _load(config, source)
-    chunks = extract_chunks(
-        model,
-        tokenizer,
-        texts,
-        parse_layers(config.layers),
-        per=config.per,
-        max_length=config.max_length,
-        batch_tokens=config.batch_tokens,
-    )
     with Bars(quiet) as bars, file:
         bars.message(f"{why}, {file.path}")
-        update = bars.stage("features", texts.total_bytes, f"{config.per}s")
+        update = bars.stage("features", texts.total_bytes, "texts")
+        chunk_begin = chunk_end = 0  # bytes
+
+        def progress(first: int, count: int, done: float) -> None:
+            nonlocal chunk_begin, chunk_end
+            if texts.position != chunk_end:
+                chunk_begin, chunk_end = chunk_end, texts.position
+            position = chunk_begin + done * (chunk_end - chunk_begin)
+            update(position, f"{file.items:,} {config.per}s written", counted=first + done * count)
+
+        chunks = extract_chunks(
+            model,
+            tokenizer,
+            texts,
+            parse_layers(config.layers),
+            per=config.per,
+            max_length=config.max_length,
+            batch_tokens=config.batch_tokens,
+            progress=progress,
+        )
         began = time.perf_counter()
         for features in chunks:
             file.append(features)
-            update(texts.position, f"{file.items:,} {config.per}s", counted=file.items)
         if not file.texts:
             raise UserError(f"{texts.name} holds no text")
         seconds = time.perf_counter() - began

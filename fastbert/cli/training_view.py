@@ -11,6 +11,8 @@ from fastbert.io.progress import Bars, Stage
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped
 
+_LAST_STEP = 0.9999  # of the bar
+
 
 @contextmanager
 def shown(command: str, out: Path, quiet: bool) -> Iterator[Reporter]:
@@ -35,6 +37,7 @@ class TrainingView:
         self.stage: Stage | None = None
         self.trial_number, self.trials = 1, 1
         self.smooth: dict[str, float] = {}
+        self.done, self.speed = 0.0, ""  # of the newest step
 
     def reporter(self) -> Reporter:
         """Return the hooks for a run."""
@@ -44,6 +47,7 @@ class TrainingView:
             on_message=self.bars.message,
             on_stage=self.bars.stage,
             on_trial=self.trial,
+            on_prediction=self.prediction,
         )
 
     def trial(self, number: int, total: int, name: str) -> None:
@@ -62,8 +66,15 @@ class TrainingView:
                 self.smooth[key] = 0.9 * self.smooth[key] + 0.1 * value if key in self.smooth else value
         losses = _train_details(self.smooth)
         losses.insert(1, f"step {record['step']:,}")
-        rate = f"{self.smooth['tokens_per_second']:,.0f} tokens/s"
-        self.stage((self.trial_number - 1 + progress) / self.trials, "  ".join(losses), rate=rate, name=name)
+        # The last validation and the report come after the last step: the bar is full at the end of the command.
+        self.done = min((self.trial_number - 1 + progress) / self.trials, _LAST_STEP)
+        self.speed = f"{self.smooth['tokens_per_second']:,.0f} tokens/s"
+        self.stage(self.done, "  ".join(losses), rate=self.speed, name=name)
+
+    def prediction(self, file: str, done: float) -> None:
+        """Show the part of an evaluation file that is done, in place of the losses."""
+        if self.stage is not None:
+            self.stage(self.done, f"evaluating {done:.0%}  {file}", rate=self.speed)
 
     def validation(self, record: Record) -> None:
         """Show a validation as a line that stays."""

@@ -67,6 +67,8 @@ class Counts:
     """The progress of an embedder."""
 
     texts: int = 0
+    read: int = 0
+    """Texts that were read so far, some of them ahead."""
     tokens: int = 0
     """Computed tokens, including special ones and the overlaps of windows."""
     truncated: int = 0
@@ -106,10 +108,10 @@ def embed(
     not the model's (`fastbert.tokenizers.fit`).
     """
     counted = Counts() if counts is None else counts
-    chunks = embed_chunks(model, texts, tokenizer, EmbedOptions(**options), counted)
     total = len(texts) if isinstance(texts, Sized) else None
     with _reporting(progress, total) as report:
-        vectors = _collected(chunks, total, report)
+        chunks = embed_chunks(model, texts, tokenizer, EmbedOptions(**options), counted, report)
+        vectors = _collected(chunks, total)
     if counts is None and counted.truncated:
         logger.warning("%s", counted.describe_truncated())
     return torch.empty(0, _width(model)) if vectors is None else vectors
@@ -121,23 +123,31 @@ def embed_chunks(
     tokenizer: WordPieceTokenizer,
     options: EmbedOptions | None = None,
     counts: Counts | None = None,
+    progress: Callable[[int], None] = lambda texts: None,
 ) -> Iterator[Tensor]:
     """Yield the embeddings of some thousand texts at a time, for more than fits into memory; see `embed`.
 
-    The model may be used in between. Options are checked at once.
+    The model may be used in between. Options are checked at once. `progress` is called after each batch with the number
+    of texts done, which within a chunk is estimated from its tokens.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"texts must be a list of strings or another iterable, not {type(texts).__name__}")
-    return _Embedder(model, tokenizer, options or EmbedOptions(), counts or Counts()).run(texts)
+    return _Embedder(model, tokenizer, options or EmbedOptions(), counts or Counts(), progress).run(texts)
 
 
 class _Embedder:
     """A model with the options resolved."""
 
     def __init__(
-        self, model: EncoderModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts
+        self,
+        model: EncoderModel,
+        tokenizer: WordPieceTokenizer,
+        options: EmbedOptions,
+        counts: Counts,
+        progress: Callable[[int], None],
     ) -> None:
         settings = settings_of(model)
+        self.progress = progress
         check_tokenizer(tokenizer, model.config.vocab_size)
         self.model, self.tokenizer, self.settings, self.counts = model, tokenizer, settings, counts
         self.pooling = settings.pooling if options.pooling is None else options.pooling
@@ -161,7 +171,7 @@ class _Embedder:
             while chunk is not None and rows is not None:
                 following = next(chunks, None)
                 ahead = None if following is None else executor.submit(self._read, following, first + len(chunk))
-                vectors = self._vectors(rows, len(chunk))
+                vectors = self._vectors(rows, len(chunk), first)
                 check_finite(self.model, vectors, lambda row: f"texts[{first + row}]")  # noqa: B023 - called at once
                 first += len(chunk)
                 self.counts.texts += len(chunk)
@@ -180,6 +190,7 @@ class _Embedder:
                 yield chunk
                 chunk, characters = [], 0
             chunk.append(text)
+            self.counts.read += 1
             characters += size
         if chunk:
             yield chunk
@@ -190,13 +201,16 @@ class _Embedder:
             chunk = [self.prompt + text for text in chunk]
         return read_rows(self.tokenizer, chunk, self.truncation, first)
 
-    def _vectors(self, rows: Rows, texts: int) -> Tensor:
-        """Return the embeddings of this number of texts from their rows."""
+    def _vectors(self, rows: Rows, texts: int, before: int) -> Tensor:
+        """Return the embeddings of this number of texts from their rows; `before` is the number of texts done."""
         order, pooled = [], []
+        tokens, total = 0, max(int(rows.lengths.sum()), 1)
         with inferring(self.model), matmul_table.same_in_every_batch():
             for indices in by_length(rows.lengths, self.batch_tokens):
                 order.append(indices)
                 pooled.append(self._pooled_batch(rows, indices))
+                tokens += int(rows.lengths[indices].sum())
+                self.progress(before + texts * tokens // total)
         row_indices = torch.from_numpy(np.concatenate(order))
         with torch.no_grad():
             sorted_rows = torch.cat(pooled).cpu()
@@ -265,7 +279,7 @@ def inferring(model: EncoderModel) -> Iterator[None]:
             module.training = True
 
 
-def _collected(chunks: Iterator[Tensor], total: int | None, report: Callable[[int], None]) -> Tensor | None:
+def _collected(chunks: Iterator[Tensor], total: int | None) -> Tensor | None:
     """Concatenate the chunks; None if there are none. Without a total they are in memory twice for a moment."""
     vectors: Tensor | None = None
     pieces: list[Tensor] = []
@@ -277,7 +291,6 @@ def _collected(chunks: Iterator[Tensor], total: int | None, report: Callable[[in
             vectors = chunk.new_empty(total, chunk.shape[1]) if vectors is None else vectors
             vectors[done : done + len(chunk)] = chunk
         done += len(chunk)
-        report(done)
     if vectors is not None:
         return vectors[:done]
     return None if not pieces else pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -197,18 +197,24 @@ def embed_file(
     texts: TextFile,
     file: VectorFile,
     options: EmbedOptions | None = None,
-    progress: Callable[[int, Counts], None] = lambda position, counts: None,
+    progress: Callable[[int, int], None] = lambda position, texts: None,
 ) -> Report:
     """Write the embeddings of a file's texts, in their order; see `TextFile` and `VectorFile`.
 
-    `progress` is called with the bytes read and the counts so far. Raises UserError for a file without texts.
+    `progress` is called after each batch with the number of texts done, and the bytes of the file that they take, which
+    are estimated from those read. Raises UserError for a file without texts.
     """
     began = time.perf_counter()
-    counts = Counts()
+    counts, position = Counts(), 0
+
+    def report(done: int) -> None:
+        nonlocal position
+        position = max(position, texts.position * done // max(counts.read, 1))
+        progress(position, done)
+
     with file:
-        for vectors in embed_chunks(model, texts, tokenizer, options, counts):
+        for vectors in embed_chunks(model, texts, tokenizer, options, counts, report):
             file.append(vectors.numpy())
-            progress(texts.position, counts)
         if not counts.texts:
             raise UserError(f"{texts.name} holds no text")
     return Report(counts, file.width, time.perf_counter() - began)

@@ -6,8 +6,9 @@ is split into consecutive parts, so that each of its tokens has a vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -119,16 +120,18 @@ def extract_chunks(
     per: str = "token",
     max_length: int | None = None,
     batch_tokens: int | None = None,
+    progress: Callable[[int, int, float], None] = lambda first, texts, done: None,
 ) -> Iterator[Features]:
     """Yield the features of some thousand texts at a time, for more than fits into memory; see `extract`. Options are
-    checked at once."""
+    checked at once. `progress` is called after each batch with the number of texts before the chunk, those of the
+    chunk, and the finished fraction of it."""
     chosen = choose_layers(layers, len(model.encoder.layer))
     limit, tokens = _limits(model, tokenizer, max_length, batch_tokens)
     if per not in PER:
         raise UserError(f"per={per!r} must be {' or '.join(map(repr, PER))}")
     if isinstance(texts, str):
         raise UserError("texts must be a list of texts or of lists of words, not one text")
-    return _chunks(model, tokenizer, iter(texts), chosen, per, limit, tokens)
+    return _chunks(model, tokenizer, iter(texts), chosen, per, limit, tokens, progress)
 
 
 def hidden_states(
@@ -183,11 +186,13 @@ def _chunks(
     per: str,
     limit: int,
     tokens: int,
+    progress: Callable[[int, int, float], None],
 ) -> Iterator[Features]:
     first = 0
     while chunk := list(islice(texts, CHUNK_TEXTS)):
         layout = _layout_of(tokenizer, chunk, per, first)
-        states = _states(model, tokenizer, layout, chosen, limit, tokens, torch.float32)
+        report = partial(progress, first, len(chunk))
+        states = _states(model, tokenizer, layout, chosen, limit, tokens, torch.float32, report)
         _check_states(model, layout, states, first)
         yield Features(values=chosen.combine(states), offsets=layout.item_offsets, items=layout.items)
         first += len(chunk)
@@ -238,9 +243,11 @@ def _states(
     limit: int,
     batch_tokens: int,
     dtype: torch.dtype,
+    progress: Callable[[float], None] = lambda done: None,
 ) -> Tensor:
     """Return the states (items, layers, width) of the items, in their order."""
     rows = _parts(layout, limit - SPECIAL)
+    done, total = 0, int(rows.lengths.sum())
     items_states = torch.empty(len(layout.item_tokens), len(chosen.numbers), model.config.hidden_size, dtype=dtype)
     with inferring(model):
         for indices in by_length(rows.lengths, batch_tokens):
@@ -254,6 +261,8 @@ def _states(
             _, states = model.encode(batch, output_hidden_states=True)
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
             items_states[torch.from_numpy(items)] = picked.to("cpu", dtype)
+            done += int(rows.lengths[indices].sum())
+            progress(done / total)
     return items_states
 
 

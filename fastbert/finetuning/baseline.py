@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fastbert.embeddings.embed import Counts, embed, inferring
 from fastbert.errors import UserError
 from fastbert.finetuning import results
 from fastbert.finetuning.order import permutation
-from fastbert.models import registry
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
@@ -29,6 +27,7 @@ from fastbert.tasks.metrics.library import library
 from fastbert.tasks.rows import BATCH_TOKENS, Rows, runs
 from fastbert.tasks.tagging.task import TagRows
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.reporter import Reporter
 
 NAME = "linear"
 """The baseline's name in results.json."""
@@ -44,6 +43,11 @@ Scorer = Callable[[np.ndarray], np.ndarray]
 """Features (items, width) -> outputs (items, classes), as a model's head gives them."""
 Fit = Callable[[np.ndarray, np.ndarray, float], Scorer]
 """(features, targets, strength) -> the fitted model."""
+OnFits = Callable[[int], None]
+"""Called with the number of strengths that were tried."""
+
+
+def _unreported(fits: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,9 +57,18 @@ class Encoder:
     model: EncoderModel
     tokenizer: WordPieceTokenizer
     max_length: int
+    on_texts: Callable[[int], None]
+    """Called with the number of texts or rows that were encoded since the last call."""
 
     def texts(self, texts: Sequence[str]) -> np.ndarray:
         """Return vectors of unit length, fp32 (texts, width)."""
+        before = 0
+
+        def progress(done: int) -> None:
+            nonlocal before
+            self.on_texts(done - before)
+            before = done
+
         vectors = embed(
             self.model,
             texts,
@@ -64,6 +77,7 @@ class Encoder:
             normalize=True,
             max_length=self.max_length,
             counts=Counts(),
+            progress=progress,
         )
         return vectors.numpy()
 
@@ -83,6 +97,7 @@ class Encoder:
                 batch = rows.packed(indices).to(device)
                 states, _ = self.model.encode(batch, token_indices=batch.masked_positions)
                 vectors[runs(rows.word_offsets[indices], counts[indices])] = states.float().cpu().numpy()
+                self.on_texts(len(indices))
         return vectors
 
 
@@ -139,13 +154,23 @@ def _squared_error(outputs: np.ndarray, y: np.ndarray) -> float:
     return float(((outputs - y) ** 2).mean())
 
 
-def _best_strength(x: np.ndarray, y: np.ndarray, fit: Fit, loss: Callable[[np.ndarray, np.ndarray], float]) -> float:
+def _best_strength(
+    x: np.ndarray,
+    y: np.ndarray,
+    fit: Fit,
+    loss: Callable[[np.ndarray, np.ndarray], float],
+    on_fits: OnFits,
+) -> float:
     """Return the strength with the lowest loss on held-out items."""
     order = permutation(len(x), 0, 1)[:CHOICE_ITEMS]
     if len(order) < LEAST_ITEMS:
         return STRENGTHS[1]
     held, rest = np.split(order, [round(CHOICE_PART * len(order))])
-    return min(STRENGTHS, key=lambda strength: loss(fit(x[rest], y[rest], strength)(x[held]), y[held]))
+    losses = []
+    for number, strength in enumerate(STRENGTHS, start=1):
+        losses.append(loss(fit(x[rest], y[rest], strength)(x[held]), y[held]))
+        on_fits(number)
+    return STRENGTHS[int(np.argmin(losses))]
 
 
 class Baseline:
@@ -162,6 +187,10 @@ class Baseline:
         """Return the number of items of each example, int64."""
         return np.ones(len(dataset), dtype=np.int64)
 
+    def texts(self, dataset: Dataset[Any], rows: Rows) -> int:
+        """Return the number of texts that `features` encodes."""
+        return len(dataset) * (1 if dataset[0].pair is None else 2)
+
     def features(self, encoder: Encoder, dataset: Dataset[Any], rows: Rows) -> np.ndarray:
         """Return the features of the items of a dataset, fp32 (items, width)."""
         texts = [example.text for example in dataset]
@@ -173,14 +202,14 @@ class Baseline:
         """Return the targets of the items of labelled rows."""
         return rows.unit_targets["labels"]
 
-    def fit(self, task: Task[Any], x: np.ndarray, y: np.ndarray) -> Scorer:
+    def fit(self, task: Task[Any], x: np.ndarray, y: np.ndarray, on_fits: OnFits = _unreported) -> Scorer:
         """Return the linear model, with the best of `STRENGTHS`."""
         classes = len(task.known_labels)
 
         def fit(x: np.ndarray, y: np.ndarray, strength: float) -> Scorer:
             return _multinomial(x, y, classes, strength)
 
-        return fit(x, y, _best_strength(x, y, fit, _class_loss))
+        return fit(x, y, _best_strength(x, y, fit, _class_loss, on_fits))
 
     def outputs(self, scores: np.ndarray, rows: Rows) -> list[np.ndarray]:
         """Return the outputs of each row, as `Task.decode` reads them."""
@@ -190,8 +219,8 @@ class Baseline:
 class _LabelSets(Baseline):
     """A logistic regression per label."""
 
-    def fit(self, task: Task[Any], x: np.ndarray, y: np.ndarray) -> Scorer:
-        return _binary(x, y, _best_strength(x, y, _binary, _label_loss))
+    def fit(self, task: Task[Any], x: np.ndarray, y: np.ndarray, on_fits: OnFits = _unreported) -> Scorer:
+        return _binary(x, y, _best_strength(x, y, _binary, _label_loss, on_fits))
 
 
 class _Numbers(Baseline):
@@ -199,8 +228,8 @@ class _Numbers(Baseline):
 
     title = "ridge regression on the frozen model's vectors"
 
-    def fit(self, task: Task[Any], x: np.ndarray, y: np.ndarray) -> Scorer:
-        return _ridge(x, y, _best_strength(x, y, _ridge, _squared_error))
+    def fit(self, task: Task[Any], x: np.ndarray, y: np.ndarray, on_fits: OnFits = _unreported) -> Scorer:
+        return _ridge(x, y, _best_strength(x, y, _ridge, _squared_error, on_fits))
 
 
 class _Tags(Baseline):
@@ -212,6 +241,9 @@ class _Tags(Baseline):
 
     def sizes(self, dataset: Dataset[Any]) -> np.ndarray:
         return np.array([len(example.words) for example in dataset], dtype=np.int64)
+
+    def texts(self, dataset: Dataset[Any], rows: Rows) -> int:
+        return len(rows)
 
     def features(self, encoder: Encoder, dataset: Dataset[Any], rows: Rows) -> np.ndarray:
         assert isinstance(rows, TagRows)
@@ -233,6 +265,9 @@ class _Choices(_LabelSets):
 
     def sizes(self, dataset: Dataset[Any]) -> np.ndarray:
         return np.array([len(example.endings) for example in dataset], dtype=np.int64)
+
+    def texts(self, dataset: Dataset[Any], rows: Rows) -> int:
+        return 2 * int(self.sizes(dataset).sum())
 
     def features(self, encoder: Encoder, dataset: Dataset[Any], rows: Rows) -> np.ndarray:
         prompts = [example.prompt for example in dataset for _ in example.endings]
@@ -270,29 +305,36 @@ class LinearScores:
 
 def score_linear(
     task: Task[Any],
-    source: Path,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     train: Dataset[Any],
     evaluations: Sequence[tuple[str, Dataset[Any], Rows]],
-    device: torch.device,
-    dtype: torch.dtype,
+    reporter: Reporter,
 ) -> LinearScores:
     """Fit the task's baseline on the training examples, on a sample of those beyond a bound, and score it on the files
-    to evaluate on: name, examples and rows without labels.
-
-    `source` is the folder of the pre-trained model, which computes on `device` with weights in `dtype`.
+    to evaluate on: name, examples and rows without labels. `model` is the pre-trained one.
     """
     baseline = BASELINES[task.name]
-    model = registry.load_encoder(source, dtype=dtype).to(device)
-    encoder = Encoder(model=model, tokenizer=tokenizer, max_length=task.settings.max_length)
     sample, used, total = _sample(train, baseline.sizes(train), baseline.most)
     rows = task.encode(sample, tokenizer, labelled=True)
+    texts = sum(baseline.texts(dataset, r) for dataset, r in [(sample, rows), *((d, r) for _, d, r in evaluations)])
+    encoded, on_encoded = 0, reporter.on_stage("baseline, vectors", texts, "texts")
+
+    def on_texts(count: int) -> None:
+        nonlocal encoded
+        encoded += count
+        on_encoded(encoded)
+
+    encoder = Encoder(model=model, tokenizer=tokenizer, max_length=task.settings.max_length, on_texts=on_texts)
     x = baseline.features(encoder, sample, rows)
+    features = {name: baseline.features(encoder, dataset, unlabelled) for name, dataset, unlabelled in evaluations}
     scaler = library("sklearn.preprocessing").StandardScaler(copy=False)
-    scorer = baseline.fit(task, scaler.fit_transform(x), baseline.targets(rows))
+    on_fits = reporter.on_stage("baseline, linear model", len(STRENGTHS) + 1, "fits")
+    scorer = baseline.fit(task, scaler.fit_transform(x), baseline.targets(rows), on_fits)
+    on_fits(len(STRENGTHS) + 1)
     scores: dict[str, dict[str, float]] = {}
     for name, dataset, unlabelled in evaluations:
-        outputs = scorer(scaler.transform(baseline.features(encoder, dataset, unlabelled)))
+        outputs = scorer(scaler.transform(features[name]))
         predictions = task.decode(dataset, unlabelled, baseline.outputs(outputs, unlabelled))
         scores[name] = {metric: round(value, 4) for metric, value in task.score(dataset, predictions).items()}
     counted = "" if used == total else f" ({used:,} of the {total:,} {baseline.unit})"

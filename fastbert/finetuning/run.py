@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,19 @@ from fastbert.errors import UserError
 from fastbert.finetuning import baseline, defaults, order, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.evaluation import PREDICTIONS, REPORTS, Evaluation, describe, file_names, is_described, predict
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.io.checksums import sha256
+from fastbert.models import registry
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset, Prediction
+from fastbert.tasks.examples import Dataset
 from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
-from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, task_class
 from fastbert.tasks.reports.baselines import unlogged
-from fastbert.tasks.reports.files import contents, write_report
+from fastbert.tasks.reports.files import contents
 from fastbert.tasks.reports.report import Baseline, by_key
-from fastbert.tasks.rows import Rows
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
@@ -46,8 +46,6 @@ from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import check_configuration, locked_run, remove_run
 from fastbert.training.stopping import StopRequest
 
-HELD_OUT = "held-out"  # the name in results and predictions of the examples of --validation-fraction
-REPORTS = "reports"
 MAX_NAMES = 6  # of new weights in a message
 
 
@@ -65,15 +63,6 @@ class FinetuneResult:
     model: Path
     reports: Path
     """The folder with a report per evaluation file, on the predictions of the kept model."""
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    """A file to evaluate on, encoded once."""
-
-    name: str
-    dataset: Dataset[Any]
-    rows: Rows
 
 
 def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> FinetuneResult:
@@ -102,6 +91,8 @@ def _finished(config: FinetuneConfig) -> FinetuneResult | None:
         return None
     if not all((out / "model" / name).is_file() for name in ("config.json", "model.safetensors", "vocab.txt")):
         raise UserError(f"{out / 'model'}: the finished run's model is gone; train it again with --overwrite")
+    if not is_described(out, file_names(config)):
+        return None  # a full disk or a kill came after the last trial
     return _ended(out, results.metric(out), done)
 
 
@@ -156,12 +147,11 @@ class _Run:
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.source))
         evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
-        names = [HELD_OUT] * len(held_out) + _names(config.eval)
         for dataset in evaluations:
             self.task.check_labels(dataset)
         self.evaluations = [
-            _Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
-            for name, dataset in zip(names, evaluations, strict=True)
+            Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
+            for name, dataset in zip(file_names(config), evaluations, strict=True)
         ]
         self.teacher = (
             None if config.teacher is None else load_teacher(self.task, find_source(config.teacher), self.tokenizer)
@@ -249,10 +239,16 @@ class _Run:
                 self.reporter.on_trial(number, len(trials), str(trial))
                 continued = under_way is not None and under_way.trial == trial
                 done.append(self._trial(trial, log, stop, continued))
-                self._keep(done)
+                is_best = results.best_trial(done) is done[-1]
+                if is_best:
+                    self._keep(done[-1])
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
                 description = None if linear is None else linear.description
                 results.write(out, self.task.name, self.task.main_metric, done, len(trials), baselines, description)
+                if is_best:  # the trial is recorded: a full disk, or an error in a report, does not lose it
+                    self._describe(done[-1])
+        if not is_described(out, file_names(config)):
+            self._describe(results.best_trial(done))
         return _ended(out, self.task.main_metric, done)
 
     def _linear_baseline(self) -> baseline.LinearScores:
@@ -263,9 +259,8 @@ class _Run:
             self.reporter.on_message("baseline: fits a linear model on the vectors of the frozen model")
             evaluations = [(file.name, file.dataset, file.rows) for file in self.evaluations]
             assert self.train is not None  # the configuration names files to evaluate on
-            linear = baseline.score_linear(
-                self.task, self.source, self.tokenizer, self.train, evaluations, self.device, self.scored.weights
-            )
+            model = registry.load_encoder(self.source, dtype=self.scored.weights).to(self.device)
+            linear = baseline.score_linear(self.task, model, self.tokenizer, self.train, evaluations, self.reporter)
         for line in baseline.lines(linear, self.task.main_metric):
             self.reporter.on_message(line)
         for name, scores in linear.scores.items():
@@ -313,24 +308,31 @@ class _Run:
         return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     def _evaluate(self, model: Any) -> Scores:
-        predictions = [self._predict(model, file) for file in self.evaluations]
+        predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
         with unlogged():  # `_check_metric` has logged what is wrong with the gold labels
             return {f.name: self.task.score(f.dataset, p) for f, p in zip(self.evaluations, predictions, strict=True)}
 
-    def _predict(self, model: Any, file: _Evaluation) -> list[Prediction]:
-        return self.task.decode(file.dataset, file.rows, outputs_of(self.task, model, file.rows))
+    def _describe(self, best: results.TrialResult) -> None:
+        """Write the predictions of the kept model, that of the best trial, and the reports on them."""
+        out = self.config.out
+        model = self.task.load_head(out / "model").to(device=self.device, dtype=self.scored.weights)
+        for file in self.evaluations:
+            predictions = predict(self.task, model, file, self.reporter)
+            report = self.task.report(file.dataset, predictions, self.train)
+            scores = (best.scores or {}).get(file.name, {})
+            values = contents(self.task, report, len(file.dataset), scores, self.baselines[file.name])
+            describe(out, self.task.name, file, predictions, report, values)
 
     def _choose(self, scores: Scores) -> float:
         first, metric = self.evaluations[0], self.task.main_metric
         # A metric that is undefined for these predictions, since all are equal, counts as the worst score.
         return scores[first.name].get(metric, -math.inf)
 
-    def _keep(self, done: Sequence[results.TrialResult]) -> None:
-        """Write the newest trial's model and predictions if it is the best trial."""
-        newest = done[-1]
-        if results.best_trial(done) is not newest:
-            return
+    def _keep(self, newest: results.TrialResult) -> None:
+        """Write the model of the newest trial, the best one; remove what describes the model before."""
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
+        for name in (PREDICTIONS, REPORTS):
+            discard(out / name)
         model = start.finished(self.task, self.source, self.config, newest.trial.seed, best)
         with atomic_folder(out / "model") as folder:
             model.save_pretrained(folder)
@@ -341,19 +343,6 @@ class _Run:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
             write_delta(out / "model", self.source, out / "model.delta", overwrite=True)
-        if self.evaluations:
-            from fastbert.tasks.prediction_files import write_predictions
-
-            model.to(device=self.device, dtype=self.scored.weights)
-            for name in ("predictions", REPORTS):
-                (out / name).mkdir(exist_ok=True)
-            for file in self.evaluations:
-                path, predictions = out / "predictions" / f"{file.name}.jsonl", self._predict(model, file)
-                write_predictions(path, self.task.name, file.dataset, predictions)
-                report = self.task.report(file.dataset, predictions, self.train)
-                scores = (newest.scores or {}).get(file.name, {})
-                values = contents(self.task, report, len(file.dataset), scores, self.baselines[file.name])
-                write_report(out / REPORTS / file.name, report, values)
 
 
 def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
@@ -367,22 +356,6 @@ def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], l
     rest = tuple(example for index, example in enumerate(train) if index not in chosen)
     held_out = tuple(example for index, example in enumerate(train) if index in chosen)
     return Dataset(train.path, rest), [Dataset(train.path, held_out)]
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Return a unique name for each file: its own, preceded by as many folders as needed.
-
-    Raises UserError for a file that is given twice.
-    """
-    whole = [path.resolve() for path in paths]
-    for index, path in enumerate(whole):
-        if path in whole[:index]:
-            raise UserError(f"--eval {paths[index]}: is given twice; leave one out")
-    names = [path.name for path in whole]
-    for depth in range(2, max((len(path.parts) for path in whole), default=0) + 1):
-        repeated = {name for name in names if names.count(name) > 1}
-        names = ["-".join(path.parts[-depth:]) if name in repeated else name for name, path in zip(names, whole)]
-    return names
 
 
 def _kept(finished: set[Trial], under_way: State | None) -> Callable[[Record], bool]:

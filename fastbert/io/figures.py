@@ -22,6 +22,8 @@ GREY = "#B8B8B8"  # of bars beside the one that matters
 SEQUENTIAL = "Blues"  # the colour map of matrices: darker is more, in grey too
 PICTURES = (".png", ".pdf", ".svg")
 
+_FONT = "DejaVu Sans"  # comes with matplotlib
+_BOXES = "Last Resort"  # a font that has a box for every character
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v")
 _HATCHES = ("", "//", "..", "\\\\", "xx")
@@ -52,6 +54,27 @@ def figure_file(out: Path, width: float, height: float) -> Iterator[Any]:
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(out) as partial:
             figure.savefig(partial, dpi=_DOTS_PER_INCH, format=ending)
+
+
+def font_families(text: str) -> tuple[list[str], set[str]]:
+    """Return the font families that draw `text`, for `fontfamily` of matplotlib: its own font, then installed ones for
+    characters that it lacks; and the characters that no installed font has."""
+    from matplotlib import font_manager, rcParams
+
+    own = font_manager.FontEntry(fname=font_manager.findfont(_FONT), name=_FONT)
+    others = [entry for entry in font_manager.fontManager.ttflist if not entry.name.startswith(_BOXES)]
+    families, missing = [], {character for character in text if character.isprintable() and not character.isspace()}
+    for entry in (own, *sorted(others, key=lambda entry: (entry.name, entry.fname))):
+        if not missing:
+            break
+        try:
+            characters = font_manager.get_font(entry.fname).get_charmap()
+        except (OSError, RuntimeError):  # a file that is gone or damaged, and fonts of pictures
+            continue
+        if entry is own or any(ord(character) in characters for character in missing):
+            families.append(entry.name)
+            missing = {character for character in missing if ord(character) not in characters}
+    return families or list(rcParams["font.family"]), missing
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -19,7 +19,10 @@ class Reporter:
     on_validation: Callable[[Record], None] = field(default=lambda record: None)
     """After each validation: its line."""
     on_message: Callable[[str], None] = field(default=lambda message: None)
-    on_stage: Callable[[str, int | None], Callable[[int], None]] = field(default=lambda name, total: lambda done: None)
-    """A stage of preparation begins: its name and size in bytes. Returns a function to call with the bytes done."""
+    on_stage: Callable[..., Callable[[int], None]] = field(default=lambda name, total, unit="bytes": lambda done: None)
+    """A stage of preparation begins: its name, its size, and optionally the size's unit, by default bytes. Returns a
+    function to call with the number done."""
     on_trial: Callable[[int, int, str], None] = field(default=lambda number, total, name: None)
     """A trial of fine-tuning begins: its number from 1, the number of trials, and its description."""
+    on_prediction: Callable[[str, float], None] = field(default=lambda file, done: None)
+    """During an evaluation of fine-tuning: the name of the file, and the finished fraction of it."""

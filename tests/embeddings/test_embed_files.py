@@ -194,7 +194,7 @@ def test_a_file_in_a_file_out(tmp_path: Path, seed: int, monkeypatch: pytest.Mon
         tokenizer,
         TextFile(path),
         VectorFile(tmp_path / "v.npy"),
-        progress=lambda at, counts: told.append((at, counts.texts)),
+        progress=lambda at, done: told.append((at, done)),
     )
     np.testing.assert_array_equal(read(tmp_path / "v.npy"), model.embed(texts, tokenizer).numpy())
     assert [texts for _, texts in told] == [9, 18, 27, 30]

@@ -56,7 +56,18 @@ def run_config(place: Path, out: Path, task: str = "classification", **flags: An
 @pytest.mark.parametrize("task", list(MAKERS))
 def test_every_task_has_a_linear_baseline(place: Path, tmp_path: Path, task: str) -> None:
     messages: list[str] = []
-    result = finetune(run_config(place, tmp_path / "run", task), Reporter(on_message=messages.append))
+    stages: dict[str, tuple[int | None, list[int]]] = {}
+
+    def on_stage(name: str, total: int | None, unit: str = "bytes") -> Any:
+        stages[f"{name}, {unit}"] = (total, [])
+        return stages[f"{name}, {unit}"][1].append
+
+    reporter = Reporter(on_message=messages.append, on_stage=on_stage)
+    result = finetune(run_config(place, tmp_path / "run", task), reporter)
+    assert list(stages) == ["baseline, vectors, texts", "baseline, linear model, fits"]
+    for name, (total, done) in stages.items():
+        assert done == sorted(done), name
+        assert done[-1] == total, name
     file = f"{task}-dev.{MAKERS[task][1]}"
     stored = json.loads((result.folder / "results.json").read_text())
     scores = stored["baselines"][file]["linear"]
@@ -106,13 +117,15 @@ def test_an_interrupted_run_keeps_the_scores(place: Path, tmp_path: Path, monkey
 def test_vectors_are_those_of_embed(place: Path) -> None:
     model = registry.load_encoder(place / "model", dtype=torch.float32)
     tokenizer = WordPieceTokenizer.from_pretrained(place / "model")
-    encoder = Encoder(model=model, tokenizer=tokenizer, max_length=32)
+    told: list[int] = []
+    encoder = Encoder(model=model, tokenizer=tokenizer, max_length=32, on_texts=told.append)
     texts = ["the river was bright", "a dull day"]
     expected = embed(model, texts, tokenizer, pooling="mean", normalize=True).numpy()
     assert np.array_equal(encoder.texts(texts), expected)
     u, v = expected
     pair = np.concatenate((u, v, abs(u - v), u * v))
     assert np.array_equal(encoder.pairs(texts[:1], texts[1:])[0], pair)
+    assert sum(told) == 4
 
 
 def test_words_are_those_of_the_tagger(place: Path) -> None:
@@ -123,7 +136,9 @@ def test_words_are_those_of_the_tagger(place: Path) -> None:
     dataset = task.read(str(place / "tagging-dev.conll"))
     task.learn_labels(dataset)
     rows: Any = task.encode(dataset, tokenizer, labelled=True)
-    vectors = Encoder(model=model, tokenizer=tokenizer, max_length=8).words(rows)
+    told: list[int] = []
+    vectors = Encoder(model=model, tokenizer=tokenizer, max_length=8, on_texts=told.append).words(rows)
+    assert sum(told) == len(rows)
     with torch.no_grad():
         for row in (0, 5, len(rows) - 1):
             batch = rows.packed(np.array([row]))

@@ -15,6 +15,7 @@ from finetune_runs import config, same, weights
 from toy_tasks import sentiment
 
 from fastbert.errors import UserError
+from fastbert.finetuning import evaluation
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import FinetuneResult, _Run, finetune
 from fastbert.training import checkpoint
@@ -38,6 +39,31 @@ class _Interrupted(Reporter):
                 signal.raise_signal(signal.SIGINT)
 
         self.on_trial, self.on_step = on_trial, on_step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("error", [UserError("No space left on device"), RuntimeError("a bug")], ids=["full", "bug"])
+def test_a_report_that_fails_does_not_lose_its_trial(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    flags = {"seeds": 1, "epochs": (1.0,), "lr": (1e-3,)}
+    whole = finetune(config(place, tmp_path / "whole", **flags))
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "write_report", fail)
+        with pytest.raises(type(error)):
+            finetune(config(place, tmp_path / "parts", **flags))
+    assert not list((tmp_path / "parts" / "reports").iterdir())
+    steps: list[int] = []
+    parts = finetune(
+        FinetuneConfig(out=tmp_path / "parts", resume=True), Reporter(on_step=lambda record, _: steps.append(1))
+    )
+    assert not steps, "the trial is not trained again"
+    assert_same_runs(parts, whole)
+    for name in ("predictions/dev.tsv.jsonl", "reports/dev.tsv/report.json", "reports/dev.tsv/errors.tsv"):
+        assert (parts.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
 
 
 def assert_same_runs(parts: FinetuneResult, whole: FinetuneResult) -> None:

@@ -130,6 +130,22 @@ def test_trials_share_a_bar() -> None:
     assert "0:20 left" in line
 
 
+def test_an_evaluation_takes_the_place_of_the_losses_and_the_last_one_comes_before_100_percent() -> None:
+    clock = Clock()
+    bars = bars_on(80, clock)
+    view = TrainingView(bars)
+    view.prediction("dev.tsv", 0.5)  # before the first step there is no bar
+    train(view, clock, {**RECORD, "loss": 1.0}, first=1, last=100, steps=100)
+    view.prediction("dev.tsv", 0.43)
+    [line] = shown(bars)
+    assert " 99 % " in line
+    assert "evaluating 43%" in line
+    view.step({**RECORD, "loss": 1.0, "step": 100}, 1.0)
+    assert "loss 1.000" in shown(bars)[0]
+    bars.__exit__(None)
+    assert "100 %" in shown(bars)[0]
+
+
 def test_without_a_terminal_there_is_a_line_from_time_to_time() -> None:
     clock = Clock()
     bars = bars_on(None, clock)

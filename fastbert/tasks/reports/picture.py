@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from textwrap import fill
 
 import numpy as np
 
-from fastbert.io.figures import SEQUENTIAL, figure_file
+from fastbert.io.figures import SEQUENTIAL, figure_file, font_families
 from fastbert.tasks.reports.report import Confusion
 
 MAX_CLASSES = 20
@@ -28,25 +27,30 @@ def draw_confusion(confusion: Confusion, out: Path) -> None:
     from matplotlib.patches import Rectangle
 
     chosen = most_confused(confusion)
-    labels = [_short(confusion.labels[i]) for i in chosen]
+    families, missing = font_families("".join(confusion.labels[i] for i in chosen))
+    numbered = [bool(missing.intersection(confusion.labels[i])) for i in chosen]
+    labels = [f"row {i + 1}" if number else _short(confusion.labels[i]) for i, number in zip(chosen, numbered)]
     counts, total = confusion.counts[np.ix_(chosen, chosen)], confusion.counts[chosen].sum(axis=1)
     columns, title = list(labels), f"confusion of {confusion.what}"
     if len(chosen) < len(confusion.labels):
         counts = np.column_stack((counts, total - counts.sum(axis=1)))
         columns.append(OTHER)
         title = f"the {len(chosen)} most confused of {len(confusion.labels)} {confusion.what}"
+    if any(numbered):
+        title += "; no installed font has the script of some, which are named by their row in confusion.tsv"
     shares = counts / np.maximum(total, 1)[:, None]
     longest = max(map(len, columns))
     margin = 1.2 + 0.075 * longest
     width, height = (max(CELL * count + margin, 3.2) for count in (len(columns), len(labels)))
-    with warnings.catch_warnings(), figure_file(out, width + 0.8, height) as figure:
-        warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font lacks
+    with figure_file(out, width + 0.8, height) as figure:
         figure.set_layout_engine("compressed")
         axes = figure.subplots()
         image = axes.imshow(shares, cmap=SEQUENTIAL, vmin=0, vmax=1)
         slanted = longest > 4
         axes.set_xticks(range(len(columns)), columns, parse_math=False, fontsize=8, rotation=45 if slanted else 0)
         axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=8)
+        for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+            label.set_fontfamily(families)
         if slanted:
             for label in axes.get_xticklabels():
                 label.set(ha="right", rotation_mode="anchor")

@@ -193,8 +193,8 @@ def test_large_scores(dtype: torch.dtype, size: float, p: float, seed: int) -> N
     """lse is rounded in proportion to the scores, and gradients do not show it."""
     inputs = case([40, 3, 33], [40, 33, 70], dtype, seed, dim=64, **(dropped(3, p) if p else {}))
     inputs.tensors[:2] = [(x * size).to(dtype) for x in inputs.tensors[:2]]
-    # Plain C++ rounds each product of a score, and eager torch does not: exponentials of scores in the hundreds show it,
-    # more so of those near 1,000 (over 120 seeds its worst error is up to 2.7 and 4.8 times eager's).
+    # Plain C++ rounds each product of a score, and eager torch does not: exponentials of scores in the hundreds show
+    # it, more so of those near 1,000 (over 120 seeds its worst error is up to 2.7 and 4.8 times eager's).
     portable = 8 * FACTOR if size > 8 else 2 * FACTOR
     inputs.check(portable if cpu_capability.current() == "portable" else FACTOR)
 
