@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 pytest.importorskip("sklearn", reason="metrics need scikit-learn")
 pytest.importorskip("seqeval", reason="metrics need seqeval")
 
 from fastbert.cli.checks import check_new_folder
 from fastbert.errors import UserError
+from fastbert.io.figures import font_families
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import (
     Answer,
@@ -285,6 +289,12 @@ def test_choices_and_written_texts() -> None:
     written = [{"id": str(i), "text": text} for i, text in enumerate(("a b 0", "a", "x"))]
     report = make_task("seq2seq").report(Dataset("dev.tsv", source), written)
     assert [row[1:4] for row in report.errors.rows] == [("a b 2", "x", 0), ("a b 1", "a", pytest.approx(50))]
+    copied = Dataset("dev.tsv", (SequenceExample(id="0", location="", source="a b c d", target="a b"),))
+    stored = by_key(make_task("seq2seq").baselines(copied))
+    assert stored["copy"]["rouge1"] == pytest.approx(200 / 3, abs=1e-4)
+    assert stored["lead"]["rouge1"] == 100
+    longer = Dataset("train.tsv", tuple(replace(example, target="a b c") for example in copied))
+    assert by_key(make_task("seq2seq").baselines(copied, longer))["lead"]["rouge1"] == pytest.approx(80)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +386,24 @@ def test_of_many_classes_the_most_confused_are_drawn(tmp_path: Path) -> None:
     thousands = list(map(str, range(classes.MOST_CLASSES + 1)))
     assert classes.confusion(thousands, thousands, thousands) is None
     assert len(classes.per_class(thousands, thousands, thousands).rows) == len(thousands)
+
+
+def test_class_names_that_no_font_can_draw_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib import font_manager
+
+    assert font_families("positive, отрицательный") == (["DejaVu Sans"], set())
+    own = [entry for entry in font_manager.fontManager.ttflist if entry.name.startswith("DejaVu Sans")]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
+    assert font_families("a 中") == (["DejaVu Sans"], {"中"})
+    drawn: list[str] = []
+    monkeypatch.setattr(Axes, "set_yticks", lambda axes, at, labels=None, **_: drawn.extend(labels or ()))
+    monkeypatch.setattr(Axes, "set_title", lambda axes, title, **_: drawn.append(" ".join(title.split())))
+    confusion = classes.confusion(["b", "中性"], ["中性", "中性"], ["b", "中性"])
+    assert confusion is not None
+    with warnings.catch_warnings(action="error"):  # of a glyph that is missing
+        draw_confusion(confusion, tmp_path / "confusion.png")
+    assert drawn[:2] == ["b", "row 2"]
+    assert drawn[2].endswith("which are named by their row in confusion.tsv")
 
 
 @pytest.mark.parametrize("count", [2, 3, 150])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fastbert.models.base import PreTrainedModel
     from fastbert.models.seq2seq.config import SequenceConfig
-    from fastbert.tasks.reports.report import Report
+    from fastbert.tasks.reports.report import Baseline, Report
 
 SPECIAL = 2  # tokens around a text: [CLS] and [SEP]
 
@@ -173,6 +173,21 @@ class SequenceToSequence(Task[SequenceExample]):
 
     def gold_prediction(self, example: SequenceExample) -> Prediction:
         return {"id": example.id, "text": example.target or ""}
+
+    def baselines(
+        self, dataset: Dataset[SequenceExample], train: Dataset[SequenceExample] | None = None
+    ) -> tuple[Baseline, ...]:
+        """Return the scores of the source itself, and of its first words, as many as a target has on average."""
+        from fastbert.tasks.reports.baselines import scored
+
+        targets = [example.target or "" for example in train or dataset]
+        count = max(1, round(float(np.mean([len(target.split()) for target in targets]))))
+        sources = [example.source for example in dataset]
+        leads = [" ".join(source.split()[:count]) for source in sources]
+        return (
+            scored(self.score, dataset, "copy", "the source", "text", sources),
+            scored(self.score, dataset, "lead", f"the source's first {count} words", "text", leads),
+        )
 
     def report(
         self,
