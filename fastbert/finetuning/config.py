@@ -61,7 +61,7 @@ class _Model:
     lora: int | None = None
     """Train LoRA adapters of this rank (needs peft)."""
     dropout: float | None = rare(None)
-    """Dropout probability of all layers and the head (default: from the model's config)."""
+    """Dropout probability of all layers and the head (default: from the model's config; regression: 0)."""
     reinit_layers: int = rare(0)
     """Number of top layers to re-initialise before training, with the pooler."""
 

@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.tasks.registry import task_class
 
 WIDTH, LR = 768, 5e-5
 HEAD_LR = 10.0  # of a head alone (--frozen), as a multiple of the whole model's
@@ -40,6 +41,14 @@ def epochs(examples: int, batch: int, classes: int) -> int:
     per_epoch = math.ceil(examples / batch)
     least = LEAST_EPOCHS if per_epoch < LONG_EPOCH else LEAST_EPOCHS - 1
     return min(max(math.ceil((STEPS + STEPS_PER_CLASS * classes) / per_epoch), least), MOST_EPOCHS)
+
+
+def with_dropout(config: FinetuneConfig) -> FinetuneConfig:
+    """Return the configuration with the task's dropout probability, if the task has one of its own and the flags leave
+    it open; the paper's grid has the model's."""
+    if config.dropout is not None or config.grid or config.task is None:
+        return config
+    return replace(config, dropout=task_class(config.task).default_dropout)
 
 
 def resolved(config: FinetuneConfig, *, examples: int, classes: int, hidden_size: int) -> FinetuneConfig:

@@ -127,6 +127,8 @@ class _Run:
     """A run's data, read and encoded once, and its trials."""
 
     def __init__(self, config: FinetuneConfig, reporter: Reporter) -> None:
+        if not config.resume:  # a run that is continued keeps its own
+            config = defaults.with_dropout(config)
         self.config, self.reporter = config, reporter
         assert config.task is not None
         assert config.model is not None

@@ -58,6 +58,8 @@ class Task(ABC, Generic[E]):
     """Settings that have a least value."""
     default_length: ClassVar[int] = 128
     """Tokens per row, unless --max-length sets them."""
+    default_dropout: ClassVar[float | None] = None
+    """Dropout probability of training, unless --dropout sets it; None stands for that of the model's config."""
     can_have_no_answer: ClassVar[bool] = False
     """True if questions without an answer are scored by their probabilities (see `add_no_answer`)."""
     can_distill: ClassVar[bool] = True
