@@ -63,7 +63,7 @@ SETS = {
 
 
 def files(data: Path, name: str, folder: Path) -> tuple[Path, Path]:
-    """Return the training and the evaluation file of a set, extracted to a folder; CLINC150's JSON becomes a line per text."""
+    """Return the training and the evaluation file of a set, extracted to a folder; CLINC150 becomes a line per text."""
     if name != "clinc150":
         return extract(data, SETS[name].train, folder), extract(data, SETS[name].eval, folder)
     splits = json.loads(extract(data, "clinc150/data_full.json", folder).read_text(encoding="utf-8"))
