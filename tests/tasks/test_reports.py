@@ -34,7 +34,7 @@ from fastbert.tasks.registry import make_task
 from fastbert.tasks.reports import classes
 from fastbert.tasks.reports.files import contents, read_contents, write_report
 from fastbert.tasks.reports.picture import MAX_CLASSES, draw_confusion, most_confused
-from fastbert.tasks.reports.report import Baseline, Table, by_key
+from fastbert.tasks.reports.report import Baseline, Table, by_key, shortened
 from fastbert.tasks.reports.summary import WIDTH, class_lines, score_lines, warning_lines
 from fastbert.tasks.reports.tags import align, kind_of
 
@@ -118,6 +118,11 @@ def test_wrong_sets_of_labels_come_with_what_is_missed_and_spurious() -> None:
     ]
     assert report.per_class is not None
     assert [(row[0], row[4]) for row in report.per_class.rows] == [("a", 2), ("b", 1)]
+    assert report.per_class.columns[-4:] == ("true_positive", "false_positive", "false_negative", "true_negative")
+    assert [row[-4:] for row in report.per_class.rows] == [(2, 1, 0, 0), (0, 1, 1, 1)]
+    assert report.warnings == ()
+    nothing = task.report(dataset, [{**prediction, "labels": ["a"]} for prediction in predictions])
+    assert "1 of 2 labels in the file is never predicted: 'b'" in nothing.warnings[-1]
     # One of three labels right in three sets; every label: three of six right, none missed.
     majority, every = task.baselines(dataset)
     # The same set in any order.
@@ -147,13 +152,35 @@ def test_a_score_below_a_baseline_is_a_warning() -> None:
         (["a"] * 10 + ["b"] * 10, ["a"] * 20, True),
         (["a"] * 10 + ["b"] * 10, ["a"] * 19 + ["b"], True),
         (["a"] * 10 + ["b"] * 10, ["a"] * 18 + ["b"] * 2, False),
-        (["a"] * 16 + ["b"] * 4, ["a"] * 20, False),
+        (["a"] * 190 + ["b"] * 10, ["a"] * 200, True),
+        (["a"] * 190 + ["b"] * 10, ["a"] * 199 + ["b"], False),
+        (["a"] * 20, ["a"] * 20, False),
+        (["a"] * 20, ["b"] * 20, True),
         (["a"], ["b"], False),
     ],
-    ids=["all", "95-percent", "90-percent", "a-common-class", "one-example"],
+    ids=[
+        "all",
+        "95-percent",
+        "90-percent",
+        "all-of-a-common-class",
+        "nearly-all-of-a-common-class",
+        "one-class",
+        "a-different-class",
+        "one-example",
+    ],
 )
 def test_collapse_to_a_class_is_a_warning(gold: list[str], predicted: list[str], warned: bool) -> None:
     assert bool(classes.collapse(gold, predicted)) == warned
+
+
+def test_collapses_are_described() -> None:
+    (line,) = classes.collapse(["a"] * 190 + ["b"] * 10, ["a"] * 200)
+    assert line.startswith("all predictions are 'a', the class of 95.0 % of the examples; train ")
+    (line,) = classes.collapse(["a\x1b" * 20, "b", "c"], ["a\x1b" * 20] * 3)
+    assert line.startswith(r"all predictions are 'a\x1ba\x1ba\x1ba\x1ba…', the class of 33.3 %")
+    (line,) = classes.never_predicted([{"a", "b"}, {"c", "d"}, {"d", "e", "f"}], [{"a"}, set(), {"a"}])
+    assert line.startswith("5 of 6 labels in the file are never predicted: 'd', 'b', 'c', ...; ")
+    assert classes.never_predicted([{"a"}], [{"a", "b"}]) == ()
 
 
 def test_numbers_are_sorted_by_their_error() -> None:
@@ -212,6 +239,14 @@ def test_entities_by_type_length_and_training_set() -> None:
     assert rows["words", "1"] == (pytest.approx(40), pytest.approx(200 / 3), pytest.approx(50), 3, 5)
     assert rows["words", "2"] == (0, 0, 0, 1, 0)
     assert rows["in training set", "yes"] == (pytest.approx(50), pytest.approx(50), pytest.approx(50), 2, 2)
+    task = make_task("tagging")
+    assert class_lines(contents(task, report, 2, {}, ()))[-1].endswith("1 of 2 'L' predicted as 'P'")
+    spurious = [{"id": "0", "tags": ["B-P", "B-L", "B-P", "I-P"]}, {"id": "1", "tags": ["B-L", "B-L", "O", "B-L"]}]
+    lines = class_lines(contents(task, task.report(gold, spurious), 2, {}, ()))
+    assert lines[-1] == "  most frequent error: 2 of 2 spurious entities are 'L'"
+    missed = [{"id": "0", "tags": ["O"] * 4}, {"id": "1", "tags": ["O", "B-L", "O", "B-L"]}]
+    lines = class_lines(contents(task, task.report(gold, missed), 2, {}, ()))
+    assert lines[-1] == "  most frequent error: 2 of 2 'P' are missed"
     nothing = [{"id": str(i), "tags": ["O"] * 4} for i in range(2)]
     assert "no entity is predicted, and there are 4" in make_task("tagging").report(gold, nothing).warnings[0]
 
@@ -248,6 +283,11 @@ def test_answers_by_question_word_and_length() -> None:
     assert rows["words of the answer", "3 to 5"] == (pytest.approx(200 / 3), 0, 1)
     assert rows["words of the context", "0 to 50"][2] == 2
     assert report.per_class is None
+    assert class_lines(contents(task, report, 2, {}, ())) == [
+        "  questions  exact_match      f1  support",
+        "  where             0.00   66.67        1",
+        "  what            100.00  100.00        1",
+    ]
     (baseline,) = task.baselines(dataset)
     assert (baseline.name, baseline.scores["exact_match"]) == ("first words", 0)
     none = Dataset("dev.json", (*dataset, question(2, "Who?", ())))
@@ -338,6 +378,22 @@ def test_cells_stay_in_their_row_and_column() -> None:
     assert table.to_tsv() == "a\tb\nx\\ty\\nz\\r\\\\\t\n0.5000\t3\n"
 
 
+def test_control_characters_are_escaped_everywhere(tmp_path: Path) -> None:
+    labels = ["\x1b[31mred\x9b", "a\tb\nc", "x\u202ey\u2066\x7f"]
+    values = written(tmp_path, labels, 2)
+    texts = [path.read_text("utf-8") for path in tmp_path.iterdir() if path.suffix in (".tsv", ".json")]
+    assert len(texts) == 5
+    assert all(character.isprintable() or character in "\t\n" for text in texts for character in text)
+    assert all(line.isprintable() for line in class_lines(values))
+    assert read_contents(tmp_path) == json.loads(json.dumps(values))
+    for name in (r"\x1b[31mred\x9b", r"a\tb\nc", r"x\u202ey\u2066\x7f"):
+        assert name in (tmp_path / "confusion.tsv").read_text("utf-8")
+        assert any(name in line for line in class_lines(values))
+    assert shortened("ab\x1bcd", 7) == r"ab\x1b…"
+    assert shortened("ab\x1bcd", 6) == "ab…"
+    assert shortened("ab\x1bcd", 8) == r"ab\x1bcd"
+
+
 def written(folder: Path, labels: Sequence[str], wrong: int) -> dict[str, Any]:
     """Write the report on an example per class, of which the first `wrong` are predicted as the next class."""
     predicted = [labels[(i + (i < wrong)) % len(labels)] for i in range(len(labels))]
@@ -374,7 +430,7 @@ def test_files_of_a_report(tmp_path: Path) -> None:
     assert read_contents(tmp_path) is None
 
 
-def test_of_many_classes_the_most_confused_are_drawn(tmp_path: Path) -> None:
+def test_of_many_classes_the_most_confused_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = [f"class {i}" for i in range(150)]
     confusion = classes.confusion([*labels, *labels[100:112] * 2], [*labels, *labels[101:113] * 2], labels)
     assert confusion is not None
@@ -383,6 +439,14 @@ def test_of_many_classes_the_most_confused_are_drawn(tmp_path: Path) -> None:
     assert set(range(100, 113)) < set(chosen)
     draw_confusion(confusion, tmp_path / "confusion.png")
     assert len(confusion.to_table().rows) == 150
+    # After a collapse the largest classes are.
+    collapsed = classes.confusion([*labels, *labels[60:79]], ["class 90"] * 169, labels)
+    assert collapsed is not None
+    assert most_confused(collapsed) == [*range(60, 79), 90]
+    titles: list[str] = []
+    monkeypatch.setattr(Axes, "set_title", lambda axes, title, **_: titles.append(title))
+    draw_confusion(collapsed, tmp_path / "confusion.png")
+    assert titles == ["the 20 largest of 150 classes; all predictions are 'class 90'"]
     thousands = list(map(str, range(classes.MOST_CLASSES + 1)))
     assert classes.confusion(thousands, thousands, thousands) is None
     assert len(classes.per_class(thousands, thousands, thousands).rows) == len(thousands)

@@ -10,7 +10,7 @@ from typing import Any
 from fastbert.tasks.examples import Dataset, Prediction, QuestionExample
 from fastbert.tasks.metrics.questions import answer_scores
 from fastbert.tasks.reports import classes
-from fastbert.tasks.reports.report import Report, Table
+from fastbert.tasks.reports.report import QUESTIONS, Report, Table
 from fastbert.tasks.reports.texts import confident_first
 
 ANSWER, NO_ANSWER = "answer", "no answer"
@@ -60,7 +60,7 @@ def _groups(dataset: Dataset[QuestionExample], scores: Sequence[tuple[float, flo
     contexts = [len(example.context.split()) for example in dataset]
     rows: list[tuple[Any, ...]] = []
     for name, values, order in (
-        ("first word of the question", [word if word in common else "(other)" for word in words], (*common, "(other)")),
+        (QUESTIONS, [word if word in common else "(other)" for word in words], (*common, "(other)")),
         ("words of the answer", [_range(n, ANSWER_WORDS) for n in answers], _ranges(ANSWER_WORDS)),
         ("words of the context", [_range(n, CONTEXT_WORDS) for n in contexts], _ranges(CONTEXT_WORDS)),
     ):

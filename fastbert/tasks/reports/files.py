@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.reports.picture import draw_confusion
-from fastbert.tasks.reports.report import Baseline, Report, by_key
+from fastbert.tasks.reports.report import CONTROLS, Baseline, Report, by_key
 
 if TYPE_CHECKING:
     from fastbert.tasks.base import Task
@@ -19,6 +19,7 @@ FILE = "report.json"
 PER_CLASS, GROUPS, ERRORS = "per_class.tsv", "groups.tsv", "errors.tsv"
 CONFUSION, PICTURE, PAIRS = "confusion.tsv", "confusion.png", "confused_pairs.tsv"
 MAX_PAIRS = 20  # confused pairs in report.json
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in CONTROLS if code >= 0x7F}  # the others `json` escapes itself
 
 
 def contents(
@@ -41,6 +42,8 @@ def contents(
         values["per_class"] = report.per_class.to_records()
     if report.confusion is not None:
         values["confused_pairs"] = report.confusion.pairs().to_records()[:MAX_PAIRS]
+        if report.confusion.outside is not None:
+            values["outside"] = report.confusion.outside
     if report.groups is not None:
         values["groups"] = report.groups.to_records()
     return values
@@ -74,7 +77,7 @@ def write_report(folder: Path, report: Report, values: Mapping[str, Any]) -> Non
                 (partial / name).write_text(table.to_tsv(), encoding="utf-8")
         if report.confusion is not None:
             draw_confusion(report.confusion, partial / PICTURE)
-        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(values, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES) + "\n"
         (partial / FILE).write_text(text, encoding="utf-8")
 
 

@@ -8,10 +8,9 @@ from textwrap import fill
 import numpy as np
 
 from fastbert.io.figures import SEQUENTIAL, figure_file, font_families
-from fastbert.tasks.reports.report import Confusion
+from fastbert.tasks.reports.report import Confusion, escaped, shortened
 
 MAX_CLASSES = 20
-MAX_NAME = 24  # characters of a class's name
 OTHER = "(other)"
 CELL = 0.42  # inches
 MAX_ZEROS = 10  # classes up to which zeros are written
@@ -22,20 +21,25 @@ def draw_confusion(confusion: Confusion, out: Path) -> None:
     """Draw a confusion matrix as a PNG: colour is the share of the gold class, the number is the
     count, and frames mark correct predictions.
 
-    Of more than 20 classes only the most confused are drawn, with the predictions of all others in a last column.
+    Of more than 20 classes only the most confused are drawn, with the predictions of all others in a last column; if
+    all predictions are of one class, the largest classes.
     """
     from matplotlib.patches import Rectangle
 
     chosen = most_confused(confusion)
-    families, missing = font_families("".join(confusion.labels[i] for i in chosen))
+    families, missing = font_families(escaped("".join(confusion.labels[i] for i in chosen)))
     numbered = [bool(missing.intersection(confusion.labels[i])) for i in chosen]
-    labels = [f"row {i + 1}" if number else _short(confusion.labels[i]) for i, number in zip(chosen, numbered)]
+    labels = [f"row {i + 1}" if number else shortened(confusion.labels[i]) for i, number in zip(chosen, numbered)]
     counts, total = confusion.counts[np.ix_(chosen, chosen)], confusion.counts[chosen].sum(axis=1)
     columns, title = list(labels), f"confusion of {confusion.what}"
+    single = _single_class(confusion)
     if len(chosen) < len(confusion.labels):
         counts = np.column_stack((counts, total - counts.sum(axis=1)))
         columns.append(OTHER)
-        title = f"the {len(chosen)} most confused of {len(confusion.labels)} {confusion.what}"
+        which = "most confused" if single is None else "largest"
+        title = f"the {len(chosen)} {which} of {len(confusion.labels):,} {confusion.what}"
+    if single is not None:
+        title += f"; all predictions are '{labels[chosen.index(single)]}'"
     if any(numbered):
         title += "; no installed font has the script of some, which are named by their row in confusion.tsv"
     shares = counts / np.maximum(total, 1)[:, None]
@@ -69,7 +73,7 @@ def draw_confusion(confusion: Confusion, out: Path) -> None:
                     Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="0.3", linewidth=1.2, zorder=3)
                 )
         axes.set(xlabel="predicted", ylabel="gold")
-        axes.set_title(fill(title, int(11 * width)), fontsize=10)
+        axes.set_title(fill(title, int(11 * width)), fontsize=10, fontfamily=families)
         figure.colorbar(image, label="share of the gold class")
 
 
@@ -79,13 +83,18 @@ def most_confused(confusion: Confusion) -> list[int]:
         return list(range(len(confusion.labels)))
     off = confusion.counts.copy()
     np.fill_diagonal(off, 0)
-    # After the confused classes come those with the most examples.
-    pairs = np.argsort(-off, axis=None, kind="stable")
-    confused = [divmod(int(pair), len(off)) for pair in pairs[: np.count_nonzero(off)]]
-    largest = np.argsort(-confusion.counts.sum(axis=1), kind="stable").tolist()
+    # Pairs of equal counts are in the order of their classes' sizes. After the confused classes come the largest.
+    sizes = confusion.counts.sum(axis=1)
+    gold, predicted = np.nonzero(off)
+    order = np.lexsort((-sizes[predicted], -sizes[gold], -off[gold, predicted]))
+    confused = zip(gold[order].tolist(), predicted[order].tolist())
+    largest = np.argsort(-sizes, kind="stable").tolist()
     ranked = dict.fromkeys([*(number for pair in confused for number in pair), *largest])
     return sorted(list(ranked)[:MAX_CLASSES])
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+def _single_class(confusion: Confusion) -> int | None:
+    """Return the class of all predictions, None if there are several, or the gold labels are of that class too."""
+    (predicted,) = np.nonzero(confusion.counts.any(axis=0))
+    (gold,) = np.nonzero(confusion.counts.any(axis=1))
+    return int(predicted[0]) if len(predicted) == 1 and gold.tolist() != predicted.tolist() else None

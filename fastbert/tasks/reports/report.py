@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
 
-_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+QUESTIONS = "first word of the question"  # of groups of answers
+MAX_NAME = 24  # characters of a class's name in a summary or a picture
+# C0 and C1 controls, line separators, and the marks that change the direction of a text: a terminal obeys them.
+CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in CONTROLS}
+_ESCAPES |= {ord("\\"): "\\\\", ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
+
+
+def escaped(text: str) -> str:
+    """Return a text without control characters and marks of direction, which are written as `\\t`, `\\n`, `\\r`,
+    `\\xNN` or `\\uNNNN`, and backslash as `\\\\`."""
+    return text.translate(_ESCAPES)
+
+
+def shortened(text: str, length: int = MAX_NAME) -> str:
+    """Return an escaped text, cut to `length` characters between two escapes."""
+    characters = list(map(escaped, text))
+    if sum(map(len, characters)) <= length:
+        return "".join(characters)
+    ends = accumulate(map(len, characters))
+    return "".join(character for character, end in zip(characters, ends) if end < length) + "…"
 
 
 @dataclass(frozen=True)
@@ -20,8 +41,7 @@ class Table:
     rows: Sequence[tuple[Any, ...]] = ()
 
     def to_tsv(self) -> str:
-        """Return the table under a header: floats with four decimals; backslash, TAB, line feed and carriage return in
-        texts as `\\\\`, `\\t`, `\\n` and `\\r`."""
+        """Return the table under a header: floats with four decimals, texts as `escaped` returns them."""
         lines = (self.columns, *self.rows)
         return "".join("\t".join(map(_cell, line)) + "\n" for line in lines)
 
@@ -36,7 +56,7 @@ class Table:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4f}" if isinstance(value, float) else str(value).translate(_ESCAPES)
+    return f"{value:.4f}" if isinstance(value, float) else escaped(str(value))
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,8 @@ class Confusion:
     counts: np.ndarray
     what: str = "classes"
     """The classes in words, for the title of the picture."""
+    outside: str | None = None
+    """The label of no entity: as the gold class its row counts spurious entities, as the predicted one missed ones."""
 
     def to_table(self) -> Table:
         """Return the whole matrix, one gold class per row."""

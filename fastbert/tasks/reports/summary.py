@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
+from fastbert.tasks.reports.report import QUESTIONS, shortened
+
 WIDTH = 80
 WORST = 3  # classes
-MAX_NAME = 24
 
 
 def beside(metric: str, values: Mapping[str, Any]) -> str:
@@ -44,25 +45,45 @@ def _only_here(name: str, metric: str, values: Mapping[str, Any]) -> bool:
 
 
 def class_lines(values: Mapping[str, Any]) -> list[str]:
-    """Return a table of the classes with the lowest F1, of equal ones the largest first, and the most confused pair."""
+    """Return a table of the classes, or of questions by their first word, with the lowest F1, of equal ones the largest
+    first, and the most confused pair."""
     rows = [row for row in values.get("per_class", ()) if row["support"]]
+    questions = [row for row in values.get("groups", ()) if row["by"] == QUESTIONS]
     lines = []
     if rows:
-        worst = sorted(rows, key=lambda row: (row["f1"], -row["support"]))[:WORST]
-        names = [_short(str(row["class"])) for row in worst]
-        title = "worst classes" if len(rows) > WORST else "classes"
-        width = max(len(title), *map(len, names))
-        lines.append(f"  {title:<{width}}  precision  recall      f1  support")
-        lines += [
-            f"  {name:<{width}}  {row['precision']:9.2f}  {row['recall']:6.2f}  {row['f1']:6.2f}  {row['support']:7,}"
-            for name, row in zip(names, worst, strict=True)
-        ]
+        lines += _worst(rows, "class", "classes", ("precision", "recall", "f1"))
+    elif questions:
+        lines += _worst(questions, "value", "questions", ("exact_match", "f1"))
     for pair in values.get("confused_pairs", ())[:1]:
-        begin = f"  most confused: {pair['count']:,} of {pair['support']:,} "
-        room = (WIDTH - len(begin) - len("'' predicted as ''")) // 2
-        gold, predicted = _short(str(pair["gold"]), room), _short(str(pair["predicted"]), room)
-        lines.append(f"{begin}'{gold}' predicted as '{predicted}'")
+        lines.append(_confused_line(pair, values.get("outside")))
     return lines
+
+
+def _worst(rows: Sequence[Mapping[str, Any]], name: str, what: str, scores: Sequence[str]) -> list[str]:
+    """Return a table of the rows with the lowest F1; `name` is the key of a row's name."""
+    worst = sorted(rows, key=lambda row: (row["f1"], -row["support"]))[:WORST]
+    names = [shortened(str(row[name])) for row in worst]
+    title = f"worst {what}" if len(rows) > WORST else what
+    width = max(len(title), *map(len, names))
+    widths = {score: max(len(score), len("100.00")) for score in scores}
+    lines = [f"  {title:<{width}}  {'  '.join(f'{score:>{size}}' for score, size in widths.items())}  support"]
+    for shown, row in zip(names, worst, strict=True):
+        cells = "  ".join(f"{row[score]:{size}.2f}" for score, size in widths.items())
+        lines.append(f"  {shown:<{width}}  {cells}  {row['support']:7,}")
+    return lines
+
+
+def _confused_line(pair: Mapping[str, Any], outside: str | None) -> str:
+    """Return the line of the most frequent confusion; one with `outside` is of spurious or missed entities."""
+    amount = f"{pair['count']:,} of {pair['support']:,}"
+    if outside is not None and pair["gold"] == outside:
+        return f"  most frequent error: {amount} spurious entities are '{shortened(str(pair['predicted']))}'"
+    if outside is not None and pair["predicted"] == outside:
+        return f"  most frequent error: {amount} '{shortened(str(pair['gold']))}' are missed"
+    begin = f"  most confused: {amount} "
+    room = (WIDTH - len(begin) - len("'' predicted as ''")) // 2
+    gold, predicted = shortened(str(pair["gold"]), room), shortened(str(pair["predicted"]), room)
+    return f"{begin}'{gold}' predicted as '{predicted}'"
 
 
 def warning_lines(file: str, values: Mapping[str, Any]) -> list[str]:
@@ -72,8 +93,3 @@ def warning_lines(file: str, values: Mapping[str, Any]) -> list[str]:
         for warning in values.get("warnings", ())
         for line in wrap(f"warning: {file}: {warning}", WIDTH, subsequent_indent="  ")
     ]
-
-
-def _short(name: str, length: int = MAX_NAME) -> str:
-    name = "".join(character if character.isprintable() else " " for character in name)
-    return name if len(name) <= length else f"{name[: length - 1]}…"

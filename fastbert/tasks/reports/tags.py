@@ -88,6 +88,7 @@ def _entity_report(
         [name[1] for name in names],
         (*types, *(() if OUTSIDE in types else (OUTSIDE,))),
         "entity types; O: missed or spurious",
+        None if OUTSIDE in types else OUTSIDE,
     )
     warnings: tuple[str, ...] = ()
     if any(gold) and not any(predicted):

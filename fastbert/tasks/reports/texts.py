@@ -73,8 +73,8 @@ def label_sets_report(
     joined = [[" | ".join(sorted(names)) or "no label" for names in sets] for sets in (gold, predicted)]
     return Report(
         errors=Table(columns, confident_first(rows, len(texts) + 4)),
-        per_class=classes.per_label(gold, predicted, labels),
-        warnings=classes.collapse(*joined),
+        per_class=classes.per_label(gold, predicted, labels, counts=True),
+        warnings=(*classes.collapse(*joined), *classes.never_predicted(gold, predicted)),
     )
 
 
