@@ -192,6 +192,11 @@ class Task(ABC, Generic[E]):
         default. `train` is the training set, where it is known."""
         return ()
 
+    def constant_loss(self, rows: Rows) -> float | None:
+        """Return the training loss, as `loss` defines it, of the best prediction that is the same for all labelled
+        training rows; None, the default, where it is undefined. Plots draw it as the baseline of the training loss."""
+        return None
+
     def report(self, dataset: Dataset[E], predictions: Sequence[Prediction], train: Dataset[E] | None = None) -> Report:
         """Return what the predictions get wrong; by default only the list of errors."""
         from fastbert.tasks.reports.texts import plain_report

@@ -116,6 +116,10 @@ class Choice(Task[ChoiceExample]):
             Baseline("chance", "chance", {"accuracy": chance}),
         )
 
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the loss of equal probabilities: the logarithm of the number of endings."""
+        return float(np.log(rows.per_unit))
+
     def report(
         self,
         dataset: Dataset[ChoiceExample],

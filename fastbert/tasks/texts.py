@@ -280,6 +280,12 @@ class Classification(TextTask):
             Baseline("chance", "chance", {"accuracy": 100 / count, "matthews": 0.0}),
         )
 
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the entropy of the training labels, weighted as the loss is, in nats."""
+        from fastbert.tasks.reports.baselines import frequency_loss
+
+        return frequency_loss(rows.unit_targets["labels"], rows.unit_targets.get("weights"))
+
     def report(
         self,
         dataset: Dataset[TextExample],
@@ -342,6 +348,10 @@ class Regression(TextTask):
             scored(self.score, dataset, "majority", "mean", "score", [mean] * len(dataset)),
             Baseline("chance", "chance", dict.fromkeys(correlations, 0.0)),
         )
+
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the variance of the training labels: the squared error of their mean."""
+        return float(rows.unit_targets["labels"].var(dtype=np.float64))
 
     def report(
         self,

@@ -199,6 +199,12 @@ class MultiLabel(TextTask):
             for key, (name, value) in constant.items()
         )
 
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the mean entropy of the labels in the training set, weighted as the loss is, in nats."""
+        from fastbert.tasks.reports.baselines import label_set_loss
+
+        return label_set_loss(rows.unit_targets["labels"], rows.unit_targets.get("weights"))
+
     def report(
         self,
         dataset: Dataset[TextExample],

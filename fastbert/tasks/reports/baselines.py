@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from fastbert.io.log import logger
 from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.reports.report import Baseline
@@ -25,6 +27,26 @@ def unlogged() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(drop)
+
+
+def frequency_loss(labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Return the mean cross-entropy of predicting the frequencies of the `labels`, int64 (labels,), in nats: their
+    entropy. With `weights` (labels,) both the mean and the frequencies are weighted."""
+    counts = np.bincount(labels, weights).astype(np.float64)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum()) + 0.0  # without the sign of zero
+
+
+def label_set_loss(labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Return the mean binary cross-entropy of predicting the frequency of each label, in nats: the mean of the labels'
+    entropies. `labels` are 0 and 1, (examples, labels); `weights` (examples, labels) multiply the terms of a mean over
+    the number of terms."""
+    weights = np.ones_like(labels) if weights is None else weights
+    terms = [
+        column_weights.sum(dtype=np.float64) * frequency_loss(column.astype(np.int64), column_weights)
+        for column, column_weights in zip(labels.T, weights.T)
+    ]
+    return float(sum(terms)) / labels.size
 
 
 def scored(score: Scorer, dataset: Dataset[Any], key: str, name: str, field: str, values: Sequence[Any]) -> Baseline:

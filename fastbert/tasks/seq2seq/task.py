@@ -189,6 +189,13 @@ class SequenceToSequence(Task[SequenceExample]):
             scored(self.score, dataset, "lead", f"the source's first {count} words", "text", leads),
         )
 
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the entropy of the tokens that are written in training, in nats."""
+        from fastbert.tasks.reports.baselines import frequency_loss
+
+        assert rows.decoder is not None
+        return frequency_loss(np.delete(rows.decoder.input_ids, rows.decoder.offsets[:-1]))
+
     def report(
         self,
         dataset: Dataset[SequenceExample],

@@ -184,6 +184,10 @@ class SpanAnswers(Task[QuestionExample]):
             name, texts = "no answer", [""] * len(dataset)
         return (scored(self.score, dataset, "majority", name, "text", texts),)
 
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the loss of equal probabilities: the mean logarithm of the number of tokens of a row."""
+        return float(np.log(rows.lengths).mean())
+
     def report(
         self,
         dataset: Dataset[QuestionExample],

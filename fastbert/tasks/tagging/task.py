@@ -318,6 +318,13 @@ class Tagging(Task[TaggedExample]):
             baselines.append(scored(self.score, dataset, "lookup", "tag lookup", "tags", frequent))
         return tuple(baselines)
 
+    def constant_loss(self, rows: Rows) -> float:
+        """Return the entropy of the tags that are trained on, weighted as the loss is, in nats."""
+        from fastbert.tasks.reports.baselines import frequency_loss
+
+        assert isinstance(rows, TagRows)
+        return frequency_loss(rows.labels, rows.weights)
+
     def report(
         self,
         dataset: Dataset[TaggedExample],
