@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from shutil import get_terminal_size
 from textwrap import wrap
 
-from fastbert.cli.checks import check_exists, check_file, check_folder, check_models
+from fastbert.cli.checks import (
+    check_corpus,
+    check_exists,
+    check_file,
+    check_folder,
+    check_model,
+    check_new_folder,
+    named,
+)
 from fastbert.cli.training_view import shown
+from fastbert.data.shards import IndexReader
 from fastbert.training.config import PretrainConfig as Config
 
-WIDTH = 100  # of the last lines
+WIDTH = 100  # of the last lines at most
 
 __all__ = ["Config", "run"]
 EXAMPLES = (
@@ -21,13 +31,17 @@ def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.resume and (config.out / "config.json").exists():
         return  # a run that has its vocabulary and shards needs no corpus; any other checks its inputs itself
+    check_new_folder("--out", config.out, parents=True)
     if config.corpus:
-        config.find_corpus()
+        check_corpus(config)
     if config.model.endswith(".json"):
         check_file("--model", config.model)
     check_folder("--data", config.data)
+    if config.data is not None:
+        with named("--data"):
+            IndexReader(config.data)
     check_exists("--tokenizer", config.tokenizer)
-    check_models(config.teacher)
+    check_model("--teacher", config.teacher)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -44,6 +58,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if validation.nsp_accuracy is not None:
         pairs = "sentence-order" if config.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
-    lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}", *wrap(result.verdict, WIDTH)]
+    lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
+    lines += wrap(result.verdict, min(WIDTH, get_terminal_size().columns))
     print("\n".join(lines))
     return 0

@@ -37,7 +37,7 @@ class TrainingView:
         self.stage: Stage | None = None
         self.trial_number, self.trials = 1, 1
         self.smooth: dict[str, float] = {}
-        self.done, self.speed = 0.0, ""  # of the newest step
+        self.evaluation: Stage | None = None
 
     def reporter(self) -> Reporter:
         """Return the hooks for a run."""
@@ -67,14 +67,18 @@ class TrainingView:
         losses = _train_details(self.smooth)
         losses.insert(1, f"step {record['step']:,}")
         # The last validation and the report come after the last step: the bar is full at the end of the command.
-        self.done = min((self.trial_number - 1 + progress) / self.trials, _LAST_STEP)
-        self.speed = f"{self.smooth['tokens_per_second']:,.0f} tokens/s"
-        self.stage(self.done, "  ".join(losses), rate=self.speed, name=name)
+        done = min((self.trial_number - 1 + progress) / self.trials, _LAST_STEP)
+        self.stage(done, "  ".join(losses), rate=f"{self.smooth['tokens_per_second']:,.0f} tokens/s", name=name)
 
-    def prediction(self, file: str, done: float) -> None:
-        """Show the part of an evaluation file that is done, in place of the losses."""
-        if self.stage is not None:
-            self.stage(self.done, f"evaluating {done:.0%}  {file}", rate=self.speed)
+    def prediction(self, file: str, rows: int, done: float) -> None:
+        """Show the part of an evaluation file that is done in a bar of its own, for as long as it takes."""
+        name = f"evaluating {file}"
+        if self.evaluation is None or self.evaluation.name != name:
+            self.evaluation = self.bars.stage(name, 1.0, "rows")
+        self.evaluation(done, counted=rows)
+        if done >= 1.0:
+            self.bars.remove(self.evaluation)
+            self.evaluation = None
 
     def validation(self, record: Record) -> None:
         """Show a validation as a line that stays."""

@@ -59,7 +59,7 @@ def predict(task: Task[Any], model: Any, file: Evaluation, reporter: Reporter) -
     """Return a model's predictions on a file."""
 
     def progress(rows: int, finished: float) -> None:
-        reporter.on_prediction(file.name, finished)
+        reporter.on_prediction(file.name, rows, finished)
 
     return task.decode(file.dataset, file.rows, outputs_of(task, model, file.rows, progress=progress))
 

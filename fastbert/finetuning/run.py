@@ -28,7 +28,7 @@ from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.models import registry
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset
+from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.registry import make_task, task_class
@@ -168,6 +168,9 @@ class _Run:
         )
         self._check_metric()
         self.train = train if self.evaluations else None
+        # By evaluation file: of the newest evaluation, and of the trial's best model where this process scored it.
+        self.newest_predictions: list[list[Prediction]] = []
+        self.best_predictions: list[list[Prediction]] | None = None
         self.baselines = {file.name: self.task.baselines(file.dataset, self.train) for file in self.evaluations}
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
         # In the dtype of inference, so that evaluate and predict reproduce the scores.
@@ -284,6 +287,12 @@ class _Run:
         if not continued:
             discard(folder)
         begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher, self.rows)
+        self.best_predictions = None
+
+        def save(folder: Path) -> None:
+            begun.save(folder)
+            self.best_predictions = self.newest_predictions
+
         model = begun.model
         if not continued and model.new_weights:
             names = model.new_weights
@@ -294,7 +303,7 @@ class _Run:
             rows=self.rows,
             objective=begun.objective,
             items=self.task.items,
-            save=begun.save,
+            save=save,
             evaluate=(lambda _: self._evaluate(begun.loaded(self.scored.weights))) if self.evaluations else None,
             choose=self._choose,
             folder=folder,
@@ -310,16 +319,18 @@ class _Run:
         return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     def _evaluate(self, model: Any) -> Scores:
-        predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
+        self.newest_predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
+        pairs = zip(self.evaluations, self.newest_predictions, strict=True)
         with unlogged():  # `_check_metric` has logged what is wrong with the gold labels
-            return {f.name: self.task.score(f.dataset, p) for f, p in zip(self.evaluations, predictions, strict=True)}
+            return {file.name: self.task.score(file.dataset, predictions) for file, predictions in pairs}
 
     def _describe(self, best: results.TrialResult) -> None:
         """Write the predictions of the kept model, that of the best trial, and the reports on them."""
-        out = self.config.out
-        model = self.task.load_head(out / "model").to(device=self.device, dtype=self.scored.weights)
-        for file in self.evaluations:
-            predictions = predict(self.task, model, file, self.reporter)
+        out, known = self.config.out, self.best_predictions
+        if known is None:  # a resumed run did not make them itself
+            model = self.task.load_head(out / "model").to(device=self.device, dtype=self.scored.weights)
+            known = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
+        for file, predictions in zip(self.evaluations, known, strict=True):
             report = self.task.report(file.dataset, predictions, self.train)
             scores = (best.scores or {}).get(file.name, {})
             values = contents(self.task, report, len(file.dataset), scores, self.baselines[file.name])

@@ -17,6 +17,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.run_files import (
     TOKENIZER,
     VOCABULARY,
+    can_be_replaced,
     check_spared,
     keep_tokenizer,
     looks_like_run,
@@ -55,7 +56,12 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
             return config.resumed_from(_flags(saved, out))
         if holds_run:
             raise UserError(f"--out {out}: holds no run to resume, but files with the names of a run's; choose another")
+        if config.task is None and config.model is None and config.train is None:
+            raise UserError(f"--out {out}: holds no run to resume; name its folder, or give --task, --model, --train")
         config = replace(config, resume=False)
+    results_of_run = (results.FILE, "model")
+    if holds_run and can_be_replaced(out, "finetune", FinetuneConfig.CHANGEABLE, results_of_run):
+        config = replace(config, overwrite=True)  # it failed before its first checkpoint
     if holds_run and not config.overwrite:
         raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
     for name, meaning in (

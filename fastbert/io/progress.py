@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _GAP = 2
-_LONGEST_NAME, _SHORTEST_NAME = 28, 8
-_NARROW, _WIDE = 100, 140  # columns of a terminal
+_LONGEST_NAME, _USUAL_NAME, _SHORTEST_NAME = 28, 10, 8
+_VERY_NARROW, _NARROW, _WIDE = 70, 100, 140  # columns of a terminal
 _BAR_WIDTHS = (12, 20, 28)  # on a narrow, a usual and a wide terminal
 _SHORTEST_BAR = 4
 _SHORTEST_TIME = 0.01  # seconds from which a rate is computed
@@ -142,6 +142,10 @@ class Bars:
         self.stages.append(stage)
         return stage
 
+    def remove(self, stage: Stage) -> None:
+        """Remove a stage from the screen, one that is part of another."""
+        self.stages = [other for other in self.stages if other is not stage]
+
     def count(self, name: str, done: int, total: int, detail: str = "", unit: str = "steps") -> None:
         """Show the number done in a stage of `total` units, which begins with its first call."""
         if (name, total) not in self._counted:
@@ -162,7 +166,8 @@ class Bars:
 
     def message(self, text: str) -> None:
         """Print a line that stays above the bars."""
-        self.console.print(text, markup=False)
+        # A terminal would break lines within words.
+        self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
 
     def changed(self, stage: Stage) -> None:
         """Print the stage's line where there is no terminal and a line is due; called by the stage."""
@@ -187,7 +192,9 @@ class Bars:
         fixed[0] = 5  # "100 %"
         # On a narrow terminal, the names of stages before the current one are cut.
         current = [stage for stage in stages if stage.ended is None or columns >= _NARROW] or stages[-1:]
-        name, bar, detail = _widths(columns, max((len(stage.name) for stage in current), default=0), fixed)
+        longest, most = (max((len(stage.name) for stage in group), default=0) for group in (current, stages))
+        usual = min(most, _USUAL_NAME) if columns > _VERY_NARROW else 0
+        name, bar, detail = _widths(columns, max(longest, usual), fixed)
         table = Table.grid(padding=(0, _GAP, 0, 0))
         for index, width in enumerate((name, bar, *fixed, detail)[: 6 if detail else 5]):
             number = index in (2, 3)

@@ -11,11 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastbert.data.pretraining import PretrainingData
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
+
+LABEL_SAMPLES = 64  # samples in memory while their labels are counted
 
 
 class PretrainingBatches:
@@ -38,6 +41,14 @@ class PretrainingBatches:
             self.validation.batch(0, indices[start : start + micro_batch])
             for start in range(0, len(indices), micro_batch)
         ]
+
+    def validation_labels(self, samples: int, vocab_size: int) -> NDArray[np.int64]:
+        """Return how often each id is a masked token of these samples, int64 (vocab_size,)."""
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        for batch in self.validation_batches(samples, LABEL_SAMPLES):
+            if batch.labels is not None:
+                counts += np.bincount(batch.labels.numpy(), minlength=vocab_size)
+        return counts
 
 
 @contextlib.contextmanager

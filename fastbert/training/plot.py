@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,26 +18,38 @@ TRIAL_KEYS = ("lr", "batch_size", "epochs", "seed")
 MAX_LEGEND = 10  # trials in a legend
 MAX_NAME = 48  # characters of a run's name in a legend
 TRAINING, VALIDATION, PAIRS = "masked LM, training", "masked LM, validation", "sentence pairs, validation"
+FREQUENCIES, MOST_FREQUENT, CONSTANT = "word frequencies alone", "most frequent word alone", "loss of a constant output"
 _FAINT = {"marker": "", "alpha": 0.5, "linewidth": 1.0}  # of training, beside validation
 _HOLLOW = {"markerfacecolor": "white", "linestyle": (0, (1, 1.5))}  # of sentence pairs, beside masked words
 X_AXES = {"step": "optimiser step", "tokens": "tokens", "seconds": "seconds of training"}
 
 
-def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, x_axis: str = "step") -> Path:
+def plot_runs(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    unigram: float | None = None,
+    most_frequent: float | None = None,
+    x_axis: str = "step",
+) -> Path:
     """Plot masked-LM loss, accuracy and, where there is one, next-sentence accuracy of each run to `out` (PNG, PDF or
-    SVG by its ending).
+    SVG by its ending); of runs of fine-tuning training loss and the main metric on the first evaluation file.
 
-    `unigram` is the cross-entropy of word frequencies alone, in nats, which is drawn as a baseline; by default it is
-    read from the config.json of each finished run. `x_axis` is `"step"`, `"tokens"` or `"seconds"`. Raises `UserError`
-    for a run without metrics.
+    `unigram`, the cross-entropy of word frequencies alone, in nats, and `most_frequent`, the share of the most frequent
+    word of the masked ones, are drawn as baselines; by default they are read from the config.json of each finished run.
+    `x_axis` is `"step"`, `"tokens"` or `"seconds"`. Raises `UserError` for a run without metrics, for runs of
+    pre-training and of fine-tuning together, and for runs of fine-tuning with different metrics.
     """
     if x_axis not in X_AXES:
         raise UserError(f"x axis {x_axis!r} is not one of {', '.join(X_AXES)}")
+    finetuned = [run for run in runs if _is_finetuned(run)]
+    if finetuned:
+        other = next((run for run in runs if run not in finetuned), None)
+        if other is not None:
+            raise UserError(f"{finetuned[0]}: is a run of fine-tuning, and {other} is not; plot them separately")
+        return _plot_finetuned(finetuned, out, x_axis)
     several = len(runs) > 1
     with figure_file(out, 11, 4.2) as figure:
-        for run in runs:
-            if (run / "results.json").is_file():
-                raise UserError(f"{run}: is a run of fine-tuning, whose curves are in {run / 'loss.png'}; leave it out")
         histories = {run: read_metrics(run / "metrics.jsonl" if run.is_dir() else run) for run in runs}
         for run, history in histories.items():
             if not history:
@@ -52,9 +65,14 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
                 _plot(axes, _points(held_out, x_axis, field), VALIDATION, **style, newest=True)
             points = _points(held_out, x_axis, "nsp_accuracy")
             _plot(accuracy_axes, points, PAIRS, **{**style, **_HOLLOW}, newest=True)
-        baselines = _draw_word_frequencies(loss_axes, list(histories), unigram)
+        given = {"unigram_cross_entropy": unigram, "most_frequent_share": most_frequent}
+        stored = [(run, _finished(run) | {key: x for key, x in given.items() if x is not None}) for run in histories]
+        losses = [(run, FREQUENCIES, values.get("unigram_cross_entropy")) for run, values in stored]
+        shares = [(run, MOST_FREQUENT, values.get("most_frequent_share")) for run, values in stored]
+        baselines = _draw_baselines(loss_axes, losses)
+        baselines += _draw_baselines(accuracy_axes, shares, len(baselines))
         if pairs:
-            baselines.append(draw_baseline(accuracy_axes, 0.5, "chance on sentence pairs", 1))
+            baselines.append(draw_baseline(accuracy_axes, 0.5, "chance on sentence pairs", len(baselines) or 1))
         loss_axes.set(title="loss on masked tokens", ylabel="nats per masked token")
         accuracy_axes.set(title="accuracy", ylabel="fraction correct", ylim=(0, 1))
         for axes in (loss_axes, accuracy_axes):
@@ -69,45 +87,100 @@ def plot_trials(folder: Path, metric: str, baselines: Mapping[str, float] | None
     """Plot training loss, and `metric` on the first evaluation file, of each trial to RUN/loss.png.
 
     `baselines` maps the name of a baseline, such as `"majority"`, to its value of the metric; by default those of the
-    run's results.json are drawn. Trials that were evaluated once are bars with their values. Raises `UserError` for a
-    run without metrics.
+    run's results.json are drawn, as is the `constant_loss` there beside the training loss. Trials that were evaluated
+    once are bars with their values. Raises `UserError` for a run without metrics.
     """
     out = folder / "loss.png"
-    records = read_records(folder / "metrics.jsonl")
-    if not records:
-        raise UserError(f"{folder}: no metrics to plot; a run's folder holds a metrics.jsonl")
-    trials: dict[tuple[float, ...], list[Record]] = {}
-    for record in records:
-        trials.setdefault(tuple(record[key] for key in TRIAL_KEYS), []).append(record)
-    file = next((next(iter(record["scores"])) for record in records if record["split"] == "validation"), None)
+    trials = _trials(folder)
+    file = _first_file(trials)
     with figure_file(out, 5.5 if file is None else 11, 4.2) as figure:
         axes = figure.subplots(1, 1 if file is None else 2, squeeze=False)[0]
         named = 1 < len(trials) <= MAX_LEGEND
         names = [_name(key, list(trials)) if named else "" for key in trials]
         for index, lines in enumerate(trials.values()):
-            train = [(x["step"], x["loss"]) for x in lines if x["split"] == "train" and x["loss"] is not None]
-            _plot(axes[0], train, names[index], **{**line_style(index), "marker": "", "linewidth": 1.1})
+            style = {**line_style(index), "marker": "", "linewidth": 1.1}
+            _plot(axes[0], _losses(lines, "step"), names[index], **style)
         axes[0].set(title="training loss", ylabel="loss")
         _label_x(axes[0], "step")
         finish_axes(axes[0])
-        handles = axes[0].get_lines() if named else []
+        handles = list(axes[0].get_lines()) if named else []
+        loss = _draw_baselines(axes[0], [(folder, CONSTANT, _json(folder / "results.json").get("constant_loss"))])
         if file is not None:
             scores = [_scores(lines, file, metric) for lines in trials.values()]
             if all(len(points) < 2 for points in scores):
                 _draw_bars(axes[1], scores, names)
             else:
+                axes[1].sharex(axes[0])
                 for index, points in enumerate(scores):
                     _plot(axes[1], points, names[index], **line_style(index), newest=named)
                 _label_x(axes[1], "step")
-                handles = axes[1].get_lines() if named else []
+                handles = list(axes[1].get_lines()) if named else []
             axes[1].set(title=f"{metric} on {file}", ylabel=metric)
             finish_axes(axes[1])
             if baselines is None:
                 baselines = _stored_baselines(folder, file, metric)
-            drawn = enumerate(baselines.items())
-            handles = [*handles, *(draw_baseline(axes[1], value, name, index) for index, (name, value) in drawn)]
+            loss += _draw_baselines(axes[1], [(folder, name, value) for name, value in baselines.items()], len(loss))
+        legend_below(figure, [*handles, *loss])
+    return out
+
+
+def _plot_finetuned(runs: Sequence[Path], out: Path, x_axis: str) -> Path:
+    """Plot training loss and main metric of runs of fine-tuning: a colour per run, a line per trial."""
+    from matplotlib.lines import Line2D
+
+    trials = {run: _trials(run) for run in dict.fromkeys(runs)}
+    results = {run: _json(_folder(run) / "results.json") for run in trials}
+    metrics = {str(values["metric"]): run for run, values in reversed(results.items()) if "metric" in values}
+    if len(metrics) > 1:
+        (one, first), (two, second) = list(reversed(metrics.items()))[:2]
+        raise UserError(f"{first}: its metric is {one}, and that of {second} {two}; plot runs of one metric at a time")
+    files = {run: file for run, of_run in trials.items() if (file := _first_file(of_run)) is not None}
+    metric = next(iter(metrics), None)
+    with figure_file(out, 11 if files and metric else 5.5, 4.2) as figure:
+        axes = figure.subplots(1, 2 if files and metric else 1, squeeze=False, sharex=True)[0]
+        handles = []
+        for index, (run, name) in enumerate(zip(trials, _names(list(trials)), strict=True)):
+            style = line_style(index)
+            handles.append(Line2D([], [], **style, label=name))
+            for lines in trials[run].values():
+                _plot(axes[0], _losses(lines, x_axis), "", **{**style, "marker": "", "linewidth": 1.1})
+                if metric is not None and run in files:
+                    _plot(axes[1], _scores(lines, files[run], metric, x_axis), "", **style)
+        axes[0].set(title="training loss", ylabel="loss")
+        handles += _draw_baselines(axes[0], [(run, CONSTANT, x.get("constant_loss")) for run, x in results.items()])
+        if metric is not None and files:
+            names = list(dict.fromkeys(files.values()))
+            axes[1].set(title=f"{metric} on {names[0] if len(names) == 1 else f'{len(names)} files'}", ylabel=metric)
+            stored = {run: _stored_baselines(_folder(run), file, metric) for run, file in files.items()}
+            baselines = [(run, name, value) for run, values in stored.items() for name, value in values.items()]
+            handles += _draw_baselines(axes[1], baselines, len(handles) - len(trials))
+        for panel in axes:
+            _label_x(panel, x_axis)
+            finish_axes(panel)
         legend_below(figure, handles)
     return out
+
+
+def _trials(run: Path) -> dict[tuple[float, ...], list[Record]]:
+    """Return the lines of metrics.jsonl of each trial. Raises `UserError` for a run without metrics."""
+    records = read_records(_folder(run) / "metrics.jsonl")
+    if not records:
+        raise UserError(f"{run}: no metrics to plot; a run's folder holds a metrics.jsonl")
+    trials: dict[tuple[float, ...], list[Record]] = {}
+    for record in records:
+        trials.setdefault(tuple(record[key] for key in TRIAL_KEYS), []).append(record)
+    return trials
+
+
+def _first_file(trials: Mapping[tuple[float, ...], Sequence[Record]]) -> str | None:
+    """Return the first evaluation file of a run, None before the first evaluation."""
+    records = (record for lines in trials.values() for record in lines if record["split"] == "validation")
+    return next((next(iter(record["scores"])) for record in records), None)
+
+
+def _losses(lines: Sequence[Record], x_axis: str) -> list[tuple[float, float]]:
+    """Return position and training loss of a trial's steps."""
+    return [(line[x_axis], line["loss"]) for line in lines if line["split"] == "train" and line["loss"] is not None]
 
 
 def _draw_bars(axes: Any, trials: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> None:
@@ -129,10 +202,10 @@ def _draw_bars(axes: Any, trials: Sequence[Sequence[tuple[float, float]]], names
     axes.set_xlabel("one evaluation" if len(trials) == 1 else f"one evaluation of each of {len(trials)} trials")
 
 
-def _scores(lines: Sequence[Record], file: str, metric: str) -> list[tuple[float, float]]:
-    """Return the steps at which a trial was evaluated and the scores, without undefined ones."""
+def _scores(lines: Sequence[Record], file: str, metric: str, x_axis: str = "step") -> list[tuple[float, float]]:
+    """Return the positions at which a trial was evaluated and the scores, without undefined ones."""
     validations = [line for line in lines if line["split"] == "validation"]
-    points = [(line["step"], line["scores"].get(file, {}).get(metric)) for line in validations]
+    points = [(line[x_axis], line["scores"].get(file, {}).get(metric)) for line in validations]
     return [(step, value) for step, value in points if value is not None and math.isfinite(value)]
 
 
@@ -161,27 +234,35 @@ def _label_x(axes: Any, x_axis: str) -> None:
     axes.xaxis.set_major_formatter(EngFormatter() if x_axis == "tokens" else StrMethodFormatter("{x:,.0f}"))
 
 
-def _draw_word_frequencies(axes: Any, runs: Sequence[Path], unigram: float | None) -> list[Any]:
-    """Draw the loss of word frequencies alone, once for all runs where it is the same to two digits; return the
-    lines."""
-    losses = [(run, unigram if unigram is not None else _stored_unigram(run)) for run in runs]
-    distinct: dict[str, tuple[Path, float]] = {}
-    for run, loss in losses:
-        if loss is not None:
-            distinct.setdefault(f"{loss:.2f}", (run, loss))
-    owners = [f", {_names([run])[0]}" if len(distinct) > 1 else "" for run, _ in distinct.values()]
+def _draw_baselines(axes: Any, values: Sequence[tuple[Path, str, object]], first: int = 0) -> list[Any]:
+    """Draw the baselines of runs, (run, name, value), once where name and value are the same to three digits, and with
+    the run's name where the values of a name differ; return the lines. Values that are no finite number are skipped;
+    `first` is the number of baselines in other panels."""
+    distinct: dict[tuple[str, str], tuple[Path, float]] = {}
+    for run, name, value in values:
+        if _is_number(value):
+            distinct.setdefault((name, f"{value:.3g}"), (run, float(value)))
+    counts = Counter(name for name, _ in distinct)
     return [
-        draw_baseline(axes, loss, f"word frequencies alone{owner}", index)
-        for index, (owner, (_, loss)) in enumerate(zip(owners, distinct.values()))
+        draw_baseline(axes, value, f"{name}, {_names([run])[0]}" if counts[name] > 1 else name, first + index)
+        for index, ((name, _), (run, value)) in enumerate(distinct.items())
     ]
 
 
-def _stored_unigram(run: Path) -> float | None:
-    """Return the cross-entropy of word frequencies that a finished run's config.json holds."""
-    values = _json(run / "config.json" if run.is_dir() else run.parent / "config.json")
-    finished = values.get("finished")
-    value = finished.get("unigram_cross_entropy") if isinstance(finished, dict) else None
-    return float(value) if _is_number(value) else None
+def _folder(run: Path) -> Path:
+    """Return the folder of a run that is named by itself or by its metrics.jsonl."""
+    return run if run.is_dir() else run.parent
+
+
+def _is_finetuned(run: Path) -> bool:
+    folder = _folder(run)
+    return (folder / "results.json").is_file() or "finetune" in _json(folder / "config.json")
+
+
+def _finished(run: Path) -> dict[str, Any]:
+    """Return what a finished run of pre-training has recorded in its config.json."""
+    finished = _json(_folder(run) / "config.json").get("finished")
+    return finished if isinstance(finished, dict) else {}
 
 
 def _stored_baselines(folder: Path, file: str, metric: str) -> dict[str, float]:

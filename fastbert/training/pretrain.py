@@ -144,7 +144,8 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         f" sequences of up to {config.max_length} tokens"
     )
     reporter.on_message(described(config, budget, data["train"].samples_per_epoch(0)))
-    unigram = unigram_cross_entropy(counts, held_out)
+    masked = trainer.data.validation_labels(trainer.validation_samples(), len(counts))
+    unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
     loss_curve = config.out / LOSS_CURVE
     try:
         with kernels_of_run(config.out, device, reporter.on_message):
@@ -162,7 +163,11 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         tokenizer.save_pretrained(folder)
         sync_tree(folder)
     sync(config.out)
-    run.finished = {"validation": asdict(validation), "unigram_cross_entropy": unigram}
+    run.finished = {
+        "validation": asdict(validation),
+        "unigram_cross_entropy": unigram,
+        "most_frequent_share": float(masked[counts.argmax()] / max(masked.sum(), 1)),
+    }
     run.write()
     return _result(run, validation, unigram, bert.hidden_size)
 

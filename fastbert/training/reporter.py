@@ -24,5 +24,5 @@ class Reporter:
     function to call with the number done."""
     on_trial: Callable[[int, int, str], None] = field(default=lambda number, total, name: None)
     """A trial of fine-tuning begins: its number from 1, the number of trials, and its description."""
-    on_prediction: Callable[[str, float], None] = field(default=lambda file, done: None)
-    """During an evaluation of fine-tuning: the name of the file, and the finished fraction of it."""
+    on_prediction: Callable[[str, int, float], None] = field(default=lambda file, rows, done: None)
+    """During an evaluation of fine-tuning: the name of the file, the rows done, and the finished fraction of it."""

@@ -27,6 +27,8 @@ from fastbert.training import checkpoint
 
 TOKENIZER, VOCABULARY = "tokenizer", "vocab.txt"
 FILE, FORMAT_VERSION = "config.json", 3
+COMMANDS = {"run": "pretrain", "finetune": "finetune"}
+"""The key of a run's flags in config.json, and its command."""
 _SEAL = "sha256"
 
 
@@ -133,6 +135,9 @@ def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str
         reason = str(error).removeprefix(f"{path}: ")
         raise UserError(f"{path}: not a run's configuration ({reason}); {_cure(folder)}") from None
     if not isinstance(saved, dict) or not isinstance(saved.get(run), dict):
+        others = [name for key, name in COMMANDS.items() if key != run and isinstance(saved, dict) and key in saved]
+        if others:
+            raise UserError(f"--out {folder}: holds a run of `fastbert {others[0]}`; choose another --out")
         raise UserError(f"{path}: not a run's configuration; {_cure(folder)}")
     version = saved.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -171,6 +176,17 @@ def _cure(folder: Path) -> str:
     if checkpoint.find(folder / "checkpoints"):
         return "put the run's own back, or delete it to continue with the configuration of its checkpoints"
     return "put the run's own back, or start again with another --out"
+
+
+def can_be_replaced(folder: Path, run: str, changeable: Collection[str], results: Sequence[str]) -> bool:
+    """Return True if a run of this kind left nothing that a new one could not make again: no checkpoint, and none of
+    its `results`. Such a run failed at its start, or was interrupted there."""
+    try:
+        saved = read_record(folder, run, changeable)
+    except UserError:
+        return False
+    left = any((folder / name).exists() for name in results) or checkpoint.find(folder / "checkpoints")
+    return saved is not None and not left
 
 
 def looks_like_run(folder: Path, run: str) -> bool:

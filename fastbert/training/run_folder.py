@@ -11,7 +11,15 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.device import KERNEL_TABLE
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_files import TOKENIZER, VOCABULARY, looks_like_run, read_record, stored_run, write_record
+from fastbert.training.run_files import (
+    TOKENIZER,
+    VOCABULARY,
+    can_be_replaced,
+    looks_like_run,
+    read_record,
+    stored_run,
+    write_record,
+)
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
@@ -76,16 +84,12 @@ def open_folder(config: PretrainConfig, reporter: Reporter) -> Run:
 
 def _holds_run(out: Path) -> bool:
     """Return True if training has started in a folder, or files with the names of a run's are there."""
-    if any((out / name).exists() for name in ("checkpoints", "metrics.jsonl")):
-        return True
-    if not (out / "config.json").exists():
+    if not any((out / name).exists() for name in ("config.json", "checkpoints", "metrics.jsonl")):
         return False
-    # A run that ended before training, while its vocabulary and shards were made, may be replaced.
-    try:
-        saved = read_record(out, "run", PretrainConfig.CHANGEABLE)
-    except UserError:
-        return True
-    return saved is None or saved["model"] is not None
+    # A run that failed before its first step may be replaced; a later one has a vocabulary and shards worth keeping.
+    metrics = out / "metrics.jsonl"
+    has_steps = metrics.exists() and metrics.stat().st_size > 0
+    return has_steps or not can_be_replaced(out, "run", PretrainConfig.CHANGEABLE, ("model",))
 
 
 def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from fastbert.training.metrics import Metrics
 
 LEARNED = 0.1  # nats below word frequencies at which a model uses the context of a word
-FALLING = 0.02  # nats that the validation loss falls in the last fifth of a run that has not converged
+FALLING = 0.1  # nats that the validation loss falls in the second half of a run that has not converged
+RISING = 0.02  # nats above its lowest value from which a validation loss has risen again
+CHANCE = 0.53  # accuracy of sentence pairs that is still chance, with a few hundred pairs
 OVERFITTED = 0.5  # nats between the losses of training and validation
 
 
@@ -24,6 +26,9 @@ def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: 
     training = [record for record in history if record.split == "train"]
     loss, steps = validations[-1].mlm_loss, validations[-1].step
     below = unigram - loss
+    pairs = validations[-1].nsp_accuracy
+    at_chance = pairs is not None and pairs < CHANCE
+    note = f" Sentence pairs are still at chance ({pairs:.0%}): they take more steps than words." if at_chance else ""
     if below < LEARNED:
         stands = f"{below:.2f} nats below word frequencies alone" if below > 0 else "no better than word frequencies"
         cure = "" if structured else "--init structured, "
@@ -37,10 +42,13 @@ def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: 
     if (
         recent
         and loss - sum(recent) / len(recent) > OVERFITTED
-        and loss > min(r.mlm_loss for r in validations) + FALLING
+        and loss > min(r.mlm_loss for r in validations) + RISING
     ):
         return f"{text} It repeats the training text by now: more text helps, more --epochs do not."
-    before = [record.mlm_loss for record in validations if record.step <= 0.8 * steps]
-    if before and before[-1] - loss > FALLING:
-        return f"{text} The loss was still falling: more --epochs lower it further."
-    return f"{text} It has stopped falling: a larger --model or more text lowers it further."
+    # The last steps have a learning rate near zero, and say nothing about a longer run.
+    before = [record.mlm_loss for record in validations if record.step <= 0.5 * steps]
+    if not before:
+        return text + note
+    if before[-1] - loss < FALLING:
+        return f"{text} It has stopped falling: a larger --model or more text lowers it further.{note}"
+    return f"{text} The loss was still falling: more --epochs lower it further.{note}"

@@ -60,6 +60,16 @@ def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
     assert sum(predictions[0]["probabilities"].values()) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_every_evaluation_reads_its_file_once(place: Path, tmp_path: Path) -> None:
+    """The predictions and the report come from the best model's own evaluation."""
+    calls: list[tuple[str, float]] = []
+    finetune(
+        config(place, tmp_path / "run", epochs=(2.0,)),
+        Reporter(on_prediction=lambda file, rows, done: calls.append((file, done))),
+    )
+    assert [name for name, done in calls if done == 1.0] == ["dev.tsv"] * 2
+
+
 def test_the_model_loads_in_transformers_with_its_labels(place: Path, tmp_path: Path) -> None:
     finetune(config(place, tmp_path / "run"))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
@@ -93,6 +94,17 @@ def test_a_gradient_that_is_not_finite(place: Path, tmp_path: Path) -> None:
     message = wrong(place, tmp_path, lr=(1e30,), warmup=0.0)
     assert "the gradient is not a finite number" in message
     assert "use an --lr below 1e+30" in message
+
+
+def test_a_run_that_failed_does_not_block_the_corrected_command(place: Path, tmp_path: Path) -> None:
+    assert "is not a finite number" in wrong(place, tmp_path, lr=(1e30,), warmup=0.0)
+    assert (tmp_path / "run" / "config.json").exists()
+    assert finetune(config(place, tmp_path / "run", epochs=(0.1,))).model.is_dir()
+
+
+def test_nothing_to_resume_is_said_first(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run to resume"):
+        finetune(FinetuneConfig(out=tmp_path / "none", resume=True))
 
 
 def test_a_folder_that_holds_a_run(place: Path, tmp_path: Path) -> None:

@@ -130,18 +130,21 @@ def test_trials_share_a_bar() -> None:
     assert "0:20 left" in line
 
 
-def test_an_evaluation_takes_the_place_of_the_losses_and_the_last_one_comes_before_100_percent() -> None:
+def test_an_evaluation_has_a_bar_while_it_takes_and_training_ends_after_the_last_one() -> None:
     clock = Clock()
     bars = bars_on(80, clock)
     view = TrainingView(bars)
-    view.prediction("dev.tsv", 0.5)  # before the first step there is no bar
     train(view, clock, {**RECORD, "loss": 1.0}, first=1, last=100, steps=100)
-    view.prediction("dev.tsv", 0.43)
-    [line] = shown(bars)
-    assert " 99 % " in line
-    assert "evaluating 43%" in line
-    view.step({**RECORD, "loss": 1.0, "step": 100}, 1.0)
-    assert "loss 1.000" in shown(bars)[0]
+    for rows in (100, 200, 400):
+        view.prediction("dev.tsv", rows, rows / 1000)
+        clock.seconds += 1
+    training, evaluation = shown(bars)
+    assert " 99 % " in training
+    assert "evaluating dev.tsv" in evaluation
+    assert " 40 % " in evaluation
+    assert "150 rows/s  0:04 left" in evaluation
+    view.prediction("dev.tsv", 1000, 1.0)
+    assert len(shown(bars)) == 1
     bars.__exit__(None)
     assert "100 %" in shown(bars)[0]
 

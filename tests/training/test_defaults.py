@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def _history(*losses: float, train: float | None = None) -> list[Metrics]:
         pytest.param((9.0, 8.6), None, 1e-3, ["no better than word frequencies", "--epochs"], id="above"),
         pytest.param((8.0, 6.95), None, 1e-4, ["0.05 nats below", "--lr 0.001", "these 200 steps"], id="low-lr"),
         pytest.param((6.9, 6.5, 6.4, 6.3, 6.2), None, 1e-3, ["0.80 nats below", "still falling"], id="falling"),
+        pytest.param((6.9, 6.5, 6.21, 6.2, 6.2), None, 1e-3, ["still falling"], id="falls-little-as-the-lr-ends"),
         pytest.param((6.5, 6.21, 6.2, 6.2, 6.2), None, 1e-3, ["0.80 nats below", "larger --model"], id="converged"),
         pytest.param((6.5, 6.0, 6.1, 6.2), 3.0, 1e-3, ["repeats the training text", "more text"], id="overfitted"),
     ],
@@ -96,6 +98,17 @@ def test_the_verdict_says_what_to_change(losses: tuple, train: float | None, lr:
     assert all(part in said for part in parts), said
     assert ("--lr" in said) == (lr < 1e-3)
     assert "--init" not in said
+
+
+def test_the_verdict_names_sentence_pairs_at_chance() -> None:
+    at_chance, learned = (
+        verdict([replace(record, nsp_accuracy=accuracy) for record in _history(6.9, 6.2)], 7.0, lr=1e-3, usual_lr=1e-3)
+        for accuracy in (0.51, 0.64)
+    )
+    assert "Sentence pairs are still at chance (51%)" in at_chance
+    assert "Sentence pairs" not in learned
+    alone = verdict(_history(6.2), 7.0, lr=1e-3, usual_lr=1e-3)
+    assert alone == "The loss is 0.80 nats below word frequencies alone: the model uses context."
 
 
 def test_the_verdict_names_structured_weights_where_normal_ones_failed() -> None:

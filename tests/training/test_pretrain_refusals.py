@@ -15,6 +15,7 @@ from fastbert.training.config import PretrainConfig
 from fastbert.training.loop import TrainingError
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
+from fastbert.training.run_files import write_record
 
 
 def test_a_folder_has_one_run_at_a_time(config: PretrainConfig) -> None:
@@ -52,6 +53,23 @@ def test_a_folder_with_a_run_is_refused_unless_told(config: PretrainConfig) -> N
     pretrain(replace(config, steps=2, overwrite=True))
     assert (config.out / "notes.txt").read_text() == "mine"
     assert [path.name for path in checkpoint.find(config.out / "checkpoints")] == ["step-00000002"]
+
+
+def test_a_start_that_failed_does_not_block_the_corrected_command(config: PretrainConfig, tmp_path: Path) -> None:
+    text = tmp_path / "one.txt"
+    text.write_text("A single sentence.\n")
+    with pytest.raises(UserError):
+        pretrain(replace(config, corpus=(text,)))
+    assert (config.out / "config.json").exists()
+    assert pretrain(replace(config, steps=1)).model.is_dir()
+
+
+def test_a_run_of_another_command_is_named(config: PretrainConfig) -> None:
+    config.out.mkdir()
+    write_record(config.out, {"finetune": {}})
+    for resume in (True, False):
+        with pytest.raises(UserError, match="holds a run" if not resume else "holds a run of `fastbert finetune`"):
+            pretrain(replace(config, resume=resume))
 
 
 def test_a_loss_that_is_no_number_stops_the_run(config: PretrainConfig) -> None:
