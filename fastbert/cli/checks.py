@@ -1,23 +1,59 @@
-"""Check the paths that a command was given, before torch is imported."""
+"""Check what a command was given, before torch is imported: models, inputs, and the places of outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.formats.names import PICKLED, PICKLED_INDEX, TENSORFLOW_INDEX, WEIGHTS, WEIGHTS_INDEX
+from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.pipeline_files import MODULES
+from fastbert.checkpoints.source import config_folder, find_source
+from fastbert.config import read_config_file
+from fastbert.data.corpus import Corpus, CorpusFlags
 from fastbert.errors import UserError
+from fastbert.io.output_files import check_writable
 from fastbert.io.text import plain_name
 from fastbert.io.untrusted_input import require_regular_file
+from fastbert.tasks.text_files import TextFile
 
 STDIN = "-"
+SMALL = 1 << 16
+"""Bytes of a file that is read to check it: larger ones are neither empty nor a header alone."""
 
 
-def check_models(*models: str | Path | None) -> None:
-    """Raise `UserError` for a model that does not exist; None is none."""
-    for model in models:
-        if model is not None:
-            find_source(model)
+@contextmanager
+def named(flag: str) -> Iterator[None]:
+    """Put the flag before the message of a `UserError`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{flag} {error}") from None
+
+
+def check_model(flag: str, source: str | Path | None, revision: str = MAIN) -> dict[str, Any]:
+    """Return the content of the config.json of a model. Raises `UserError` for a model that does not exist, and for a
+    folder without configuration or weights. None passes, and a model of sentence-transformers has no content."""
+    if source is None:
+        return {}
+    with named(flag):
+        path = find_source(source, revision)
+        if (path / MODULES).exists():
+            return {}
+        values = read_config_file(config_folder(path))[1]
+    names = (WEIGHTS, WEIGHTS_INDEX, PICKLED, PICKLED_INDEX)
+    if path.is_dir() and not any((path / name).exists() for name in names) and not [*path.glob(f"*{TENSORFLOW_INDEX}")]:
+        raise UserError(f"{flag} {source}: holds no {WEIGHTS}; name a folder with a model's weights")
+    return values
+
+
+def check_source(flag: str, source: str | Path | None) -> None:
+    """Raise `UserError` for a model that does not exist, whatever its files are; None passes."""
+    if source is not None:
+        with named(flag):
+            find_source(source)
 
 
 def check_file(flag: str, path: str | Path | None) -> None:
@@ -25,7 +61,8 @@ def check_file(flag: str, path: str | Path | None) -> None:
     if path is None or str(path) == STDIN:
         return
     try:
-        require_regular_file(path)
+        with named(flag):
+            require_regular_file(path)
     except FileNotFoundError:
         raise UserError(f"{flag} {path}: no such file") from None
 
@@ -43,23 +80,65 @@ def check_folder(flag: str, path: Path | None) -> None:
 
 
 def check_new_file(flag: str, path: Path | None) -> None:
-    """Raise `UserError` for a file that cannot be written since its folder is missing; None passes."""
-    if path is not None and path.is_dir():
+    """Raise `UserError` for a file that cannot be written: it is a folder, or its own is missing or read-only. None
+    passes, and so do devices and pipes."""
+    if path is None:
+        return
+    if path.is_dir():
         raise UserError(f"{flag} {path}: is a folder; name a file")
-    if path is not None and not path.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         raise UserError(f"{flag} {path}: no such folder {path.parent}; make it first")
+    if path.is_file() or not path.exists():
+        check_writable(path, flag)
 
 
-def check_new_folder(flag: str, path: Path | None) -> None:
-    """Raise `UserError` for a folder that cannot be written since a file or no folder is there; None passes."""
-    if path is not None and path.exists() and not path.is_dir():
+def check_new_folder(flag: str, path: Path | None, *, parents: bool = False) -> None:
+    """Raise `UserError` for a folder that cannot be written: it is a file, or the one above it is read-only or, unless
+    `parents` are made too, missing. None passes."""
+    if path is None:
+        return
+    if path.exists() and not path.is_dir():
         raise UserError(f"{flag} {path}: is a file; give a folder")
-    if path is not None and not path.absolute().parent.is_dir():
+    if not parents and not path.absolute().parent.is_dir():
         raise UserError(f"{flag} {path}: no such folder {path.parent}; make it first")
+    check_writable(path / "x" if path.is_dir() else path, flag)
 
 
-def check_examples(flag: str, path: str | Path | None, task: str | None) -> None:
-    """Raise `UserError` for examples that are missing, or that a task cannot read by the suffix of their file.
+def check_corpus(config: CorpusFlags) -> None:
+    """Raise `UserError` for a corpus that does not exist, or holds no text as far as its size tells."""
+    with named("--corpus:"):
+        corpus = config.find_corpus()
+        _refuse_empty(corpus)
+
+
+def check_corpus_paths(paths: Iterable[Path]) -> None:
+    """Raise `UserError` for paths without a corpus."""
+    with named("--corpus:"):
+        _refuse_empty(Corpus.find(paths))
+
+
+def _refuse_empty(corpus: Corpus) -> None:
+    if corpus.total_bytes <= SMALL:
+        for _ in corpus.documents():
+            return
+
+
+def check_texts(flag: str, path: str, column: str | None) -> None:
+    """Raise `UserError` for texts that are missing, in a file of an unknown kind, or none. Standard input passes."""
+    with named(flag):
+        texts = TextFile(path, column)
+        if path != STDIN and next(iter(texts), None) is None:
+            raise UserError(f"{path}: holds no text; name a file that does")
+
+
+def check_examples(
+    flag: str,
+    path: str | Path | None,
+    task: str | None = None,
+    read: Callable[[str], object] | None = None,
+) -> None:
+    """Raise `UserError` for examples that are missing or no text, or that a task cannot read by the suffix of their
+    file. A small file is read, with `read`, which refuses one that is empty or has nothing but a header.
 
     None and standard input pass. FOLDER#SPLIT is a split of a folder of `datasets`, FILE.json#SPLIT one of CLINC150.
     """
@@ -69,10 +148,32 @@ def check_examples(flag: str, path: str | Path | None, task: str | None) -> None
     is_folder = Path(source).is_dir()
     if not is_folder:
         check_file(flag, source)
-    if task is not None:
-        from fastbert.tasks.registry import task_class
+    elif not _holds_arrow(Path(source)):
+        raise UserError(
+            f"{flag} {source}: is a folder without state.json, dataset_dict.json or .parquet files; name a file, or a"
+            " folder written by `datasets`"
+        )
+    from fastbert.tasks.readers.arrow_files import is_arrow
+    from fastbert.tasks.readers.tables import opened
+    from fastbert.tasks.reports.baselines import unlogged
 
-        task_class(task).check_suffix(str(path) if is_folder else source)
+    with named(flag), unlogged():  # the command logs it when it reads the file
+        if task is not None:
+            from fastbert.tasks.registry import task_class
+
+            task_class(task).check_suffix(str(path) if is_folder else source)
+        if is_arrow(source):
+            return
+        with opened(source):  # refuses binary files
+            pass
+        if read is not None and Path(source).stat().st_size <= SMALL:
+            read(str(path))
+
+
+def _holds_arrow(folder: Path) -> bool:
+    """Return True if there are files of `datasets` in a folder, down to the third level."""
+    patterns = [f"{above}*.{suffix}" for above in ("", "*/", "*/*/") for suffix in ("parquet", "arrow")]
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
 
 
 def _without_split(path: str) -> str:
@@ -80,9 +181,3 @@ def _without_split(path: str) -> str:
     source, sign, _ = path.rpartition("#")
     is_split = sign and not Path(path).exists() and (Path(source).is_dir() or plain_name(source).endswith(".json"))
     return source if is_split else path
-
-
-def check_all_examples(flag: str, paths: Iterable[Path], task: str | None) -> None:
-    """Check several files of examples."""
-    for path in paths:
-        check_examples(flag, path, task)

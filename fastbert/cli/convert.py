@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from fastbert.checkpoints.source import find_source
-from fastbert.cli.checks import check_exists, check_folder, check_models, check_new_file
+from fastbert.cli.checks import check_exists, check_folder, check_model, check_new_file
 from fastbert.errors import UserError
 from fastbert.flags import MODEL, OUTPUT, require, required
 from fastbert.io.atomic_write import write_json_atomic
@@ -110,8 +109,8 @@ def check(config: Config) -> None:
         check_folder("SOURCE", Path(source))
         return
     if config.base is None or not Path(source).is_file():  # else a delta
-        find_source(source, config.revision)
-    check_models(config.base)
+        check_model("SOURCE", source, config.revision)
+    check_model("--base", config.base)
     check_exists("--tokenizer", config.tokenizer)
     check_new_file("--report", config.report)
 

@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastbert.cli.checks import check_corpus_paths, check_new_folder
 from fastbert.cli.training_view import shown
-from fastbert.data.corpus import Corpus
 from fastbert.errors import UserError
 
 EXAMPLES = (
@@ -43,7 +43,8 @@ def check(config: Config) -> None:
     if config.steps is not None and config.steps < 1:
         raise UserError(f"--steps {config.steps} must be at least 1")
     if config.corpus:
-        Corpus.find(config.corpus)
+        check_corpus_paths(config.corpus)
+    check_new_folder("--out", config.out, parents=True)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from fastbert.cli.checks import check_models
+from fastbert.cli.checks import check_model, check_texts
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.output_files import VECTORS, check_output
@@ -72,9 +72,9 @@ class Config(InferenceFlags, _Output, _Model, _Data):
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    check_models(config.model)
-    TextFile(require(config, "text"), config.column)
-    check_output(require(config, "out"), VECTORS, config.overwrite)
+    check_model("--model", require(config, "model"))
+    check_texts("--text", require(config, "text"), config.column)
+    check_output(require(config, "out"), VECTORS, config.overwrite, "--out")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

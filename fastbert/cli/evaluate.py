@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastbert.cli.checks import check_examples, check_file, check_folder, check_models, check_new_file, check_new_folder
+from fastbert.cli.checks import check_examples, check_file, check_folder, check_model, check_new_file, check_new_folder
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
@@ -82,8 +82,14 @@ def check(config: Config) -> None:
     if config.no_answer is not None and name is not None and not task_class(name).can_have_no_answer:
         raise UserError(f"--no-answer {config.no_answer}: {name} has no questions without an answer; leave it out")
     check_folder("--glue", config.glue)
-    check_models(config.model)
-    check_examples("--gold", config.gold, config.task)
+    check_model("--model", config.model)
+    if config.glue is not None:
+        _check_glue_alone(config)
+        return
+    if config.model is not None and (config.predictions is not None or config.no_answer is not None):
+        raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
+    task = config.find_task() if config.model is not None else _task(config)
+    check_examples("--gold", config.gold, config.task, task.read_gold)
     check_file("--predictions", config.predictions)
     check_file("--no-answer", config.no_answer)
 
@@ -131,14 +137,20 @@ def _show(config: Config, scored: _Scored, scores: Mapping[str, float]) -> None:
         print(line, file=sys.stderr)
 
 
+def _task(config: Config) -> Task[Any]:
+    """Return the task of --task."""
+    from fastbert.tasks.settings import TaskSettings
+
+    return make_task(require(config, "task"), TaskSettings(columns=config.columns(), skip_bad=config.skip_bad))
+
+
 def _score(config: Config) -> _Scored:
     name = require(config, "task")
     gold = require(config, "gold")
     predictions = require(config, "predictions")
     from fastbert.tasks.prediction_files import read_predictions
-    from fastbert.tasks.settings import TaskSettings
 
-    task = make_task(name, TaskSettings(columns=config.columns(), skip_bad=config.skip_bad))
+    task = _task(config)
     dataset = task.read_gold(gold)
     predicted = read_predictions(predictions, name, dataset)
     if config.no_answer is not None:
@@ -148,8 +160,6 @@ def _score(config: Config) -> _Scored:
 
 def _score_model(config: Config, quiet: bool) -> _Scored:
     gold = require(config, "gold")
-    if config.predictions is not None or config.no_answer is not None:
-        raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
     with Bars(quiet) as bars:
         trained = config.load()
         dataset = trained.task.read_gold(gold)
@@ -159,13 +169,17 @@ def _score_model(config: Config, quiet: bool) -> _Scored:
     return _Scored(trained.task, dataset, predictions)
 
 
-def _glue(config: Config) -> dict[str, float]:
-    """Return the number of every task in the folder, and the averages of the conventions whose tasks are all there."""
+def _check_glue_alone(config: Config) -> None:
+    """Raise `UserError` for flags that --glue has no use for."""
     others = (config.task, config.gold, config.predictions, config.no_answer, config.model, config.report)
     if any(value is not None for value in others):
         raise UserError(
             "--glue averages results that exist: leave --task, --gold, --model, --predictions and --report out"
         )
+
+
+def _glue(config: Config) -> dict[str, float]:
+    """Return the number of every task in the folder, and the averages of the conventions whose tasks are all there."""
     assert config.glue is not None
     results = _results(config.glue)
     if not results:

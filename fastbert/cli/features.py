@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fastbert.cli.checks import check_examples, check_models
+from fastbert.cli.checks import check_examples, check_model, check_new_folder, check_texts
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, require, required
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fastbert.models.encoder import EncoderModel
     from fastbert.tokenizers import WordPieceTokenizer
 
+LAYER_NAMES = ("embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all")
+"""Those of fastbert.features.extract, which imports torch."""
 EXAMPLES = (
     "fastbert features --model MiniLM --text sentences.txt --out features.npz --layers 0,-2,-1",
     "fastbert features --model MiniLM --table7 --train train.conll --eval dev.conll --out table7",
@@ -117,17 +119,20 @@ class Config(_Machine, _Output, _Training, _Model, _Data):
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    check_models(config.model)
+    values = check_model("--model", require(config, "model"))
     out = require(config, "out")
     if config.table7:
-        check_examples("--train", config.train, "tagging")
-        check_examples("--eval", config.eval, "tagging")
+        from fastbert.tasks.registry import make_task
+
+        for name, path in (("--train", config.train), ("--eval", config.eval)):
+            check_examples(name, path, "tagging", make_task("tagging").read)
+        check_new_folder("--out", out, parents=True)
         if (out / "table7.json").exists() and not config.overwrite:
-            raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
+            raise UserError(f"--out {out}: holds a table7.json; give another folder, or --overwrite to replace it")
         return
-    parse_layers(config.layers)
-    TextFile(require(config, "text"), config.column)
-    check_output(out, FEATURES, config.overwrite)
+    _check_layers(config.layers, values.get("num_hidden_layers", values.get("n_layers")))
+    check_texts("--text", require(config, "text"), config.column)
+    check_output(out, FEATURES, config.overwrite, "--out")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -180,11 +185,24 @@ def run(config: Config, *, quiet: bool = False) -> int:
 def parse_layers(text: str) -> str | tuple[int, ...]:
     """Return a name unchanged, or numbers separated by commas as a tuple. Raises `UserError`."""
     if not any(character.isdigit() for character in text):
+        if text not in LAYER_NAMES:
+            raise UserError(f"--layers {text}: must be {', '.join(LAYER_NAMES)}, or numbers such as 0,-2,-1")
         return text
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"--layers {text}: give a name, or numbers separated by commas such as 0,-2,-1") from None
+
+
+def _check_layers(text: str, count: object) -> None:
+    """Raise `UserError` for layers that a model of `count` layers lacks, if the configuration tells it as a number."""
+    layers = parse_layers(text)
+    if isinstance(layers, tuple) and isinstance(count, int):
+        for number in layers:
+            if not -count - 1 <= number <= count:
+                raise UserError(
+                    f"--layers {text}: {number} is not a layer of the model, which has 0 (embeddings) to {count}"
+                )
 
 
 def _run_table(config: Config, source: str, quiet: bool) -> int:

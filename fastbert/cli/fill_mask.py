@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from fastbert.checkpoints.source import find_source
-from fastbert.cli.checks import check_models
+from fastbert.cli.checks import check_model
 from fastbert.flags import require, required
 
 EXAMPLES = (
@@ -34,7 +34,7 @@ class Config:
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    check_models(config.model)
+    check_model("--model", config.model)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

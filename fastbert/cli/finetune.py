@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from fastbert.cli.checks import check_all_examples, check_file, check_models
+from fastbert.cli.checks import check_examples, check_file, check_model, check_new_folder
 from fastbert.cli.training_view import shown
+from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig as Config
+from fastbert.flags import check_required
 from fastbert.tasks.class_weights import BALANCED, check_setting
+from fastbert.tasks.registry import make_task
 
 if TYPE_CHECKING:
     from fastbert.finetuning.run import FinetuneResult
+    from fastbert.tasks.base import Task
 
 __all__ = ["Config", "run"]
 EXAMPLES = (
@@ -22,14 +28,39 @@ EXAMPLES = (
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    if config.resume and (config.out / "config.json").exists():
+    if config.resume and any((config.out / name).exists() for name in ("config.json", "checkpoints")):
         return  # a finished run needs none of its inputs; any other checks them itself
-    check_all_examples("--train", [config.train] if config.train is not None else [], config.task)
-    check_all_examples("--eval", config.eval, config.task)
-    check_models(config.model, config.teacher)
+    if config.resume:
+        try:
+            check_required(replace(config, resume=False))
+        except UserError as error:
+            raise UserError(f"--out {config.out}: holds no run to resume, and {error}") from None
+    check_new_folder("--out", config.out, parents=True)
+    config.check_of_use()
+    task = None if config.task is None else make_task(config.task, config.task_settings())
+    check_examples("--train", config.train, config.task, None if task is None else partial(_learn, task))
+    for path in config.eval:
+        check_examples("--eval", path, config.task, None if task is None else partial(_evaluate, task))
+    values = check_model("--model", config.model)
+    check_model("--teacher", config.teacher)
+    positions = values.get("max_position_embeddings")
+    if isinstance(positions, int) and config.length > positions:
+        raise UserError(
+            f"--max-length {config.length} is more than the {positions} positions of {config.model}; lower it"
+        )
     if config.class_weights not in (None, BALANCED):
         check_setting(config.class_weights)
         check_file("--class-weights", config.class_weights)
+
+
+def _learn(task: Task[Any], path: str) -> None:
+    task.learn_labels(task.read(path))
+
+
+def _evaluate(task: Task[Any], path: str) -> None:
+    dataset = task.read_gold(path)
+    if task.labels is not None:  # of a small training file, which has been read
+        task.check_labels(dataset)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -10,6 +10,7 @@ from fastbert.flags import DATA, MACHINE, MODEL, DeviceFlags
 from fastbert.tasks.registry import TaskName
 
 if TYPE_CHECKING:
+    from fastbert.tasks.base import Task
     from fastbert.tasks.finetuned_model import Trained
 
 
@@ -74,6 +75,16 @@ class ModelFlags(_MachineFlags, _TrainedFlags, _ColumnFlags):
 
         label = getattr(self, "label_column", None)
         return Columns(text=self.text_column, pair=self.pair_column, label=label, id=self.id_column)
+
+    def find_task(self, **settings: Any) -> Task[Any]:
+        """Return the task of the model, before torch is imported; see `finetuned_model.find_task`. Raises
+        `UserError`."""
+        from fastbert.checkpoints.source import find_source
+        from fastbert.tasks.finetuned_model import find_task
+
+        assert self.model is not None
+        folder = find_source(self.model)
+        return find_task(folder, task=self.task, columns=self.columns(), skip_bad=self.skip_bad, **settings)
 
     def load(self, **settings: Any) -> Trained:
         """Load the model with its task and tokenizer."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastbert.cli.checks import check_exists, check_file
+from fastbert.cli.checks import check_exists, check_file, check_new_file
 from fastbert.errors import UserError
 from fastbert.flags import require, required
 
@@ -37,6 +37,7 @@ def check(config: Config) -> None:
             check_file("--runs", folder / "metrics.jsonl")
     if config.out.suffix not in SUFFIXES:
         raise UserError(f"--out {config.out}: must end in {', '.join(SUFFIXES)}")
+    check_new_file("--out", config.out)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from fastbert.checkpoints.source import find_source
-from fastbert.cli.checks import check_examples, check_models, check_new_file
+from fastbert.cli.checks import check_examples, check_model, check_new_file, check_new_folder, named
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.prediction_files import file_kind
 from fastbert.tasks.registry import PredictFlags
-from fastbert.tasks.stored import stored_task
 
 EXAMPLES = (
     "fastbert predict --model runs/finetune --text new.tsv --out labels.jsonl",
@@ -63,22 +62,28 @@ class Config(PredictFlags, _Output, _Model, _Data, ModelFlags):
     """Predict with a fine-tuned model: labels with probabilities, numbers, tags and entities, answers with their
     position in the text, choices, or generated text; one JSON object per example."""
 
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the task that may differ from those of training."""
+        return {field.name: getattr(self, field.name) for field in fields(PredictFlags)}
+
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     model, out = require(config, "model"), config.out
-    check_models(model)
-    check_examples("--text", require(config, "text"), None)
+    check_model("--model", model)
+    task = config.find_task(**config.settings())
+    check_examples("--text", require(config, "text"), None, partial(task.read, labelled=False))
     if config.glue is not None:
         if require(config, "out").is_file():
             raise UserError(f"--out {out}: is a file; --glue writes to a folder")
+        check_new_folder("--out", out, parents=True)
         return
     check_new_file("--out", out)
     if out is not None and out.exists() and not config.overwrite:
         raise UserError(f"--out {out}: exists; replace it with --overwrite")
-    task = config.task or stored_task(find_source(model))
-    if out is not None and task is not None:
-        file_kind(out, task)
+    if out is not None:
+        with named("--out"):
+            file_kind(out, task.name)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -89,7 +94,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     out = config.out
     with Bars(quiet) as bars:
-        trained = config.load(**{field.name: getattr(config, field.name) for field in fields(PredictFlags)})
+        trained = config.load(**config.settings())
         bars.message(f"{trained.task.name}: {trained.how}")
         dataset = trained.task.read(text, labelled=False)
         predictions = config.predict(trained, dataset, bars.stage)

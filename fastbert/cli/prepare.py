@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fastbert.cli.checks import check_exists
+from fastbert.cli.checks import check_corpus, check_exists, check_new_folder
 from fastbert.data.corpus import CorpusFlags
 from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.progress import Bars
@@ -47,8 +47,9 @@ class Config(_Output, _Data):
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    config.find_corpus()
+    check_corpus(config)
     check_exists("--tokenizer", config.tokenizer)
+    check_new_folder("--out", require(config, "out"), parents=True)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from fastbert.checkpoints.source import find_source
-from fastbert.cli.checks import check_file, check_models, check_new_file
+from fastbert.cli.checks import SMALL, check_file, check_new_file, check_source, named
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, DeviceFlags, require, required
 from fastbert.io.atomic_write import write_json_atomic
@@ -91,8 +91,12 @@ class Config(_Machine, _Output, _Model, _Data):
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    check_models(config.model)
-    check_file("--text", config.text)
+    check_source("MODEL", require(config, "model"))
+    text = require(config, "text")
+    check_file("--text", text)
+    if text.stat().st_size <= SMALL:
+        with named("--text"):
+            _texts(text)
     check_new_file("--json", config.json)
 
 

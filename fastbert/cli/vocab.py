@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
-from fastbert.cli.checks import check_exists, check_models
+from fastbert.cli.checks import check_corpus, check_exists, check_new_folder, check_source
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, require, required
+from fastbert.io.output_files import check_writable
 from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
@@ -105,9 +106,12 @@ class Config(_Output, _Extension, _Data):
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    config.find_corpus()
+    check_corpus(config)
     check_exists("--tokenizer", config.tokenizer)
-    check_models(config.model)
+    check_source("--model", config.model)
+    check_new_folder("--out", config.out, parents=True)
+    if config.report is not None:
+        check_writable(config.report, "--report")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
+from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
@@ -218,9 +220,12 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
         defaults = {item.name: item.default for item in fields(self)}
         if self.task is not None:
             taken = {item.name for item in fields(task_class(self.task).settings_type)}
+            owners: dict[str, list[str]] = {}
             for task in TASKS:
-                names = {item.name for item in fields(task_class(task).settings_type)} - taken
-                needs += [(name, f"--task {task}", False) for name in defaults if name in names]
+                for item in fields(task_class(task).settings_type):
+                    owners.setdefault(item.name, []).append(task)
+            names = [name for name in defaults if name in owners and name not in taken]
+            needs += [(name, f"--task {_either(owners[name])}", False) for name in names]
         for name, needed, present in needs:
             value = getattr(self, name)
             if not present and value != defaults[name]:
@@ -231,6 +236,14 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
     def length(self) -> int:
         """Return the tokens per sequence."""
         return self.max_length or task_class(self.task or "classification").default_length
+
+    def task_settings(self) -> TaskSettings:
+        """Return the settings of the run's task: the flags of the same names, row length and columns. Raises
+        `UserError`."""
+        kind: type[TaskSettings] = task_class(self.task or "classification").settings_type
+        flags = {item.name: getattr(self, item.name) for item in fields(kind) if hasattr(self, item.name)}
+        columns = Columns(text=self.text_column, pair=self.pair_column, label=self.label_column, id=self.id_column)
+        return kind(**{**flags, "max_length": self.length, "columns": columns})
 
     def trials(self) -> list[Trial]:
         """Return every combination of the grid with every seed, seeds innermost.
@@ -266,4 +279,10 @@ class Trial:
     seed: int
 
     def __str__(self) -> str:
-        return f"lr {self.lr:g}, batch {self.batch_size}, {self.epochs:g} epochs, seed {self.seed}"
+        epochs = f"{self.epochs:g} epoch{'s' * (self.epochs != 1)}"
+        return f"lr {self.lr:g}, batch {self.batch_size}, {epochs}, seed {self.seed}"
+
+
+def _either(names: Sequence[str]) -> str:
+    """Return names as alternatives: "a, b or c"."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

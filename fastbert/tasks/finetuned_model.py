@@ -1,28 +1,31 @@
 """Load a fine-tuned model with its tokenizer and its task, which is stored in its folder.
 
-`fastbert_task.json` holds the name of the task that the model was trained for, its labels and its settings.
+`fastbert_task.json` holds the name of the task that the model was trained for, its labels and its settings. Imports no
+torch before a model is loaded, so that flags which do not fit the task are reported at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastbert.checkpoints.manifest import TASK, update_manifest, verify_files
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.errors import CheckpointError, UserError
+from fastbert.flags import flag
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.models import registry
 from fastbert.tasks.base import Task
-from fastbert.tasks.inference import LONG_NAMES, ScoringDtype, choose_inference
 from fastbert.tasks.registry import task_class
 from fastbert.tasks.settings import Columns
 from fastbert.tasks.stored import FILE
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+
+if TYPE_CHECKING:
+    from fastbert.tasks.inference import ScoringDtype
 
 FORMAT_VERSION = 1
 NOT_STORED = ("strict", "skip_bad", "class_weights")
@@ -54,14 +57,12 @@ def load_trained(
     which the run scored its model, if the user chose it and the device is of the same kind, else the fastest here.
     Raises UserError for a folder that does not fit, and CheckpointError for damaged files.
     """
+    from fastbert.tasks.inference import choose_inference
+
     folder = find_source(source)
-    settings["columns"] = None if columns == Columns() else columns
-    if task is None or (folder / FILE).is_file():
-        chosen = load_task(folder, **settings)
-        if task is not None and chosen.name != task:
-            raise UserError(f"--task {task}: {folder} was trained for {chosen.name}; leave --task out")
-    else:
-        chosen = _foreign_task(folder, task, settings)
+    chosen = find_task(folder, task=task, columns=columns, **settings)
+    if not (folder / FILE).is_file():
+        chosen = _with_labels(chosen, folder, shorten=settings.get("max_length") is None)
     where, weights, why = choose_inference(device, dtype, load_scored(folder))
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     model = chosen.load_head(folder, dtype=weights)
@@ -71,16 +72,31 @@ def load_trained(
     return Trained(chosen, model.to(where), tokenizer, f"on {where} in {why}")
 
 
-def _foreign_task(folder: Path, name: str, settings: dict[str, Any]) -> Task[Any]:
-    """Return the task of a model that another library fine-tuned."""
-    kind = task_class(name)
+def find_task(folder: Path, *, task: str | None = None, columns: Columns | None = None, **settings: Any) -> Task[Any]:
+    """Return the task of a folder from `find_source`, as `load_trained` does, before torch is imported: without the
+    labels of a model that another library fine-tuned. Raises UserError, and CheckpointError for a damaged file."""
+    settings["columns"] = None if columns == Columns() else columns
+    if task is None or (folder / FILE).is_file():
+        chosen = load_task(folder, **settings)
+        if task is not None and chosen.name != task:
+            raise UserError(f"--task {task}: {folder} was trained for {chosen.name}; leave --task out")
+        return chosen
+    kind = task_class(task)
+    return kind(kind.settings_type(**{"max_length": kind.default_length, **changed_settings(kind, settings)}))
+
+
+def _with_labels(task: Task[Any], folder: Path, *, shorten: bool) -> Task[Any]:
+    """Return the task with the labels of a model that another library fine-tuned; `shorten` rows to its positions."""
+    from fastbert.models import registry
+
     config = registry.read_config(config_folder(folder))
-    labels = kind.labels_of(config, folder)
+    labels = task.labels_of(config, folder)
     classes = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
-    if classes and not any(kind.head_name in str(each) for each in classes):
-        raise UserError(f"--task {name}: {folder} holds a {classes[0]}")
-    length = min(kind.default_length, config.max_sequence_length)
-    return kind(kind.settings_type(**{"max_length": length, **changed_settings(kind, settings)}), labels)
+    if classes and not any(task.head_name in str(each) for each in classes):
+        raise UserError(f"--task {task.name}: {folder} holds a {classes[0]}")
+    length = task.settings.max_length
+    length = min(length, config.max_sequence_length) if shorten else length
+    return type(task)(replace(task.settings, max_length=length), labels)
 
 
 def save_task(task: Task[Any], folder: Path, scored: ScoringDtype | None = None) -> None:
@@ -112,10 +128,19 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
         if unknown := sorted(settings.keys() - names):
             raise ValueError(f"unknown settings: {', '.join(unknown)}")
         settings["columns"] = Columns(**settings.get("columns", {}))
-        settings |= changed_settings(kind, overrides)
-        return kind(kind.settings_type(**settings), values["labels"])
+        stored = kind.settings_type(**settings)
+        task = kind(stored, values["labels"])
+    except UserError as error:
+        raise error if str(error).startswith(f"{path}: ") else _damaged(path, error) from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged ({error}); name the task with --task") from None
+        raise _damaged(path, error) from None
+    # Outside of the block: the overrides are the user's, and an error in them is none of the file.
+    changed = changed_settings(kind, overrides)
+    return kind(replace(stored, **changed), task.labels) if changed else task
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged ({error}); name the task with --task")
 
 
 def changed_settings(kind: type[Task[Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,10 +149,7 @@ def changed_settings(kind: type[Task[Any]], overrides: Mapping[str, Any]) -> dic
     unknown = changed.keys() - {field.name for field in fields(kind.settings_type)}
     if unknown:
         name = min(unknown)
-        raise UserError(
-            f"--{name.replace('_', '-')} {changed[name]}: the model is for {kind.name}, which has no such setting;"
-            " leave it out"
-        )
+        raise UserError(f"{flag(name)} {changed[name]}: the model is for {kind.name}, which has no such setting; leave it out")
     return changed
 
 
@@ -136,6 +158,8 @@ def load_scored(folder: Path) -> ScoringDtype | None:
 
     Raises CheckpointError for a damaged file.
     """
+    from fastbert.tasks.inference import LONG_NAMES, ScoringDtype
+
     path = folder / FILE
     values = read_json_file(path) if path.is_file() else None
     stored = values.get("scored") if isinstance(values, dict) else None

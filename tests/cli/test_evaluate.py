@@ -93,7 +93,7 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
     assert evaluate(*flags) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"fastbert: error: {tmp_path}/g.csv, line 1: ")
+    assert error.startswith(f"fastbert: error: --gold {tmp_path}/g.csv, line 1: ")
     assert "--text-column" in error
 
     none = FILES["span"][1].replace('"answers"', '"is_impossible": true, "answers"')

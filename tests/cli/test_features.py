@@ -55,7 +55,7 @@ def test_the_file_holds_what_the_function_gives(
         pytest.param({"--model": "nowhere"}, "nowhere: no such folder", id="model"),
         pytest.param({"--text": "nowhere.txt"}, "nowhere.txt: no such file", id="text"),
         pytest.param({"--out": "f.bin"}, "must end in .npy, .npz", id="out"),
-        pytest.param({"--layers": "first"}, "layers='first' must be", id="layers"),
+        pytest.param({"--layers": "first"}, "--layers first: must be", id="layers"),
         pytest.param({"--layers": "1,x"}, "--layers 1,x: give a name, or numbers", id="numbers"),
         pytest.param({"--layers": "7"}, "7 is not a layer of the model", id="number"),
         pytest.param({"--max-length": "1"}, "max_length=1", id="max-length"),
@@ -92,4 +92,11 @@ def test_table7_prints_and_writes_six_rows(model: Path, tmp_path: Path, capsys: 
     assert len(printed) == 7
     assert (tmp_path / "run/table7.json").is_file()
     assert features(*words) == 2
-    assert "table7.json exists" in capsys.readouterr().err
+    assert "holds a table7.json" in capsys.readouterr().err
+
+
+def test_the_names_of_layers_are_those_of_the_library() -> None:
+    from fastbert.cli.features import LAYER_NAMES
+    from fastbert.features.extract import NAMED
+
+    assert tuple(NAMED) == LAYER_NAMES

@@ -22,39 +22,69 @@ from fastbert.errors import UserError
 
 PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
 HUB = "nope: no such folder, and no model of that name in the Hub's cache"
-# Command line -> the beginning of the error. The folder holds text.txt, table.tsv, model/, run/ and metrics/.
+# Command line -> the beginning of the error. The fixture `said` makes the folder.
 MISTAKES = {
-    "demo --corpus nope": "no such file or folder: nope",
+    "demo --corpus nope": "--corpus: no such file or folder: nope",
     "demo --minutes 0": "--minutes 0 must be a finite number above 0",
     "demo --steps 0": "--steps 0 must be at least 1",
-    "vocab --corpus nope --out out": "no such file or folder: nope",
+    "vocab --corpus nope --out out": "--corpus: no such file or folder: nope",
     "vocab --corpus text.txt": "--out is missing: the folder to write the vocabulary to",
     "vocab --corpus text.txt --tokenizer nope": "--tokenizer nope: no such file or folder",
-    "vocab --corpus text.txt --extend --model nope": HUB.replace(", and no model of that name in the Hub's cache", ""),
-    "vocab --corpus table.tsv --out out": "table.tsv has an unknown extension",
-    "prepare --corpus nope --tokenizer model --out out": "no such file or folder: nope",
+    "vocab --corpus text.txt --extend --model nope": f"--model {HUB}".replace(
+        ", and no model of that name in the Hub's cache", ""
+    ),
+    "vocab --corpus table.tsv --out out": "--corpus: table.tsv has an unknown extension",
+    "prepare --corpus nope --tokenizer model --out out": "--corpus: no such file or folder: nope",
     "prepare --corpus text.txt --out out": "--tokenizer is missing: a folder or vocab.txt",
     "prepare --corpus text.txt --tokenizer nope --out out": "--tokenizer nope: no such file or folder",
     "pretrain --model tiny": "--corpus is missing: text files, folders or globs; or give --data",
-    "pretrain --corpus nope": "no such file or folder: nope",
-    "pretrain --corpus table.tsv": "table.tsv has an unknown extension",
+    "pretrain --corpus nope": "--corpus: no such file or folder: nope",
+    "pretrain --corpus table.tsv": "--corpus: table.tsv has an unknown extension",
     "pretrain --data nope": "--data nope: no such folder",
+    "pretrain --data empty": "--data empty is not a folder of token shards: it has no index.json",
+    "pretrain --corpus text.txt --out text.txt": "--out text.txt: is a file; give a folder",
+    "pretrain --corpus text.txt --out /proc/run": "--out /proc/run: cannot be written to /proc",
+    "pretrain --corpus empty.txt": "--corpus: the corpus is empty: no text in empty.txt",
     "pretrain --data text.txt": "--data text.txt: is not a folder; name one",
     "pretrain --corpus text.txt --model nope.json": "--model nope.json: no such file",
     "pretrain --corpus text.txt --tokenizer nope": "--tokenizer nope: no such file or folder",
-    "pretrain --corpus text.txt --teacher nope": HUB,
+    "pretrain --corpus text.txt --teacher nope": f"--teacher {HUB}",
     "plot --runs nope": "--runs nope: no such file or folder",
     "plot --runs model": "--runs model/metrics.jsonl: no such file",
+    "plot --runs run --out /proc/plot.png": "--out /proc/plot.png: cannot be written to /proc",
     "plot --runs run --out plot.docx": "--out plot.docx: must end in .png, .pdf, .svg",
     "finetune --model model": "--task is missing: classification, multilabel, regression, ",
     "finetune --task classification --train table.tsv": "--model is missing: the folder of a pre-trained model",
     "finetune --task classification --model model": "--train is missing: a file with training examples",
     "finetune --task classification --model nope --train nope.tsv": "--train nope.tsv: no such file",
-    "finetune --task classification --model nope --train table.tsv": HUB,
-    "finetune --task classification --model ./nope --train table.tsv": "nope: no such folder; name one with",
+    "finetune --task classification --model nope --train table.tsv": f"--model {HUB}",
+    "finetune --task classification --model ./nope --train table.tsv": "--model nope: no such folder; name one with",
     "finetune --task classification --model model --train table.tsv --eval a.tsv": "--eval a.tsv: no such file",
-    "finetune --task classification --model model --train table.docx": "table.docx: must be a .tsv, .csv, ",
-    "finetune --task tagging --model model --train table.tsv --teacher ./nope": "nope: no such folder; name one with",
+    "finetune --task classification --model model --train table.docx": "--train table.docx: must be a .tsv, .csv, ",
+    "finetune --task tagging --model model --train words.conll --teacher ./nope": "--teacher nope: no such folder;",
+    "finetune --task span --model model --train table.tsv": "--train table.tsv: span reads SQuAD's .json, and .jsonl",
+    "finetune --task classification --model model --train empty.tsv": "--train empty.tsv, line 1: the file is empty",
+    "finetune --task classification --model model --train header.tsv": "--train header.tsv, line 1: has a header and",
+    "finetune --task classification --model model --train binary.tsv": "--train binary.tsv, line 1: is a binary file",
+    "finetune --task classification --model model --train alike.tsv": "--train alike.tsv: all 1 examples have the",
+    "finetune --task classification --model model --train empty": "--train empty: is a folder without state.json",
+    "finetune --task classification --model model --train table.tsv --eval empty.tsv": "--eval empty.tsv, line 1: the",
+    "finetune --task classification --model empty --train table.tsv": "--model empty/config.json: no such file; a",
+    "finetune --task classification --model unwritten --train table.tsv": "--model unwritten: holds no",
+    "finetune --task classification --model model --train table.tsv --max-length 9999": (
+        "--max-length 9999 is more than the 128 positions of model; lower it"
+    ),
+    "finetune --task classification --model model --train table.tsv --out text.txt": "--out text.txt: is a file; give",
+    "finetune --task classification --model model --train table.tsv --out text.txt/run": (
+        "--out text.txt/run: cannot be created below a file"
+    ),
+    "finetune --task classification --model model --train table.tsv --out /proc/run": "--out /proc/run: cannot be writ",
+    "finetune --task multilabel --model model --train table.tsv --threshold 1.5": "--threshold 1.5 must be above 0 and",
+    "finetune --task multilabel --model model --train table.tsv --label-separator=": "--label-separator '': is empty; ",
+    "finetune --task regression --model model --train table.tsv --class-weights balanced": (
+        "--class-weights balanced changes nothing without --task classification, multilabel or tagging; leave it out"
+    ),
+    "finetune --resume --out nope": "--out nope: holds no run to resume, and --task is missing: classification, ",
     "finetune --task tagging --model model --train nope.conll": "--train nope.conll: no such file",
     "finetune --task span --model model --train nope#train": "--train nope#train: no such file",
     "finetune --task classification --model model --train nope.json#train": "--train nope.json: no such file",
@@ -64,45 +94,65 @@ MISTAKES = {
     "finetune --task classification --model model --train table.tsv --class-weights balance": (
         "--class-weights balance: must be balanced, or a .json file"
     ),
-    "finetune --model unfinished --task span --train table.tsv": "unfinished: is a run that has not written its model",
+    "finetune --model unfinished --task choice --train choice.jsonl": "--model unfinished: is a run that has not",
     "predict --model model": "--text is missing: a file with the examples",
     "predict --text table.tsv": "--model is missing: the folder of a fine-tuned model",
-    "predict --model nope --text table.tsv": HUB,
+    "predict --model nope --text table.tsv": f"--model {HUB}",
+    "predict --model model --text empty.tsv": "--text empty.tsv, line 1: the file has no words",
+    "predict --model empty --text table.tsv": "--model empty/config.json: no such file; a model folder holds",
+    "predict --model plain --text table.tsv": "plain: holds no fastbert_task.json, so name the task with --task",
+    "predict --model plain --task multilabel --text table.tsv --threshold 3": "--threshold 3 must be above 0 and below",
+    "predict --model model --text table.tsv --threshold 0.3": (
+        "--threshold 0.3: the model is for tagging, which has no such setting; leave it out"
+    ),
+    "predict --model model --task span --text table.tsv": "--task span: model was trained for tagging; leave --task",
+    "predict --model model --text words.conll --out /proc/out.jsonl": "--out /proc/out.jsonl: cannot be written",
     "predict --model model --text nope.tsv": "--text nope.tsv: no such file",
-    "predict --model model --text table.tsv --out nope/out.jsonl": "--out nope/out.jsonl: no such folder nope",
-    "predict --model model --text table.tsv --out table.tsv": "--out table.tsv: exists; replace it with --overwrite",
-    "predict --model model --text table.tsv --out out.docx": "out.docx: predictions of tagging are in .jsonl, ",
+    "predict --model model --text words.conll --out nope/out.jsonl": "--out nope/out.jsonl: no such folder nope",
+    "predict --model model --text words.conll --out table.tsv": "--out table.tsv: exists; replace it with --overwrite",
+    "predict --model model --text words.conll --out out.docx": "--out out.docx: predictions of tagging are in .jsonl, ",
     "predict --model model --text table.tsv --glue RTE": "--out is missing: with --glue the folder",
     "fill-mask --model model": "TEXT is missing: a sentence with a [MASK] in it",
     "fill-mask [MASK]": "--model is missing: the folder of a trained model",
-    "fill-mask [MASK] --model nope": "nope: no such folder; name one with",
+    "fill-mask [MASK] --model nope": "--model nope: no such folder; name one with",
     "evaluate --task tagging": "--gold is missing: the file with the correct answers",
     "evaluate --gold table.tsv --task span": "--predictions is missing: the file to score; or give a --model",
     "evaluate --gold table.tsv": "--task is missing: give a --model, or one of classification, ",
     "evaluate --gold nope --predictions table.tsv --task tagging": "--gold nope: no such file",
-    "evaluate --gold table.tsv --predictions nope --task tagging": "--predictions nope: no such file",
-    "evaluate --gold table.tsv --model nope": HUB,
+    "evaluate --gold words.conll --predictions nope --task tagging": "--predictions nope: no such file",
+    "evaluate --gold empty.tsv --model model": "--gold empty.tsv, line 1: the file has no words",
+    "evaluate --gold table.tsv --model plain": "plain: holds no fastbert_task.json, so name the task with --task",
+    "evaluate --gold table.tsv --model model --json /proc/a.json": "--json /proc/a.json: cannot be written to /proc",
+    "evaluate --gold table.tsv --model model --predictions table.tsv": "--model makes the predictions itself: leave",
+    "evaluate --glue run --gold table.tsv": "--glue averages results that exist: leave --task, --gold",
+    "evaluate --gold table.tsv --model nope": f"--model {HUB}",
     "evaluate --glue nope": "--glue nope: no such folder",
     "embed --model model --text text.txt": "--out is missing: the file to write, .npy, ",
-    "embed --model nope --text text.txt --out out.npy": HUB,
-    "embed --model model --text nope.txt --out out.npy": "nope.txt: no such file",
-    "embed --model model --text table.docx --out out.npy": "table.docx: must be a .txt, ",
-    "embed --model model --text text.txt --out out.docx": "out.docx: must end in .npy, .parquet, .jsonl",
-    "features --model nope --text text.txt --out out.npy": HUB,
-    "features --model model --text nope.txt --out out.npy": "nope.txt: no such file",
-    "features --model model --text text.txt --out out.docx": "out.docx: must end in .npy, .npz, ",
+    "embed --model nope --text text.txt --out out.npy": f"--model {HUB}",
+    "embed --model model --text empty.txt --out out.npy": "--text empty.txt: holds no text",
+    "embed --model model --text table.tsv --column a --out out.npy": "--text table.tsv: no column 'a' (columns: text, ",
+    "embed --model model --text text.txt --out /proc/out.npy": "--out /proc/out.npy: cannot be written to /proc",
+    "embed --model model --text nope.txt --out out.npy": "--text nope.txt: no such file",
+    "embed --model model --text table.docx --out out.npy": "--text table.docx: must be a .txt, ",
+    "embed --model model --text text.txt --out out.docx": "--out out.docx: must end in .npy, .parquet, .jsonl",
+    "features --model nope --text text.txt --out out.npy": f"--model {HUB}",
+    "features --model model --text nope.txt --out out.npy": "--text nope.txt: no such file",
+    "features --model model --text text.txt --out out.docx": "--out out.docx: must end in .npy, .npz, ",
     "features --model model --text text.txt --out out.npy --layers 1,x": "--layers 1,x: give a name, or numbers",
+    "features --model model --text text.txt --out out.npy --layers 99": "--layers 99: 99 is not a layer of the model",
+    "features --model model --text text.txt --out out.npy --layers a": "--layers a: must be embeddings,",
     "features --model model --table7 --out out": "--train is missing: sentences with tags",
     "features --model model --table7 --out out --train nope --eval nope": "--train nope: no such file",
     "verify --text text.txt": "MODEL is missing: the folder of a Hugging Face model",
-    "verify nope --text text.txt": HUB,
+    "verify nope --text text.txt": f"MODEL {HUB}",
     "verify model": "--text is missing: a file with one text per line",
     "verify model --text nope.txt": "--text nope.txt: no such file",
     "verify model --text text.txt --json nope/out.json": "--json nope/out.json: no such folder nope",
     "convert model": "--out is missing: the folder to write",
     "convert --out out": "SOURCE is missing: the folder of the model to convert",
-    "convert nope --out out": HUB,
-    "convert model --out out --base nope": HUB,
+    "convert nope --out out": f"SOURCE {HUB}",
+    "convert empty --out out": "SOURCE empty/config.json: no such file; a model folder holds a config.json",
+    "convert model --out out --base nope": f"--base {HUB}",
     "convert model --out out --tokenizer nope": "--tokenizer nope: no such file or folder",
     "convert model --out out --report nope/report.json": "--report nope/report.json: no such folder nope",
     "convert text.txt --manifest": "SOURCE text.txt: is not a folder; name one",
@@ -143,14 +193,25 @@ class Said(NamedTuple):
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     folder = tmp_path_factory.mktemp("mistakes")
     for name in ("text.txt", "table.tsv", "table.docx"):
-        (folder / name).write_text("text\tlabel\na day\tgood\n")
-    (folder / "clinc.json").write_text('{"train": [["a day", "good"]]}')
-    for name in ("model", "run", "run/model", "unfinished/checkpoints"):
+        (folder / name).write_text("text\tlabel\na day\tgood\na night\tbad\n")
+    (folder / "clinc.json").write_text('{"train": [["a day", "good"], ["a night", "bad"]]}')
+    (folder / "choice.jsonl").write_text('{"prompt": "A day", "choices": ["b", "c"], "label": 0}\n')
+    (folder / "words.conll").write_text("a\tA\nday\tB\n")
+    for name in ("empty.tsv", "empty.txt"):
+        (folder / name).touch()
+    (folder / "alike.tsv").write_text("sentence\tlabel\na day\tgood\n")
+    (folder / "header.tsv").write_text("sentence\tlabel\n")
+    (folder / "binary.tsv").write_bytes(bytes(range(256)) * 4)
+    for name in ("model", "plain", "unwritten", "empty", "run", "run/model", "unfinished/checkpoints"):
         (folder / name).mkdir(parents=True)
     for name in ("run", "unfinished"):
         (folder / name / "metrics.jsonl").write_text("{}\n")
-    (folder / "model" / "config.json").write_text("{}")
-    (folder / "model" / "fastbert_task.json").write_text(json.dumps({"task": "tagging"}))
+    for name in ("model", "plain", "unwritten"):
+        (folder / name / "config.json").write_text('{"num_hidden_layers": 2, "max_position_embeddings": 128}')
+    for name in ("model", "plain"):
+        (folder / name / "model.safetensors").touch()
+    task = {"format_version": 1, "task": "tagging", "labels": ["A", "B"], "settings": {}}
+    (folder / "model" / "fastbert_task.json").write_text(json.dumps(task))
     done = subprocess.run(
         [sys.executable, "-P", "-c", GUARD], cwd=folder, input=json.dumps([*MISTAKES]), capture_output=True, text=True
     )

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.io.text import plain_name
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, QuestionExample, confidences
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.readers.squad import read_squad
+from fastbert.tasks.readers.tables import TAGGED_KINDS
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.span.decode import find_answers
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from fastbert.tasks.reports.report import Baseline, Report
 
+OTHER_KINDS = (".tsv", ".csv", ".txt", *TAGGED_KINDS)  # of files without questions
 PADDING_LOGIT = -1e4  # of positions after a row's end
 NO_ANSWER = "null_score_difference"  # by how much the score of no answer exceeds the best answer's
 NO_ANSWER_PROBABILITY = "no_answer_probability"
@@ -64,6 +68,15 @@ class SpanAnswers(Task[QuestionExample]):
     can_have_no_answer = True
     least: ClassVar = {"stride": 0, "n_best": 1, "max_answer_length": 1}
     settings: SpanSettings
+
+    @classmethod
+    def check_suffix(cls, path: str) -> None:
+        """Raise `UserError` for a file whose name says that it holds no questions."""
+        if plain_name(path).endswith(OTHER_KINDS):
+            raise UserError(
+                f"{path}: span reads SQuAD's .json, and .jsonl and .parquet files of questions; name one, or another"
+                " --task"
+            )
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
         return read_squad(path, labelled=labelled, report=self.report_unusable, skip_bad=self.settings.skip_bad)
