@@ -1,4 +1,4 @@
-"""`fastbert plot`: plot pre-training runs for comparison."""
+"""`fastbert plot`: plot runs for comparison."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ SUFFIXES = (".png", ".pdf", ".svg")
 EXAMPLES = (
     "fastbert plot --runs runs/mine --out mine.png",
     "fastbert plot --runs runs/mini runs/small --x seconds --out sizes.svg",
+    "fastbert plot --runs runs/sst2-bert runs/sst2-mini --out sst2.png",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Plot the loss and accuracy of one or more pre-training runs."""
+    """Plot the loss and the accuracy or main metric of one or more runs, of pre-training or of fine-tuning, with their
+    baselines."""
 
     runs: tuple[Path, ...] = required("the folders of the runs to plot", default=())
-    """Folders of runs (or metrics.jsonl files)."""
+    """Folders of runs (or metrics.jsonl files), of one kind."""
     out: Path = Path("loss.png")
     """Image file to write: .png, .pdf or .svg."""
     x: Literal["step", "tokens", "seconds"] = "step"

@@ -52,10 +52,14 @@ def finetuning(folder: Path, scores: list[list[float | None]], **files: dict[str
     lines: list[dict[str, Any]] = []
     for seed, of_trial in enumerate(scores):
         trial = {"lr": 1e-5, "batch_size": 8, "epochs": 1, "seed": seed}
-        lines += [{**trial, "step": step, "split": "train", "loss": 1.0 / step} for step in (1, 10, 20)]
+        lines += [
+            {**trial, "step": step, "tokens": 10 * step, "split": "train", "loss": 1.0 / step} for step in (1, 10, 20)
+        ]
         for index, score in enumerate(of_trial):
             value = {} if score is None else {"accuracy": score}
-            lines.append({**trial, "step": 10 + 10 * index, "split": "validation", "scores": {FILE: value}})
+            step = 10 + 10 * index
+            line = {**trial, "step": step, "tokens": 10 * step, "split": "validation", "scores": {FILE: value}}
+            lines.append(line)
     return write(folder, lines, **files)
 
 
@@ -74,6 +78,12 @@ def test_word_frequencies_come_from_finished_runs(tmp_path: Path, drawn: list[An
     assert "word frequencies alone (6.86)" in labels(drawn[-1])
     plot.plot_runs([one], tmp_path / "plot.png", unigram=5.0)
     assert "word frequencies alone (5)" in labels(drawn[-1])
+    assert not [label for label in labels(drawn[-1]) if "most frequent" in label]
+    (one / "config.json").write_text(json.dumps({"finished": {"most_frequent_share": 0.052}}))
+    plot.plot_runs([one], tmp_path / "plot.png")
+    assert "most frequent word alone (0.052)" in labels(drawn[-1])
+    plot.plot_runs([one], tmp_path / "plot.png", most_frequent=0.04)
+    assert "most frequent word alone (0.04)" in labels(drawn[-1])
 
 
 @pytest.mark.parametrize("unigram", [None, "much", float("nan")])
@@ -132,6 +142,11 @@ def test_trials_have_their_baselines(tmp_path: Path, drawn: list[Any]) -> None:
     assert labels(drawn[-1]) == ["seed 0", "seed 1", "majority (0)", "odd (1)", "undefined so far"]
     plot.plot_trials(finetuning(run, [[0.6, 0.7]], results={"baselines": [1]}), "accuracy")
     assert labels(drawn[-1]) == []
+    plot.plot_trials(finetuning(run, [[0.6, 0.7]], results={"constant_loss": 0.69}), "accuracy", {"chance": 0.5})
+    assert labels(drawn[-1]) == ["loss of a constant output (0.69)", "chance (0.5)"]
+    loss, score = drawn[-1].axes
+    assert loss.get_xlim() == score.get_xlim()
+    assert loss.get_lines()[-1].get_linestyle() != score.get_lines()[-1].get_linestyle()
 
 
 def test_without_evaluations_there_is_one_panel(tmp_path: Path, drawn: list[Any]) -> None:
@@ -139,8 +154,34 @@ def test_without_evaluations_there_is_one_panel(tmp_path: Path, drawn: list[Any]
     assert len(drawn[-1].axes) == 1
 
 
-def test_runs_of_fine_tuning_have_a_plot_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_fine_tuning_are_compared(tmp_path: Path, drawn: list[Any]) -> None:
+    results = [{"metric": "accuracy", "baselines": BASELINES, "constant_loss": loss} for loss in (0.7, 0.7, None)]
+    scores = ([[0.6, 0.7], [0.5, 0.8]], [[0.6, 0.9]], [[]])
+    runs = [finetuning(tmp_path / n, x, results=r) for n, x, r in zip("abc", scores, results, strict=True)]
+    plot.plot_runs(runs, tmp_path / "plot.png", x_axis="tokens")
+    loss, score = drawn[-1].axes
+    assert labels(drawn[-1]) == ["a", "b", "c", "loss of a constant output (0.7)", "majority (0.61)", "chance (0.5)"]
+    curves = [line for line in score.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() != "None"]
+    assert [(line.get_color(), list(line.get_ydata())) for line in curves] == [
+        (figures.BLUE, [0.6, 0.7]),
+        (figures.BLUE, [0.5, 0.8]),
+        (figures.ORANGE, [0.6, 0.9]),
+    ]
+    assert list(curves[0].get_xdata()) == [100, 200]
+    assert loss.get_xlim() == score.get_xlim()
+    plot.plot_runs([runs[2], runs[0] / "metrics.jsonl"], tmp_path / "plot.png")
+    assert score.get_title() == drawn[-1].axes[1].get_title() == f"accuracy on {FILE}"
+    plot.plot_runs(runs[2:], tmp_path / "plot.png")
+    assert len(drawn[-1].axes) == 1
+
+
+def test_runs_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
+    runs = [finetuning(tmp_path / name, [[0.6]], results={"metric": name}) for name in ("accuracy", "f1")]
+    with pytest.raises(UserError, match=r"accuracy: its metric is accuracy, and that of .*f1 f1; plot"):
+        plot.plot_runs(runs, tmp_path / "out.png")
+    with pytest.raises(UserError, match=r"accuracy: is a run of fine-tuning, and .*pre is not; plot them separately"):
+        plot.plot_runs([pretraining(tmp_path / "pre"), runs[0]], tmp_path / "out.png")
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UserError, match=r"is a run of fine-tuning, whose curves are in .*loss\.png"):
+    with pytest.raises(UserError, match="no metrics to plot"):
         plot.plot_runs([tmp_path], tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
