@@ -23,10 +23,12 @@ COLUMNS = (
 
 
 def show(table: Sequence[Row], console: Any = None) -> None:
-    """Print a table per workload, with notes on outputs that are wrong and on threads."""
+    """Print a table per workload, with notes on outputs that are wrong and on threads: each note once, below the first
+    table that refers to it."""
     console = console_of(console)
+    notes = Notes()
     for workload in dict.fromkeys(row.workload for row in table):
-        notes, rows = Notes(), []
+        rows, printed = [], len(notes.texts)
         for row in table:
             if row.workload != workload:
                 continue
@@ -46,7 +48,8 @@ def show(table: Sequence[Row], console: Any = None) -> None:
         console.print(workload, style="bold", markup=False)
         measured = [index for index, column in enumerate(COLUMNS) if column.name != "MB/s" or rows[0][0][index] != "-"]
         columns = [COLUMNS[index] for index in measured]
-        print_table(console, columns, [([cells[i] for i in measured], style) for cells, style in rows], notes.lines())
+        selected = [([cells[i] for i in measured], style) for cells, style in rows]
+        print_table(console, columns, selected, notes.lines()[printed:])
         console.print()
 
 

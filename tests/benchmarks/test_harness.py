@@ -173,7 +173,10 @@ def test_tables_fit_their_width_and_say_what_they_leave_out(width: int | None) -
     assert "123,457" in printed
     assert "tokens/s" in printed
     assert "e+" not in printed
-    assert "[1] used 1.9" in printed
+    # Each note once, below the first table that refers to it.
+    assert printed.count("ids differ in 6") == printed.count("used 1.9") == 1
+    assert printed.index("[1] ids differ") < printed.index("texts, warm") < printed.index("[2] used 1.9")
+    assert "WRONG [1]" in printed
     assert ("left out here" in printed) == (width in (60, 80))
     assert ("p20-p80" in printed.split("left out here")[0]) == (width != 60)
 
