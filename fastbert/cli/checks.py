@@ -104,6 +104,15 @@ def check_new_folder(flag: str, path: Path | None, *, parents: bool = False) -> 
     check_writable(path / "x" if path.is_dir() else path, flag)
 
 
+def check_no_run(out: Path, *results: str) -> None:
+    """Raise `UserError` for a folder with checkpoints or results of a run, which a new run does not replace unasked.
+
+    Whatever else there may be is examined when the run begins (see `run_folder.open_folder`).
+    """
+    if any((out / name).exists() for name in results) or next((out / "checkpoints").glob("step-*"), None) is not None:
+        raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
+
+
 def check_corpus(config: CorpusFlags) -> None:
     """Raise `UserError` for a corpus that does not exist, or holds no text as far as its size tells."""
     with named("--corpus:"):

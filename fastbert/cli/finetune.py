@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastbert.cli.checks import check_examples, check_file, check_model, check_new_folder
+from fastbert.cli.checks import check_examples, check_file, check_model, check_new_folder, check_no_run
 from fastbert.cli.training_view import shown
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig as Config
@@ -36,6 +36,8 @@ def check(config: Config) -> None:
         except UserError as error:
             raise UserError(f"--out {config.out}: holds no run to resume, and {error}") from None
     check_new_folder("--out", config.out, parents=True)
+    if not config.overwrite:
+        check_no_run(config.out, "results.json", "model")
     config.check_of_use()
     task = None if config.task is None else make_task(config.task, config.task_settings())
     check_examples("--train", config.train, config.task, None if task is None else partial(_learn, task))
@@ -74,7 +76,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
     points = {(trial.trial.lr, trial.trial.batch_size, trial.trial.epochs) for trial in result.trials}
     if len(points) > 1 and result.scores:
         best = settings([trial for trial in result.trials if point_of(trial.trial) == point_of(result.best)])
-        lines.append(f"best of the grid: lr {best['lr']:g}, batch {best['batch_size']}, {best['epochs']:g} epochs")
+        epochs = f"{best['epochs']:g} epoch{'s' * (best['epochs'] != 1)}"
+        lines.append(f"best of the grid: lr {best['lr']:g}, batch {best['batch_size']}, {epochs}")
     trial = f" ({result.best_trial})" if len(result.trials) > 1 else ""
     lines.append(f"model:   {result.model}{trial}")
     if result.scores:

@@ -12,6 +12,7 @@ from fastbert.cli.checks import (
     check_folder,
     check_model,
     check_new_folder,
+    check_no_run,
     named,
 )
 from fastbert.cli.training_view import shown
@@ -32,6 +33,8 @@ def check(config: Config) -> None:
     if config.resume and (config.out / "config.json").exists():
         return  # a run that has its vocabulary and shards needs no corpus; any other checks its inputs itself
     check_new_folder("--out", config.out, parents=True)
+    if not config.overwrite and (config.out / "config.json").exists():
+        check_no_run(config.out, "model")
     if config.corpus:
         check_corpus(config)
     if config.model.endswith(".json"):

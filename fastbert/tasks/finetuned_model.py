@@ -149,7 +149,9 @@ def changed_settings(kind: type[Task[Any]], overrides: Mapping[str, Any]) -> dic
     unknown = changed.keys() - {field.name for field in fields(kind.settings_type)}
     if unknown:
         name = min(unknown)
-        raise UserError(f"{flag(name)} {changed[name]}: the model is for {kind.name}, which has no such setting; leave it out")
+        raise UserError(
+            f"{flag(name)} {changed[name]}: the model is for {kind.name}, which has no such setting; leave it out"
+        )
     return changed
 
 

@@ -84,7 +84,7 @@ class _Training:
     """Passes over the corpus, also a fraction of one (default: as many as make 6 million tokens, 1 to 40, unless
     --steps or --hours is given)."""
     steps: int | None = None
-    """Optimiser steps, instead of --epochs."""
+    """Optimiser steps; with --epochs, whichever ends first."""
     hours: float | None = None
     """Training time in hours; the schedule follows the clock. With --steps or --epochs, whichever ends first."""
     batch_size: int | None = None
@@ -173,8 +173,6 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError(
                 "--resume and --overwrite exclude each other: the first continues the run, the second replaces it"
             )
-        if self.steps is not None and self.epochs is not None:
-            raise UserError("--steps and --epochs exclude each other; leave one out")
         if self.student_layers is not None and self.teacher is None:
             raise UserError("--student-layers takes layers of a --teacher; name its folder")
         if self.student_layers is not None and self.init is not None:
@@ -193,12 +191,10 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             )
 
     def resumed_from(self, saved: Self) -> Self:
-        """Return the configuration to continue `saved` with; --steps takes the place of its --epochs, and the
+        """Return the configuration to continue `saved` with; --steps alone takes the place of its --epochs, and the
         reverse."""
-        if self.steps is not None:
-            saved = replace(saved, epochs=None)
-        elif self.epochs is not None:
-            saved = replace(saved, steps=None)
+        if self.steps is not None or self.epochs is not None:
+            saved = replace(saved, steps=None, epochs=None)
         return super().resumed_from(saved)
 
 
@@ -222,9 +218,11 @@ def described(config: PretrainConfig, budget: Budget, samples_per_epoch: int) ->
     lengths = []
     if budget.seconds is not None:
         long = budget.seconds >= 3600
-        lengths.append(f"{budget.seconds / 3600:.4g} hours" if long else f"{budget.seconds / 60:.3g} minutes")
+        value, unit = (f"{budget.seconds / 3600:.4g}", "hour") if long else (f"{budget.seconds / 60:.3g}", "minute")
+        lengths.append(f"{value} {unit}{'s' * (value != '1')}")
     if budget.steps is not None:
-        epochs = budget.steps * config.batch_size / samples_per_epoch
-        lengths.append(f"{budget.steps:,} steps ({epochs:.3g} epochs)")
+        epochs = f"{budget.steps * config.batch_size / samples_per_epoch:.3g}"
+        steps = f"{budget.steps:,} step{'s' * (budget.steps != 1)}"
+        lengths.append(f"{steps} ({epochs} epoch{'s' * (epochs != '1')})")
     dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
     return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"

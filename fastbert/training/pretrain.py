@@ -386,8 +386,8 @@ def _tokens(data: PretrainingData) -> float:
 def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:
     """Return the length of the run: by --steps, --epochs and --hours, else by the size of the corpus."""
     assert config.batch_size is not None
-    steps = config.steps
-    if steps is None and (config.epochs is not None or config.hours is None):
+    limits = [] if config.steps is None else [config.steps]
+    if config.epochs is not None or (config.steps is None and config.hours is None):
         epochs = config.epochs or defaults.epochs(_tokens(data))
-        steps = math.ceil(data.samples_per_epoch(0) * epochs / config.batch_size)
-    return Budget(steps=steps, seconds=None if config.hours is None else config.hours * 3600)
+        limits.append(math.ceil(data.samples_per_epoch(0) * epochs / config.batch_size))
+    return Budget(steps=min(limits, default=None), seconds=None if config.hours is None else config.hours * 3600)

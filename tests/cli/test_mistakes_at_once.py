@@ -84,6 +84,8 @@ MISTAKES = {
     "finetune --task regression --model model --train table.tsv --class-weights balanced": (
         "--class-weights balanced changes nothing without --task classification, multilabel or tagging; leave it out"
     ),
+    "finetune --task classification --model model --train table.tsv --out done": "--out done: already holds a run;",
+    "pretrain --corpus text.txt --out done": "--out done: already holds a run; continue it with --resume or replace it",
     "finetune --resume --out nope": "--out nope: holds no run to resume, and --task is missing: classification, ",
     "finetune --task tagging --model model --train nope.conll": "--train nope.conll: no such file",
     "finetune --task span --model model --train nope#train": "--train nope#train: no such file",
@@ -202,10 +204,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     (folder / "alike.tsv").write_text("sentence\tlabel\na day\tgood\n")
     (folder / "header.tsv").write_text("sentence\tlabel\n")
     (folder / "binary.tsv").write_bytes(bytes(range(256)) * 4)
-    for name in ("model", "plain", "unwritten", "empty", "run", "run/model", "unfinished/checkpoints"):
+    folders = ("model", "plain", "unwritten", "empty", "run/model", "done/checkpoints/step-00000001")
+    for name in (*folders, "unfinished/checkpoints"):
         (folder / name).mkdir(parents=True)
     for name in ("run", "unfinished"):
         (folder / name / "metrics.jsonl").write_text("{}\n")
+    (folder / "done" / "config.json").write_text("{}")
     for name in ("model", "plain", "unwritten"):
         (folder / name / "config.json").write_text('{"num_hidden_layers": 2, "max_position_embeddings": 128}')
     for name in ("model", "plain"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fastbert.config import PRESETS
 from fastbert.data.corpus import Corpus
-from fastbert.errors import UserError
 from fastbert.training import defaults
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import Metrics
@@ -60,15 +61,26 @@ def test_the_text_of_compressed_files_is_larger_than_they_are(tmp_path: Path) ->
     assert (corpus.total_bytes, corpus.text_bytes) == (5000 + packed, 5000 + 4 * packed)
 
 
-def test_steps_and_epochs_take_the_place_of_each_other_on_resume() -> None:
-    with pytest.raises(UserError, match="--steps and --epochs exclude each other"):
-        PretrainConfig(steps=1, epochs=1.0)
+def test_steps_or_epochs_take_the_place_of_the_other_on_resume() -> None:
     by_epochs = PretrainConfig(epochs=2.0)
     continued = PretrainConfig(steps=10, resume=True).resumed_from(by_epochs)
     assert (continued.steps, continued.epochs) == (10, None)
     back = PretrainConfig(epochs=3.0, resume=True).resumed_from(continued)
     assert (back.steps, back.epochs) == (None, 3.0)
     assert PretrainConfig(resume=True).resumed_from(by_epochs).epochs == 2.0
+    both = PretrainConfig(steps=5, epochs=4.0, resume=True).resumed_from(continued)
+    assert (both.steps, both.epochs) == (5, 4.0)
+    assert PretrainConfig(resume=True).resumed_from(both).epochs == 4.0
+
+
+@pytest.mark.parametrize(("flags", "steps"), [((7, 1.0), 7), ((99, 1.0), 25), ((None, 0.5), 13), ((60, None), 60)])
+def test_a_run_ends_with_its_steps_or_its_epochs_whichever_is_first(
+    flags: tuple[int | None, float | None], steps: int
+) -> None:
+    from fastbert.training.pretrain import _budget
+
+    data: Any = SimpleNamespace(samples_per_epoch=lambda epoch: 100)
+    assert _budget(PretrainConfig(steps=flags[0], epochs=flags[1], batch_size=4), data).steps == steps
 
 
 def _history(*losses: float, train: float | None = None) -> list[Metrics]:
