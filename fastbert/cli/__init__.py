@@ -176,10 +176,17 @@ def _dispatch(words: list[str], common: _Common) -> int:
             raise
         print(short_usage(kind, command, examples), file=sys.stderr)
         return WRONG_INPUT
-    if hasattr(module, "check"):
-        module.check(config)
-    _log(common, command, config)
-    return int(module.run(config, quiet=common.quiet) or 0)
+    try:
+        if hasattr(module, "check"):
+            module.check(config)
+        _log(common, command, config)
+        return int(module.run(config, quiet=common.quiet) or 0)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from fastbert.cli.os_errors import describe
+
+        raise UserError(describe(error, config)) from error
 
 
 def _log(common: _Common, command: str, config: Any) -> None:
