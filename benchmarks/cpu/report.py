@@ -28,15 +28,18 @@ COLUMNS = (
 
 
 def show(result: Result, console: Any = None) -> None:
-    """Print one table per workload, the fastest first, with the contenders that were not measured."""
+    """Print one table per workload, the fastest first, then the contenders that were not measured."""
     console = console_of(console)
+    notes = Notes()
     for workload in _workloads(result):
         rows = sorted((row for row in result.rows if row.workload == workload), key=lambda row: row.median_ms)
         console.print(_heading(workload, rows), style="bold", markup=False)
-        notes = Notes()
+        printed = len(notes.texts)
         cells = [_cells(row, notes) for row in rows]
-        print_table(console, COLUMNS, cells, [*notes.lines(), *_absent(result, workload)])
+        print_table(console, COLUMNS, cells, notes.lines()[printed:])
         console.print()
+    for line in _absent(result, _workloads(result)):
+        console.print(line, markup=False)
 
 
 def _workloads(result: Result) -> list[str]:
@@ -84,10 +87,17 @@ def notes_of(row: Row) -> list[str]:
     return notes + ([str(row.details["note"])] if "note" in row.details else [])
 
 
-def _absent(result: Result, workload: str) -> list[str]:
-    """Return a line per contender that was not measured."""
-    absent = [contender for contender in result.absent if contender.workload == workload]
-    return [f"{contender.contender}: not measured: {contender.reason}" for contender in absent]
+def _absent(result: Result, workloads: Sequence[str]) -> list[str]:
+    """Return a line per contender that was not measured and reason, with its workloads unless these are all."""
+    missing: dict[tuple[str, str], list[str]] = {}
+    for absent in result.absent:
+        if absent.workload in workloads:
+            missing.setdefault((absent.contender, absent.reason), []).append(absent.workload)
+    lines = []
+    for (contender, reason), names in missing.items():
+        where = "" if len(names) == len(workloads) else f" ({', '.join(names)})"
+        lines.append(f"{contender}{where}: not measured: {reason}")
+    return lines
 
 
 def record_rows(result: Result) -> list[dict[str, Any]]:
@@ -129,7 +139,7 @@ def chart(path: Path, result: Result, *, title: str) -> list[Path]:
 
 def note_absent(result: Result, workloads: Sequence[str], notes: Notes) -> None:
     """Add the contenders that were not measured to a chart's notes, as the table lists them."""
-    notes.mark([f"{workload}: {line}" for workload in workloads for line in _absent(result, workload)])
+    notes.add(_absent(result, workloads))
 
 
 def panel(axis: Any, rows: Sequence[Row], notes: Notes) -> None:

@@ -17,10 +17,11 @@ class Column(NamedTuple):
 
 
 class Notes:
-    """Notes below a table or a chart, numbered in their order, each text once."""
+    """Notes below a table or a chart, each text once: those that rows refer to numbered in their order, then others."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.others: list[str] = []
 
     def mark(self, texts: Sequence[str]) -> str:
         """Add notes; return their numbers as they are shown behind a row: "[1, 2]", or nothing."""
@@ -28,9 +29,13 @@ class Notes:
         numbers = sorted(self.texts.index(text) + 1 for text in set(texts))
         return f"[{', '.join(map(str, numbers))}]" if numbers else ""
 
+    def add(self, texts: Sequence[str]) -> None:
+        """Add notes that no row refers to."""
+        self.others += [text for text in dict.fromkeys(texts) if text not in self.others]
+
     def lines(self) -> list[str]:
-        """Return the notes with their numbers."""
-        return [f"[{number}] {text}" for number, text in enumerate(self.texts, start=1)]
+        """Return the notes, those that rows refer to with their numbers."""
+        return [*(f"[{number}] {text}" for number, text in enumerate(self.texts, start=1)), *self.others]
 
 
 def console_of(console: Any = None) -> Any:

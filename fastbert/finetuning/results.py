@@ -114,9 +114,11 @@ def write(
     planned: int,
     baselines: Mapping[str, Mapping[str, Mapping[str, float]]],
     linear_baseline: str | None = None,
+    constant_loss: float | None = None,
 ) -> None:
     """Write results.json: the best point, each point of the grid, each trial, and the baselines: file -> baseline ->
-    metric -> score; `linear_baseline` describes the linear one in words."""
+    metric -> score; `linear_baseline` describes the linear one in words; `constant_loss` is the training loss of
+    predicting the labels' frequencies alone."""
     best, kept = best_point(results), best_trial(results)
     points: dict[Any, list[TrialResult]] = {}
     for result in results:
@@ -136,6 +138,8 @@ def write(
     }
     if linear_baseline is not None:
         values["linear_baseline"] = linear_baseline
+    if constant_loss is not None:
+        values["constant_loss"] = round(constant_loss, 6)
     write_atomic(folder / FILE, json.dumps(sealed(values), indent=2) + "\n")
 
 

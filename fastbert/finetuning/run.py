@@ -235,6 +235,7 @@ class _Run:
         finished = {result.trial for result in done}
         under_way = self._under_way() if config.resume else None
         linear = self._linear_baseline() if config.baseline else None
+        constant_loss = self.task.constant_loss(self.rows) if self.teacher is None else None
         log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
@@ -249,7 +250,16 @@ class _Run:
                     self._keep(done[-1])
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
                 description = None if linear is None else linear.description
-                results.write(out, self.task.name, self.task.main_metric, done, len(trials), baselines, description)
+                results.write(
+                    out,
+                    self.task.name,
+                    self.task.main_metric,
+                    done,
+                    len(trials),
+                    baselines,
+                    linear_baseline=description,
+                    constant_loss=constant_loss,
+                )
                 if is_best:  # the trial is recorded: a full disk, or an error in a report, does not lose it
                     self._describe(done[-1])
         if not is_described(out, file_names(config)):

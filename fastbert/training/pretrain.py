@@ -146,6 +146,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     reporter.on_message(described(config, budget, data["train"].samples_per_epoch(0)))
     masked = trainer.data.validation_labels(trainer.validation_samples(), len(counts))
     unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
+    most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     try:
         with kernels_of_run(config.out, device, reporter.on_message):
@@ -153,9 +154,9 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
         with contextlib.suppress(OSError, UserError):
-            plot_runs([config.out], loss_curve, unigram=unigram)
+            plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
         raise
-    plot_runs([config.out], loss_curve, unigram=unigram)
+    plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
     model.config = bert  # with its own dropout, for fine-tuning
     with atomic_folder(config.out / "model") as folder:
@@ -166,7 +167,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     run.finished = {
         "validation": asdict(validation),
         "unigram_cross_entropy": unigram,
-        "most_frequent_share": float(masked[counts.argmax()] / max(masked.sum(), 1)),
+        "most_frequent_share": most_frequent,
     }
     run.write()
     return _result(run, validation, unigram, bert.hidden_size)
