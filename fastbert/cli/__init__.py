@@ -160,8 +160,8 @@ def _dispatch(words: list[str], common: _Common) -> int:
     examples = getattr(module, "EXAMPLES", ())
     if hasattr(module, "SUBCOMMANDS"):
         if not flags or flags[0] in HELP:
-            print(module.overview())
-            return 0
+            print(module.overview(), file=sys.stdout if flags else sys.stderr)
+            return 0 if flags else WRONG_INPUT  # as any command without arguments
         what, *flags = flags
         kind, command = module.subcommand(what), f"{command} {what}"
         examples = module.EXAMPLES[what]

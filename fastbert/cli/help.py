@@ -35,26 +35,40 @@ def show_help(config: type[Any], command: str, examples: Sequence[str], words: S
         console.print(text)
 
 
-def usage(config: type[Any], command: str) -> str:
-    """Return a command's usage line, with what is required."""
+def usages(config: type[Any], command: str) -> list[str]:
+    """Return a command's usage, with what is required: a line for the flags that are required by themselves, and one
+    for each flag that takes the place of some of them."""
     listed = flags_of(config)
-    needed = [flag for flag in listed if flag.required is not None and flag.required.when is None]
-    words = [flag.short_metavar or flag.name for flag in needed if flag.positional]
-    words += [f"{flag.name} {flag.short_metavar}" for flag in needed if not flag.positional]
-    more = ["[FLAGS]"] if len(listed) > len(needed) else []
-    return " ".join(["usage: fastbert", command, *words, *more])
+    rules = {flag.field: flag.required for flag in listed if flag.required is not None}
+    # --resume takes the flags of its run.
+    others = dict.fromkeys(name for rule in rules.values() for name in rule.unless if name != "resume")
+    lines = []
+    for other in (None, *others):
+        needed = [name for name, rule in rules.items() if rule.when in (None, other) and other not in rule.unless]
+        flags = [flag for flag in listed if flag.field in needed or flag.field == other]
+        words = [flag.short_metavar or flag.name for flag in flags if flag.positional]
+        words += [f"{flag.name} {flag.short_metavar}".rstrip() for flag in flags if not flag.positional]
+        more = ["[FLAGS]"] if len(listed) > len(flags) else []
+        lines.append(" ".join(["fastbert", command, *words, *more]))
+    return lines
+
+
+def _usage(config: type[Any], command: str, width: int) -> Iterator[str]:
+    """Yield the lines of a command's usage."""
+    for number, line in enumerate(usages(config, command)):
+        yield from _folded(f"usage: {line}" if number == 0 else f"{'':7}{line}", width)
 
 
 def short_usage(config: type[Any], command: str, examples: Sequence[str]) -> str:
     """Return the shortest useful call of a command, for one without arguments."""
-    lines = [*_folded(usage(config, command), WIDEST), *(f"example: {line}" for line in examples[:1])]
+    lines = [*_usage(config, command, WIDEST), *(f"example: {line}" for line in examples[:1])]
     return "\n".join([*lines, f"`fastbert {command} --help` shows the flags"])
 
 
 def _lines(
     config: type[Any], command: str, examples: Sequence[str], shown: Sequence[Flag], hidden: int, width: int
 ) -> Iterator[str]:
-    yield from _folded(usage(config, command), width)
+    yield from _usage(config, command, width)
     yield ""
     yield from textwrap.wrap(" ".join((config.__doc__ or "").split()), width, break_on_hyphens=False)
     for title, group in groupby(shown, key=lambda flag: flag.group):
@@ -108,7 +122,7 @@ def _asked(flag: Flag, words: Sequence[str]) -> bool:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    return textwrap.wrap(line, width, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False)
+    return textwrap.wrap(line, width, subsequent_indent=" " * 11, break_on_hyphens=False, break_long_words=False)
 
 
 def _command_lines(command: str, width: int) -> Iterator[str]:

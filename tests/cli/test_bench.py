@@ -26,15 +26,20 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("words", [["bench"], ["bench", "--help"], ["bench", "-h"], ["help", "bench"]])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["bench"], 2), (["bench", "--help"], 0), (["bench", "-h"], 0), (["help", "bench"], 0)],
+    ids=["bare", "help", "h", "help-first"],
+)
 def test_alone_it_lists_the_workloads_and_the_shortest_useful_call(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(words) == 0
-    printed = capsys.readouterr().out
+    assert cli.main(words) == code
+    captured = capsys.readouterr()
+    printed = captured.err if code else captured.out
     assert [name for name in SUBCOMMANDS if f"\n  {name} " not in printed] == []
     assert "fastbert bench tokenizer --quick" in printed
-    assert max(map(len, printed.splitlines())) <= 120
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -53,6 +58,9 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     assert ("--folder" in printed) == (what == "embed")
     assert "--module" not in printed.lower()
     assert "None" not in printed
+    assert "\nFlags:" not in printed
+    titles = [line for line in printed.splitlines() if line in ("Measurement:", "Output:", "Machine:")]
+    assert titles == ["Measurement:", "Output:", "Machine:"]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
     assert printed_lines.err.splitlines() == [
         "warning: g.csv: all predictions are 'x', the class of 50.0 % of the examples;",
         "  train for more steps, or with a different --lr",
+        "fastbert evaluate: --report FOLDER writes scores per class, confusions and errors",
     ]
     assert evaluate(*flags) == 2
     error = capsys.readouterr().err
