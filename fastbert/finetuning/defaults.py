@@ -12,16 +12,16 @@ import math
 from dataclasses import replace
 
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.tasks.base import Task
 from fastbert.tasks.registry import task_class
 
 WIDTH, LR = 768, 5e-5
 HEAD_LR = 10.0  # of a head alone (--frozen), as a multiple of the whole model's
 ADAPTER_LR = 4.0  # of LoRA's adapters, likewise
-BATCH = 32
 SMALL_SETS = {500: 8, 2_000: 16}  # examples below which batches are smaller
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 LONG_EPOCH = 2_000  # optimiser steps of an epoch from which two are enough
-STEPS, STEPS_PER_CLASS = 1_000, 10  # optimiser steps that a set is repeated for
+STEPS_PER_CLASS = 10  # optimiser steps that a set is repeated for, beside those of its task
 
 
 def learning_rate(hidden_size: int) -> float:
@@ -30,17 +30,18 @@ def learning_rate(hidden_size: int) -> float:
     return float(f"{LR * WIDTH / hidden_size:.1e}")
 
 
-def batch_size(examples: int) -> int:
-    """Return the examples per step for a training set of this size: 32, fewer for a set of less than 2,000."""
-    return next((size for limit, size in SMALL_SETS.items() if examples < limit), BATCH)
+def batch_size(examples: int, usual: int) -> int:
+    """Return the examples per step for a training set of this size: the task's `usual` number, fewer for a set of less
+    than 2,000."""
+    return min(next((size for limit, size in SMALL_SETS.items() if examples < limit), usual), usual)
 
 
-def epochs(examples: int, batch: int, classes: int) -> int:
-    """Return the number of epochs: as many as make 1,000 steps, and 10 more per class; from 3 to 20, or 2 of a set with
-    2,000 steps per epoch."""
+def epochs(examples: int, batch: int, classes: int, steps: int) -> int:
+    """Return the number of epochs: as many as make the task's `steps`, and 10 more per class; from 3 to 20, or 2 of a
+    set with 2,000 steps per epoch."""
     per_epoch = math.ceil(examples / batch)
     least = LEAST_EPOCHS if per_epoch < LONG_EPOCH else LEAST_EPOCHS - 1
-    return min(max(math.ceil((STEPS + STEPS_PER_CLASS * classes) / per_epoch), least), MOST_EPOCHS)
+    return min(max(math.ceil((steps + STEPS_PER_CLASS * classes) / per_epoch), least), MOST_EPOCHS)
 
 
 def with_dropout(config: FinetuneConfig) -> FinetuneConfig:
@@ -55,13 +56,14 @@ def resolved(config: FinetuneConfig, *, examples: int, classes: int, hidden_size
     """Return the configuration with the learning rate, batch size and epochs that the flags leave open."""
     if config.grid:
         return config
-    lr, batches = config.lr, config.batch_size or (batch_size(examples),)
+    task = Task if config.task is None else task_class(config.task)
+    lr, batches = config.lr, config.batch_size or (batch_size(examples, task.default_batch_size),)
     if not lr:
         factor = HEAD_LR if config.frozen else ADAPTER_LR if config.lora is not None else 1.0
         lr = (float(f"{learning_rate(hidden_size) * factor:.1e}"),)
     lengths = config.epochs
     if not lengths and config.steps is None:
-        lengths = (float(epochs(examples, batches[0], classes)),)
+        lengths = (float(epochs(examples, batches[0], classes, task.default_steps)),)
     elif not lengths and config.steps is not None:
         # So many that --steps ends the trials of each batch size.
         lengths = (round(config.steps / min(math.ceil(examples / batch) for batch in batches), 6),)

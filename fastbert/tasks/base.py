@@ -58,6 +58,10 @@ class Task(ABC, Generic[E]):
     """Settings that have a least value."""
     default_length: ClassVar[int] = 128
     """Tokens per row, unless --max-length sets them."""
+    default_batch_size: ClassVar[int] = 32
+    """Examples per optimiser step, unless --batch-size sets them or the training set is small."""
+    default_steps: ClassVar[int] = 1_000
+    """Optimiser steps that a training set is repeated for, unless --epochs or --steps sets them."""
     default_dropout: ClassVar[float | None] = None
     """Dropout probability of training, unless --dropout sets it; None stands for that of the model's config."""
     can_have_no_answer: ClassVar[bool] = False

@@ -309,8 +309,8 @@ class Regression(TextTask):
     )
     regression = True
     # Dropout changes the spread of a sum's terms between training and scoring, which a class survives and a number does
-    # not: with it STS-B ends up to a point of correlation lower (docs/finetuning.md).
-    default_dropout = 0.0
+    # not. Numbers take more and smaller steps than classes (benchmarks/results/finetuning-defaults).
+    default_dropout, default_batch_size, default_steps = 0.0, 16, 2_000
 
     @classmethod
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ import pytest
 
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig, Trial
-from fastbert.finetuning.defaults import resolved
+from fastbert.finetuning.defaults import resolved, with_dropout
 from fastbert.finetuning.order import steps_of
 
 
@@ -30,6 +30,15 @@ def test_open_hyper_parameters_follow_from_model_and_data(
     sizes = {"examples": examples, "classes": classes, "hidden_size": hidden_size}
     lr, batch_size, epochs = trial
     assert resolved(FinetuneConfig(), **sizes).trials() == [Trial(lr=lr, batch_size=batch_size, epochs=epochs, seed=0)]
+
+
+def test_regression_takes_more_and_smaller_steps_without_dropout() -> None:
+    config = resolved(FinetuneConfig(task="regression"), examples=5_749, classes=0, hidden_size=384)
+    assert config.trials() == [Trial(lr=1e-4, batch_size=16, epochs=6, seed=0)]
+    assert with_dropout(config).dropout == 0
+    assert with_dropout(FinetuneConfig(task="regression", dropout=0.2)).dropout == 0.2
+    assert with_dropout(FinetuneConfig(task="regression", grid="paper")).dropout is None
+    assert with_dropout(FinetuneConfig(task="tagging")).dropout is None
 
 
 def test_flags_take_the_place_of_defaults() -> None:
