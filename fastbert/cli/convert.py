@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from fastbert.cli.checks import check_exists, check_folder, check_model, check_new_file
+from fastbert.cli.counts import counted
 from fastbert.errors import UserError
 from fastbert.flags import MODEL, OUTPUT, require, required
 from fastbert.io.atomic_write import write_json_atomic
@@ -181,7 +182,7 @@ def describe_delta(report: DeltaReport) -> str:
     lines = [
         f"{report.model} - {report.base} -> {report.out}: {report.bytes:,} bytes, {share:.2f} % of the model's"
         f" {report.model_bytes:,}",
-        f"  {sum(report.tensors.values())} tensors: {counts}",
+        f"  {counted(sum(report.tensors.values()), 'tensor')}: {counts}",
     ]
     if report.error is None:
         lines.append("  restores the model exactly")
@@ -198,7 +199,9 @@ def describe(report: Report) -> str:
     """Return the report on a conversion as text."""
     counts = Counter(change for tensor in report.tensors for change in tensor.changes)
     changes = ", ".join(f"{count} {change}" for change, count in counts.items()) or "under their own names"
-    lines = [f"{report.source} -> {report.out}: {report.model_class}, {len(report.tensors)} tensors ({changes})"]
+    lines = [
+        f"{report.source} -> {report.out}: {report.model_class}, {counted(len(report.tensors), 'tensor')} ({changes})"
+    ]
     lines += _listed("missing from the source", report.missing)
     lines += _listed("of the wrong shape", [f"{name} {shapes}" for name, shapes in report.wrong_shape.items()])
     reasons: dict[str, list[str]] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from fastbert.cli.checks import check_model, check_texts
+from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.output_files import VECTORS, check_output
@@ -106,7 +107,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         update = bars.stage("embedding", texts.total_bytes, "texts")
 
         def progress(position: int, done: int) -> None:
-            update(position, f"{done:,} texts", counted=done)
+            update(position, counted(done, "text"), counted=done)
 
         report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
     print(str(report))

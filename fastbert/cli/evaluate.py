@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastbert.cli.checks import check_examples, check_file, check_folder, check_model, check_new_file, check_new_folder
+from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
@@ -167,7 +168,7 @@ def _score_model(config: Config, quiet: bool) -> _Scored:
         trained = config.load()
         dataset = trained.task.read_gold(gold)
         trained.task.check_labels(dataset)
-        bars.message(f"{trained.task.name}, {len(dataset):,} examples, {trained.how}")
+        bars.message(f"{trained.task.name}, {counted(len(dataset), 'example')}, {trained.how}")
         predictions = config.predict(trained, dataset, bars.stage)
     return _Scored(trained.task, dataset, predictions)
 

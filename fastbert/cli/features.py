@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fastbert.cli.checks import check_examples, check_model, check_new_folder, check_texts
+from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, require, required
@@ -157,7 +158,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
             if texts.position != chunk_end:
                 chunk_begin, chunk_end = chunk_end, texts.position
             position = chunk_begin + done * (chunk_end - chunk_begin)
-            update(position, f"{file.items:,} {config.per}s written", counted=first + done * count)
+            update(position, f"{counted(file.items, config.per)} written", counted=first + done * count)
 
         chunks = extract_chunks(
             model,
@@ -176,7 +177,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
             raise UserError(f"{texts.name} holds no text")
         seconds = time.perf_counter() - began
     print(
-        f"{file.texts:,} texts, {file.items:,} {config.per}s, {file.width:,} numbers each: {seconds:.1f} s,"
+        f"{counted(file.texts, 'text')}, {counted(file.items, config.per)}, {counted(file.width, 'number')} each: {seconds:.1f} s,"
         f" {file.texts / max(seconds, 1e-9):,.0f} texts/s"
     )
     return 0
@@ -223,7 +224,7 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
     sets = [read_conll(path, Columns(), labelled=True) for path in (train, dev)]
     model, tokenizer, why = _load(config, source)
     with Bars(quiet) as bars:
-        bars.message(f"{why}, {len(sets[0]):,} sentences to train on, {len(sets[1]):,} to score on")
+        bars.message(f"{why}, {counted(len(sets[0]), 'sentence')} to train on, {len(sets[1]):,} to score on")
         update = bars.stage("training", 6 * config.epochs, "epochs")
         done = 0
 

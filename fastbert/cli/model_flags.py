@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fastbert.cli.counts import counted
 from fastbert.flags import DATA, MACHINE, MODEL, DeviceFlags
 from fastbert.tasks.registry import TaskName
 
@@ -107,5 +108,5 @@ class ModelFlags(_MachineFlags, _TrainedFlags, _ColumnFlags):
             trained.tokenizer,
             dataset,
             batch_tokens=self.batch_tokens,
-            progress=lambda rows, finished: update(finished, f"{rows:,} rows", counted=rows),
+            progress=lambda rows, finished: update(finished, counted(rows, "row"), counted=rows),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fastbert.cli.checks import check_examples, check_model, check_new_file, check_new_folder, named
+from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
@@ -100,9 +101,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
         predictions = config.predict(trained, dataset, bars.stage)
     if config.glue is not None and out is not None:
         archive = glue_submission.write_submission(out, {config.glue: predictions})
-        print(f"{archive}: with {len(predictions):,} predictions of {config.glue}")
+        print(f"{archive}: with {counted(len(predictions), 'prediction')} of {config.glue}")
         return 0
     prediction_files.write_predictions(out or "-", trained.task.name, dataset, predictions)
     if out is not None:
-        print(f"{out}: {len(predictions):,} predictions")
+        print(f"{out}: {counted(len(predictions), 'prediction')}")
     return 0

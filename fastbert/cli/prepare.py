@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fastbert.cli.checks import check_corpus, check_exists, check_new_folder
+from fastbert.cli.counts import counted
 from fastbert.data.corpus import CorpusFlags
 from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.progress import Bars
@@ -66,11 +67,12 @@ def run(config: Config, *, quiet: bool = False) -> int:
         update = bars.stage("tokenizing", total)
 
         def progress(done: int, sentences: int) -> None:
-            update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB  {sentences:,} sentences")
+            update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB  {counted(sentences, 'sentence')}")
 
         shards = prepare(corpus, tokenizer, out, overwrite=config.overwrite, progress=progress)
     print(
-        f"{out}: {shards.num_documents:,} documents, {shards.num_sentences:,} sentences, {shards.num_tokens:,} tokens\n"
+        f"{out}: {counted(shards.num_documents, 'document')}, {counted(shards.num_sentences, 'sentence')},"
+        f" {counted(shards.num_tokens, 'token')}\n"
         f"next: fastbert pretrain --data {shlex.quote(str(out))} --model mini --out runs/mini"
     )
     return 0

@@ -10,6 +10,7 @@ import tyro
 
 from fastbert.checkpoints.source import find_source
 from fastbert.cli.checks import SMALL, check_file, check_new_file, check_source, named
+from fastbert.cli.counts import counted
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, DeviceFlags, require, required
 from fastbert.io.atomic_write import write_json_atomic
@@ -128,7 +129,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 def table(report: VerifyReport) -> str:
     """Return a report as text."""
     original, accelerated = report.original, report.accelerated
-    threads = f", {report.threads} thread{'s' * (report.threads != 1)}" if report.threads else ""
+    threads = f", {counted(report.threads, 'thread')}" if report.threads else ""
     rows = [
         (
             "texts/s",
@@ -144,7 +145,7 @@ def table(report: VerifyReport) -> str:
     lines = [
         f"model        {report.model}: {report.architecture}, {report.parameters / 1e6:,.1f} M parameters,"
         f" {report.dtype} on {report.device}{threads}",
-        f"text         {report.texts:,} texts, {report.tokens:,} tokens; batches of {report.batch_size} in order,"
+        f"text         {counted(report.texts, 'text')}, {counted(report.tokens, 'token')}; batches of {report.batch_size} in order,"
         f" {report.padding_share:.0%} padding",
         "",
         f"{'':<13}{'original':>14}{'accelerated':>14}",
