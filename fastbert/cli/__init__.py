@@ -187,6 +187,10 @@ def _dispatch(words: list[str], common: _Common) -> int:
         from fastbert.cli.os_errors import describe
 
         raise UserError(describe(error, config)) from error
+    except UserError as error:
+        from fastbert.cli.flag_names import in_flags
+
+        raise UserError(in_flags(str(error), config)) from error
 
 
 def _log(common: _Common, command: str, config: Any) -> None:

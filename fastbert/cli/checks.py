@@ -35,16 +35,18 @@ def named(flag: str) -> Iterator[None]:
 
 def check_model(flag: str, source: str | Path | None, revision: str = MAIN) -> dict[str, Any]:
     """Return the content of the config.json of a model. Raises `UserError` for a model that does not exist, and for a
-    folder without configuration or weights. None passes, and a model of sentence-transformers has no content."""
+    folder without configuration or weights. None passes, and so does a model of sentence-transformers with
+    its encoder in a folder of its own, whose configuration is not read."""
     if source is None:
         return {}
     with named(flag):
         path = find_source(source, revision)
-        if (path / MODULES).exists():
+        names = (WEIGHTS, WEIGHTS_INDEX, PICKLED, PICKLED_INDEX)
+        has_weights = any((path / name).exists() for name in names) or any(path.glob(f"*{TENSORFLOW_INDEX}"))
+        if (path / MODULES).exists() and not has_weights:
             return {}
         values = read_config_file(config_folder(path))[1]
-    names = (WEIGHTS, WEIGHTS_INDEX, PICKLED, PICKLED_INDEX)
-    if path.is_dir() and not any((path / name).exists() for name in names) and not [*path.glob(f"*{TENSORFLOW_INDEX}")]:
+    if path.is_dir() and not has_weights:
         raise UserError(f"{flag} {source}: holds no {WEIGHTS}; name a folder with a model's weights")
     return values
 

@@ -177,8 +177,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
             raise UserError(f"{texts.name} holds no text")
         seconds = time.perf_counter() - began
     print(
-        f"{counted(file.texts, 'text')}, {counted(file.items, config.per)}, {counted(file.width, 'number')} each: {seconds:.1f} s,"
-        f" {file.texts / max(seconds, 1e-9):,.0f} texts/s"
+        f"{counted(file.texts, 'text')}, {counted(file.items, config.per)}, {counted(file.width, 'number')} each:"
+        f" {seconds:.1f} s, {file.texts / max(seconds, 1e-9):,.0f} texts/s"
     )
     return 0
 

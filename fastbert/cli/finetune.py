@@ -40,6 +40,8 @@ def check(config: Config) -> None:
         check_no_run(config.out, "results.json", "model")
     config.check_of_use()
     task = None if config.task is None else make_task(config.task, config.task_settings())
+    if task is not None and config.metric is not None and config.metric not in task.metrics:
+        raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(task.metrics)}")
     check_examples("--train", config.train, config.task, None if task is None else partial(_learn, task))
     for path in config.eval:
         check_examples("--eval", path, config.task, None if task is None else partial(_evaluate, task))

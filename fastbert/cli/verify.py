@@ -145,8 +145,8 @@ def table(report: VerifyReport) -> str:
     lines = [
         f"model        {report.model}: {report.architecture}, {report.parameters / 1e6:,.1f} M parameters,"
         f" {report.dtype} on {report.device}{threads}",
-        f"text         {counted(report.texts, 'text')}, {counted(report.tokens, 'token')}; batches of {report.batch_size} in order,"
-        f" {report.padding_share:.0%} padding",
+        f"text         {counted(report.texts, 'text')}, {counted(report.tokens, 'token')}; batches of"
+        f" {report.batch_size} in order, {report.padding_share:.0%} padding",
         "",
         f"{'':<13}{'original':>14}{'accelerated':>14}",
         *(f"{name:<13}{left:>14}{right:>14}   {ratio}".rstrip() for name, left, right, ratio in rows),

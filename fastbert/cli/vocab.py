@@ -15,6 +15,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.output_files import check_writable
 from fastbert.io.progress import Bars
+from fastbert.tokenizers.training import check_size
 
 if TYPE_CHECKING:
     from fastbert.models.base import PreTrainedModel
@@ -106,6 +107,8 @@ class Config(_Output, _Extension, _Data):
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    if config.tokenizer is None and not config.extend:
+        check_size(config.vocab_size)
     check_corpus(config)
     check_exists("--tokenizer", config.tokenizer)
     check_source("--model", config.model)
@@ -134,7 +137,6 @@ def _build(config: Config, quiet: bool) -> None:
 
     out = require(config, "out")
     _refuse_present(out, ("vocab.txt",), config.overwrite)
-    training.check_size(config.vocab_size)
     with Bars(quiet) as bars:
         normalization = word_counts.Normalization(lower_case=not config.cased)
         split = _count(config, bars, normalization, config.validation_fraction)

@@ -58,7 +58,7 @@ def test_the_file_holds_what_the_function_gives(
         pytest.param({"--layers": "first"}, "--layers first: must be", id="layers"),
         pytest.param({"--layers": "1,x"}, "--layers 1,x: give a name, or numbers", id="numbers"),
         pytest.param({"--layers": "7"}, "7 is not a layer of the model", id="number"),
-        pytest.param({"--max-length": "1"}, "max_length=1", id="max-length"),
+        pytest.param({"--max-length": "1"}, "--max-length 1", id="max-length"),
         pytest.param({"--train": "x.conll"}, "--train and --eval require --table7", id="train"),
     ],
 )

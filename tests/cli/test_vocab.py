@@ -197,7 +197,7 @@ def test_an_older_tokenizer_json_goes(tokenizer: Path, domain: Path, tmp_path: P
             "--corpus TEXT --out BASE", "BASE: already holds a vocab.txt; replace it with --overwrite", id="there"
         ),
         pytest.param("--corpus TEXT --out FILE", "FILE: is a file", id="a-file"),
-        pytest.param("--corpus TEXT --out OUT --vocab-size 6", "vocab_size=6 has no room", id="size"),
+        pytest.param("--corpus TEXT --out OUT --vocab-size 6", "--vocab-size 6 has no room", id="size"),
         pytest.param(
             "--corpus TEXT --out OUT --validation-fraction 1",
             "--validation-fraction 1.0 must be from 0 to below 1",
