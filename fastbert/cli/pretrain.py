@@ -17,6 +17,7 @@ from fastbert.cli.checks import (
 )
 from fastbert.cli.training_view import shown
 from fastbert.data.shards import IndexReader
+from fastbert.tokenizers.training import check_size
 from fastbert.training.config import PretrainConfig as Config
 
 WIDTH = 100  # of the last lines at most
@@ -35,6 +36,8 @@ def check(config: Config) -> None:
     check_new_folder("--out", config.out, parents=True)
     if not config.overwrite and (config.out / "config.json").exists():
         check_no_run(config.out, "model")
+    if config.vocab_size is not None:
+        check_size(config.vocab_size)
     if config.corpus:
         check_corpus(config)
     if config.model.endswith(".json"):

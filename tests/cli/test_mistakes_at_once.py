@@ -88,6 +88,7 @@ MISTAKES = {
     "pretrain --corpus text.txt --out done": "--out done: already holds a run; continue it with --resume or replace it",
     "finetune --task regression --model model --train table.tsv --metric f1": "--metric f1: regression has spearman,",
     "vocab --corpus text.txt --out out --vocab-size 3": "--vocab-size 3 has no room beside 5 special and",
+    "pretrain --corpus text.txt --vocab-size 3": "--vocab-size 3 has no room beside 5 special and",
     "finetune --resume --out nope": "--out nope: holds no run to resume, and --task is missing: classification, ",
     "finetune --task tagging --model model --train nope.conll": "--train nope.conll: no such file",
     "finetune --task span --model model --train nope#train": "--train nope#train: no such file",
