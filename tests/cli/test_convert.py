@@ -163,7 +163,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
         ("SOURCE --out FULL", "already holds config.json; replace it with --overwrite"),
         ("SOURCE --out FULL --to tensorflow", "holds config.json, weights in a different format"),
         ("SOURCE --out OUT --to tensorflow --max-shard-size 1GB", "--max-shard-size requires --to hf"),
-        ("SOURCE --out OUT --max-shard-size much", "max_shard_size='much' must be"),
+        ("SOURCE --out OUT --max-shard-size much", "--max-shard-size much must be"),
         ("SOURCE --out OUT --model-class BertForNothing", "--model-class BertForNothing is not one of BertModel"),
         ("SOURCE --out OUT --tokenizer LONG", "has a vocabulary of 40, but the tokenizer has 41 entries"),
         ("SOURCE --out OUT --tokenizer NONE", "NONE"),

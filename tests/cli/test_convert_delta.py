@@ -78,7 +78,7 @@ def test_a_rounded_one_says_its_error(folders: dict[str, Path], capsys: pytest.C
     ("words", "message"),
     [
         ("MODEL --bits 4 --out DELTA", "--bits is for a delta"),
-        ("MODEL --base BASE --out DELTA --bits 12", "bits=12 must be a whole number from 1 to 8"),
+        ("MODEL --base BASE --out DELTA --bits 12", "--bits 12 must be a whole number from 1 to 8"),
         ("MODEL --base BASE --out DELTA --to tensorflow", "--to cannot be combined with --base"),
         ("MODEL --base BASE --out DELTA --dtype bf16", "--dtype cannot be combined with --base"),
         ("MODEL --base BASE --out BASE", "is a folder; name a file"),

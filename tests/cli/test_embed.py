@@ -83,9 +83,9 @@ def test_an_existing_file_is_replaced_only_when_asked(
         pytest.param({"--column": "x"}, "no column 'x'", id="column"),
         pytest.param({"--out": "v.bin"}, "must end in .npy, .parquet, .jsonl", id="out"),
         pytest.param({"--out": ""}, "--out '': is empty", id="empty-out"),
-        pytest.param({"--max-length": "2"}, "max_length=2", id="max-length"),
-        pytest.param({"--long": "error", "--max-length": "3"}, "more than max_length=3", id="long"),
-        pytest.param({"--prompt": "query"}, "prompt='query' is unknown", id="prompt"),
+        pytest.param({"--max-length": "2"}, "--max-length 2", id="max-length"),
+        pytest.param({"--long": "error", "--max-length": "3"}, "more than --max-length 3", id="long"),
+        pytest.param({"--prompt": "query"}, "--prompt query is unknown", id="prompt"),
         pytest.param({"--dtype": "int8", "--device": "cuda"}, "--device c", id="int8-gpu"),
     ],
 )
