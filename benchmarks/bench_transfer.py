@@ -35,7 +35,7 @@ from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
+from fastbert.finetuning.run import FinetuneResult, finetune
 from fastbert.finetuning.run_folder import read_run
 from fastbert.finetuning.start import begin
 from fastbert.models.loading import find_weights
@@ -177,7 +177,7 @@ class Bench:
         """Return the share of parameters that LoRA of this rank and the head train."""
         config = read_run(result.folder)
         assert config.task is not None
-        task = make_task(config.task, task_settings(config))
+        task = make_task(config.task, config.task_settings())
         task.learn_labels(task.read(str(config.train), labelled=True))
         model = begin(task, Path(self.model), config, seed=0)
         add_lora(model, rank=RANK)

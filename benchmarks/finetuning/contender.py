@@ -21,7 +21,6 @@ import torch
 from fastbert.finetuning import order, start
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Setting
-from fastbert.finetuning.run import task_settings
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
@@ -67,7 +66,7 @@ class Contender:
             warmup=WARMUP,
             log_every=1_000_000,
         )
-        self.task = make_task(spec["task"], task_settings(self.config))
+        self.task = make_task(spec["task"], self.config.task_settings())
         folder = Path(spec["model"])
         tokenizer = WordPieceTokenizer.from_pretrained(folder)
         train = self.task.read(spec["train"], labelled=True)

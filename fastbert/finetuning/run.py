@@ -7,7 +7,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,10 @@ from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
-from fastbert.tasks.registry import make_task, task_class
+from fastbert.tasks.registry import make_task
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.reports.files import contents
 from fastbert.tasks.reports.report import Baseline, by_key
-from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
@@ -115,14 +114,6 @@ def _ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneR
     )
 
 
-def task_settings(config: FinetuneConfig) -> TaskSettings:
-    """Return the settings of a run's task: the flags of the same names, row length and columns."""
-    kind: type[TaskSettings] = task_class(config.task or "classification").settings_type
-    flags = {field.name: getattr(config, field.name) for field in fields(kind) if hasattr(config, field.name)}
-    columns = Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
-    return kind(**{**flags, "max_length": config.length, "columns": columns})
-
-
 class _Run:
     """A run's data, read and encoded once, and its trials."""
 
@@ -138,7 +129,7 @@ class _Run:
         if config.baseline:
             baseline.check(config.task)
         self.source = find_source(config.model)
-        self.task: Task[Any] = make_task(config.task, task_settings(config))
+        self.task: Task[Any] = make_task(config.task, config.task_settings())
         if self.task.main_metric not in self.task.metrics:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)

@@ -33,7 +33,8 @@ def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) ->
         chosen, reason = DTYPES[dtype], "as asked"
     if chosen == torch.float16 and selected.type == "cpu":
         raise UserError("--dtype fp16 needs a GPU; on a CPU use bf16 or fp32")
-    where = torch.cuda.get_device_name(selected) if name == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = "thread" if torch.get_num_threads() == 1 else "threads"
+    where = torch.cuda.get_device_name(selected) if name == "cuda" else f"CPU, {torch.get_num_threads()} {threads}"
     short = next(key for key, value in DTYPES.items() if value == chosen)
     on_message(f"training on {where} in {short} ({reason})")
     return selected, chosen

@@ -19,7 +19,7 @@ from fastbert import BertConfig, BertForSequenceClassification
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.run import finetune, task_settings
+from fastbert.finetuning.run import finetune
 from fastbert.models.seq2seq.config import SequenceConfig
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
@@ -266,7 +266,7 @@ def test_a_model_that_writes_is_trained_further(decoder: str, place: Path, tmp_p
     first = finetune(config(place, tmp_path / "first", decoder=decoder, decoder_layers=layers, **files))
     # Whatever the flags have as their default, the model goes on as what it is.
     again = config(place, tmp_path / "second", model=str(first.model), **files)
-    task = make_task("seq2seq", task_settings(again))
+    task = make_task("seq2seq", again.task_settings())
     begun = start.begin(task, first.model, again, seed=5)
     assert begun.new_weights == ()
     assert begun.config.kind == decoder

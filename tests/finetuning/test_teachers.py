@@ -19,7 +19,7 @@ from fastbert.distillation.finetuning import DistillationLoss, load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.run import finetune, task_settings
+from fastbert.finetuning.run import finetune
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.rows import share_out
 
@@ -86,7 +86,7 @@ def test_a_student_learns_from_its_teacher(files: Path, teacher: Path, tmp_path:
 def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, files: Path) -> None:
     """The soft part of the loss is zero where both say the same, and its gradient too, for every kind of task."""
     run = config(files, files / "unused", task, dropout=0.0, soft_weight=1.0)
-    one = make_task(task, task_settings(run))
+    one = make_task(task, run.task_settings())
     dataset = one.read(str(run.train))
     one.learn_labels(dataset)
     rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(files / "model"), labelled=True)
@@ -109,7 +109,7 @@ def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, files: Path) 
 @pytest.mark.parametrize("task", list(MAKERS))
 def test_parts_of_a_batch_are_its_whole(task: str, files: Path) -> None:
     run = config(files, files / "unused", task, dropout=0.0)
-    one = make_task(task, task_settings(run))
+    one = make_task(task, run.task_settings())
     dataset = one.read(str(run.train))
     one.learn_labels(dataset)
     rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(files / "model"), labelled=True)
@@ -127,16 +127,16 @@ def test_parts_of_a_batch_are_its_whole(task: str, files: Path) -> None:
 
 def test_teachers_that_do_not_fit(files: Path, teacher: Path, tmp_path: Path) -> None:
     words = WordPieceTokenizer.from_pretrained(files / "model")
-    task = make_task("classification", task_settings(config(files, tmp_path)), labels=("no", "yes"))
+    task = make_task("classification", config(files, tmp_path).task_settings(), labels=("no", "yes"))
     with pytest.raises(UserError, match="has the labels bad, good; the training set has no, yes"):
         load_teacher(task, teacher, words)
-    task = make_task("classification", task_settings(config(files, tmp_path)), labels=("bad", "good"))
+    task = make_task("classification", config(files, tmp_path).task_settings(), labels=("bad", "good"))
     other_words = WordPieceTokenizer(list(VOCABULARY[:5]) + list(VOCABULARY[:4:-1]), do_lower_case=True)
     with pytest.raises(UserError, match="has a different vocabulary than --model"):
         load_teacher(task, teacher, other_words)
     with pytest.raises(UserError, match="is not trained for classification"):
         load_teacher(task, files / "model", words)
-    other = make_task("seq2seq", task_settings(config(files, tmp_path)))
+    other = make_task("seq2seq", config(files, tmp_path).task_settings())
     with pytest.raises(UserError, match="not --task seq2seq"):
         load_teacher(other, teacher, words)
 

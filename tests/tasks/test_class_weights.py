@@ -16,7 +16,7 @@ from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.run import finetune, task_settings
+from fastbert.finetuning.run import finetune
 from fastbert.tasks.class_weights import MOST, class_weights, positive_weights
 from fastbert.tasks.registry import make_task
 from fastbert.training.metrics import read_records
@@ -86,7 +86,7 @@ def test_weights_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", list(MAKERS))
 def test_the_loss_is_that_of_torch_whole_and_in_parts(place: Path, task: str) -> None:
     run = run_config(place, task, class_weights="balanced", dropout=0.0)
-    one = make_task(task, task_settings(run))
+    one = make_task(task, run.task_settings())
     dataset = one.read(str(run.train))
     one.learn_labels(dataset)
     rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=True)
