@@ -98,7 +98,7 @@ class _TokenizerData:
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenizerMeasurement(_Measurement):
-    """What is measured."""
+    """The measurements and their settings."""
 
     GROUP: ClassVar = _Measurement.GROUP
 
@@ -139,7 +139,7 @@ class _EncoderModel:
 
 @dataclass(frozen=True, kw_only=True)
 class _EncoderMeasurement(_Measurement):
-    """What is measured."""
+    """The measurements and their settings."""
 
     GROUP: ClassVar = _Measurement.GROUP
 
@@ -184,7 +184,7 @@ class _TrainingModel:
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainingMeasurement(_Measurement):
-    """What is measured."""
+    """The measurements and their settings."""
 
     GROUP: ClassVar = _Measurement.GROUP
 

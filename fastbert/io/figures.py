@@ -57,21 +57,21 @@ def figure_file(out: Path, width: float, height: float) -> Iterator[Any]:
 
 
 def font_families(text: str) -> tuple[list[str], set[str]]:
-    """Return the font families that draw `text`, for `fontfamily` of matplotlib: its own font, then installed ones for
-    characters that it lacks; and the characters that no installed font has."""
+    """Return the font families that draw `text`, for `fontfamily` of matplotlib: its default font, then installed ones
+    for characters that it lacks; and the characters that no installed font has."""
     from matplotlib import font_manager, rcParams
 
-    own = font_manager.FontEntry(fname=font_manager.findfont(_FONT), name=_FONT)
+    default = font_manager.FontEntry(fname=font_manager.findfont(_FONT), name=_FONT)
     others = [entry for entry in font_manager.fontManager.ttflist if not entry.name.startswith(_BOXES)]
     families, missing = [], {character for character in text if character.isprintable() and not character.isspace()}
-    for entry in (own, *sorted(others, key=lambda entry: (entry.name, entry.fname))):
+    for entry in (default, *sorted(others, key=lambda entry: (entry.name, entry.fname))):
         if not missing:
             break
         try:
             characters = font_manager.get_font(entry.fname).get_charmap()
         except (OSError, RuntimeError):  # a file that is gone or damaged, and fonts of pictures
             continue
-        if entry is own or any(ord(character) in characters for character in missing):
+        if entry is default or any(ord(character) in characters for character in missing):
             families.append(entry.name)
             missing = {character for character in missing if ord(character) not in characters}
     return families or list(rcParams["font.family"]), missing
