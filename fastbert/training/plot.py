@@ -65,8 +65,9 @@ def plot_runs(
                 _plot(axes, _points(held_out, x_axis, field), VALIDATION, **style, newest=True)
             points = _points(held_out, x_axis, "nsp_accuracy")
             _plot(accuracy_axes, points, PAIRS, **{**style, **_HOLLOW}, newest=True)
-        overrides = {"unigram_cross_entropy": unigram, "most_frequent_share": most_frequent}
-        stored = [(run, _finished(run) | {key: x for key, x in overrides.items() if x is not None}) for run in histories]
+        values = {"unigram_cross_entropy": unigram, "most_frequent_share": most_frequent}
+        overrides = {key: value for key, value in values.items() if value is not None}
+        stored = [(run, _finished(run) | overrides) for run in histories]
         losses = [(run, FREQUENCIES, values.get("unigram_cross_entropy")) for run, values in stored]
         shares = [(run, MOST_FREQUENT, values.get("most_frequent_share")) for run, values in stored]
         baselines = _draw_baselines(loss_axes, losses)
