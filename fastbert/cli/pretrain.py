@@ -65,6 +65,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         pairs = "sentence-order" if config.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
     lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
-    lines += wrap(result.verdict, min(WIDTH, get_terminal_size().columns))
+    # Flags stay whole.
+    lines += wrap(result.verdict, min(WIDTH, get_terminal_size().columns), break_on_hyphens=False)
     print("\n".join(lines))
     return 0

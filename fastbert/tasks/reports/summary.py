@@ -27,7 +27,12 @@ def score_lines(file: str, shown: Mapping[str, str], values: Mapping[str, Any], 
     metric = values["metric"]
     lines = []
     if metric in shown:
-        lines += wrap(f"{file}: {metric} {shown[metric]}{beside(metric, values)}", WIDTH, subsequent_indent="  ")
+        lines += wrap(
+            f"{file}: {metric} {shown[metric]}{beside(metric, values)}",
+            WIDTH,
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
     rest = [
         f"{name} {text}{beside(name, values) if _only_here(name, metric, values) else ''}"
         for name, text in shown.items()
@@ -35,7 +40,7 @@ def score_lines(file: str, shown: Mapping[str, str], values: Mapping[str, Any], 
     ]
     if rest and (others or not lines):
         indent = "  " if lines else f"{file}: "
-        lines += wrap(", ".join(rest), WIDTH, initial_indent=indent, subsequent_indent="  ")
+        lines += wrap(", ".join(rest), WIDTH, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
     return lines
 
 
@@ -91,5 +96,5 @@ def warning_lines(file: str, values: Mapping[str, Any]) -> list[str]:
     return [
         line
         for warning in values.get("warnings", ())
-        for line in wrap(f"warning: {file}: {warning}", WIDTH, subsequent_indent="  ")
+        for line in wrap(f"warning: {file}: {warning}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     ]
