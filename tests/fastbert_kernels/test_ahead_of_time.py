@@ -16,7 +16,8 @@ pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.configs import attention
 from fastbert.kernels.configs.defaults import DEFAULTS
 from fastbert.kernels.tuning import ahead_of_time
-from fastbert.kernels.tuning.ahead_of_time import SHARED_MEMORY, TARGETS, Resources, cases
+from fastbert.kernels.tuning.ahead_of_time import cases
+from fastbert.kernels.tuning.resources import POINTERS, SHARED_MEMORY, TARGETS, Resources
 
 # Those whose configuration the table holds, and two that have one for all GPUs.
 KERNELS = {*DEFAULTS["sm_90"], "drop_tokens", "sum_columns"}
@@ -68,13 +69,13 @@ def test_each_kernel_fits_the_other_targets() -> None:
 import json
 import sys
 from dataclasses import asdict
-from fastbert.kernels.tuning import ahead_of_time
+from fastbert.kernels.tuning import ahead_of_time, resources
 
 # One process for all targets: each start costs as much as it compiles.
 for target in sys.argv[1:]:
     for case in ahead_of_time.brief_cases():
         for launch in ahead_of_time.launches(case, target):
-            print(json.dumps(asdict(ahead_of_time.compile_launch(launch, str(case), target))))
+            print(json.dumps(asdict(resources.compile_launch(launch, str(case), target))))
 """
     targets = sorted(set(TARGETS) - {"sm_90"})
     rows = [Resources(**json.loads(line)) for line in run_script(script, *targets).splitlines()]
@@ -98,7 +99,7 @@ import sys
 import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from fastbert.kernels.tuning import ahead_of_time
+from fastbert.kernels.tuning import ahead_of_time, resources
 
 target, found = "", []
 
@@ -106,7 +107,7 @@ class Driver:
     # What is compiled is remembered by device.
     get_current_device = staticmethod(lambda: sys.argv.index(target))
     get_current_stream = staticmethod(lambda device: 0)
-    get_current_target = staticmethod(lambda: ahead_of_time.gpu_target(target))
+    get_current_target = staticmethod(lambda: resources.gpu_target(target))
 
 def collect(self, key, signature, device, constants, options, attributes, warmup):
     found.append((signature, constants, {place: value for place, value in attributes.items() if value}))
@@ -120,7 +121,7 @@ for target in sys.argv[1:]:
             launch.kernel.run(
                 *launch.arguments, grid=launch.grid, warmup=True, **launch.constants, **launch.config.options
             )
-            source = ahead_of_time.source(launch, target)
+            source = resources.source(launch, target)
             ours = source.signature, source.constants, source.attrs
             # A launch that differs in nothing from one before is not compiled again.
             assert ours in found, f"{target} {case} {launch.kernel.__name__}: {ours} is none of {found[-1:]}"
@@ -164,4 +165,4 @@ def test_the_cases_cover_what_the_table_distinguishes() -> None:
     named = {str(case) for case in cases()}
     assert {"bf16 64", "bf16 64 dropout", "bf16 64 causal bias dropout", "tf32 32 causal bias dropout"} <= named
     assert len({str(case) for case in cases(full=True)}) > 100
-    assert torch.bfloat16 in ahead_of_time.POINTERS
+    assert torch.bfloat16 in POINTERS
