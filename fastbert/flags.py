@@ -18,7 +18,7 @@ OTHER = "Flags"
 """The title of flags that are in no group."""
 DATA, MODEL, TRAINING, OUTPUT, MACHINE = "Data", "Model", "Training", "Output", "Machine"
 _FIRST, _LAST = (OTHER, DATA, MODEL, TRAINING), (OUTPUT, MACHINE)
-_RARE, _REQUIRED = "rare", "required"
+_RARE, _REQUIRED, _BARE = "rare", "required", "bare"
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ def rare(default: T) -> T:
     return declared
 
 
+def switch(default: T, *, bare: str) -> T:
+    """Declare a flag of choices that only `--help-all` shows, and that means `bare` where no value follows it."""
+    declared: T = field(default=default, metadata={_RARE: True, _BARE: bare})
+    return declared
+
+
 def required(
     meaning: str,
     *,
@@ -66,6 +72,11 @@ def required(
 def is_rare(metadata: Mapping[str, Any]) -> bool:
     """Return whether only `--help-all` shows a field with this metadata."""
     return _RARE in metadata
+
+
+def bare_value(metadata: Mapping[str, Any]) -> str | None:
+    """Return the value of a field with this metadata where its flag is given without one; None if it needs one."""
+    return metadata.get(_BARE)
 
 
 def requirement(metadata: Mapping[str, Any]) -> Required | None:

@@ -12,6 +12,7 @@ from fastbert.graphs import Buckets
 from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.device_step import DeviceStep
 from fastbert.training.graphed import GraphedStep
 from fastbert.training.loop import Trainer
 from fastbert.training.reporter import Reporter
@@ -63,6 +64,7 @@ class Run:
         self.messages: list[str] = []
         self.recorder = Rerun(failing=flags.pop("failing", None))
         dtype, kind = flags.pop("dtype", torch.float32), flags.pop("kind", BertForPreTraining)
+        launched = flags.pop("launched", False)  # the step of a GPU, on whatever device
         defaults = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
         config = PretrainConfig(**{**defaults, "eval_every": 100, "checkpoint_every": 100, **flags})
         model = kind(BERT)
@@ -77,6 +79,11 @@ class Run:
             self.trainer.graphs = GraphedStep(
                 model, self.trainer.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype, buckets=buckets,
                 recorder=self.recorder if device == "cpu" else None,
+            )  # fmt: skip
+        elif launched:
+            self.trainer.device_step = DeviceStep(
+                self.trainer.loss, self.trainer.optimizer, self.trainer.scaler, max_grad_norm=config.max_grad_norm,
+                dtype=dtype,
             )  # fmt: skip
         elif device == "cpu":
             # What is recorded stands for a GPU's steps, whose norm is torch's.

@@ -33,6 +33,8 @@ class Flag:
     rare: bool
     required: flags.Required | None
     positional: bool
+    bare: str | None = None
+    """Its value where none follows it; None if one must."""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,7 @@ def flags_of(config: type[Any]) -> list[Flag]:
                 rare=flags.is_rare(item.metadata),
                 required=flags.requirement(item.metadata),
                 positional=tyro.conf.Positional in notes,
+                bare=flags.bare_value(item.metadata),
             )
         )
     titles = list(dict.fromkeys(flag.group for flag in listed))

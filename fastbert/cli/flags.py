@@ -35,6 +35,7 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
     unknown = unknown_flags([word for word in words if word.startswith("--")], listed, command, configs)
     if unknown:
         raise UserError(unknown)
+    words = _with_bare_values(words, listed)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -50,6 +51,18 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
         for flag in listed
     }
     return config(**values)
+
+
+def _with_bare_values(words: Sequence[str], listed: Sequence[Flag]) -> list[str]:
+    """Return the words with a value behind each flag that may stand without one and does."""
+    bare = {flag.name: flag.bare for flag in listed if flag.bare is not None}
+    result: list[str] = []
+    for word, following in zip(words, [*words[1:], "--"]):
+        result.append(word)
+        value = bare.get(word.replace("_", "-"))
+        if value is not None and following.startswith("--"):
+            result.append(value)
+    return result
 
 
 def as_parsed(config: type[Any], switches: Sequence[str] = ()) -> type[Any]:

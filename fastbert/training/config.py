@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 from fastbert.config import PRESETS
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
-from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, required
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, required, switch
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
 Init = Literal["structured", "normal"]
+CudaGraphs = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +130,9 @@ class _Machine:
     """Sequences per forward and backward pass (default: 32 on a CPU, the whole batch on a GPU)."""
     checkpoint_mode: Literal["layer", "selective"] = rare("layer")
     """Recomputed by --checkpoint-activations: whole layers, or only operations that are cheap next to matmuls."""
-    cuda_graphs: bool = rare(False)
-    """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU."""
+    cuda_graphs: CudaGraphs = switch("auto", bare="on")
+    """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU (default: for
+    bf16 where it can be captured)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     ) | {"log_every", "out", "data", "tokenizer", "resume", "overwrite"}
 
     def __post_init__(self) -> None:
+        if isinstance(self.cuda_graphs, bool):
+            object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
         shortest = 3 if self.objective == "mlm" else 5
         counts = ("max_length", "keep_checkpoints", "log_every")
         optional = (
@@ -168,6 +172,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             ("validation_fraction", 0 < self.validation_fraction < 1, "between 0 and 1"),
             ("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
             ("max_length", self.max_length >= shortest, f"at least {shortest}"),
+            ("cuda_graphs", self.cuda_graphs in get_args(CudaGraphs), "auto, on or off"),
         )
         if self.resume and self.overwrite:
             raise UserError(
@@ -179,7 +184,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
-        if self.teacher is not None and self.cuda_graphs:
+        if self.teacher is not None and self.cuda_graphs == "on":
             raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:
             raise UserError("give either --corpus or --data, not both")

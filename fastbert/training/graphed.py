@@ -28,20 +28,29 @@ from fastbert.graphs import (
     settings,
 )
 from fastbert.models.heads.pretraining import ForPreTraining
-from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.training.batches import loss_weights, micro_batch_loss
-from fastbert.training.metrics import Totals
+from fastbert.training.device_step import StepStats, StepSums, pinned
 from fastbert.training.optimizer import clip_gradients, make_capturable, set_learning_rate
 
 
-def reason_not_captured(device: torch.device, dtype: torch.dtype) -> str | None:
+def reason_not_captured(device: torch.device, dtype: torch.dtype, *, distills: bool = False) -> str | None:
     """Return why a training step cannot be captured, None if it can."""
     if device.type != "cuda":
         return f"there are no CUDA graphs on a device of type {device.type}"
     if dtype == torch.float16:
-        return "fp16 scales its loss by the result of the last step, so the host must wait for each step; bf16 does not"
+        return "the loss scale of fp16 is not part of the captured step; bf16 needs none"
+    if distills:
+        return "the teacher's forward pass is not part of the captured step"
     return None
+
+
+def reason_not_chosen(device: torch.device, dtype: torch.dtype, *, distills: bool = False) -> str | None:
+    """Return why `--cuda-graphs auto` does not capture a training step, None if it does."""
+    reason = reason_not_captured(device, dtype, distills=distills)
+    if reason is None and dtype != torch.bfloat16:
+        return "they are the default for bf16; --cuda-graphs on captures fp32 too"
+    return reason
 
 
 @dataclass(frozen=True)
@@ -56,35 +65,6 @@ class FilledBatch:
     def num_tokens(self) -> int:
         """Return the number of real tokens."""
         return self.real.num_tokens
-
-
-class StepStats:
-    """Statistics of a step, copied to the host asynchronously: sums of losses, counts, and the gradient's norm."""
-
-    def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
-        self.has_pairs = has_pairs
-        self._arrived: torch.cuda.Event | None = None
-        if numbers.is_cuda:
-            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._host.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(numbers.device))  # the current device may differ
-        else:
-            self._host = numbers.clone()
-
-    def wait(self) -> None:
-        """Wait until the step has been computed."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-
-    def read(self) -> tuple[PreTrainingOutput, float]:
-        """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
-        self.wait()
-        *sums, norm = self._host.unbind()
-        output = PreTrainingOutput()
-        for name, value in zip(Totals.NAMES if self.has_pairs else Totals.NAMES[:3], sums):
-            setattr(output, name, value)
-        return output, float(norm)
 
 
 class GraphedStep:
@@ -118,8 +98,7 @@ class GraphedStep:
         self._passes, self._updates = Graphs(recorder, device, limit), Graphs(recorder, device, 1)
         self._skip, self._lr = make_capturable(optimizer, device)
         self._loss_weights = torch.zeros(2, dtype=torch.float32, device=device)
-        self._sums = torch.zeros(len(Totals.NAMES), dtype=torch.float64, device=device)
-        self._numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
+        self._sums = StepSums(device)
         self._uses = Uses()
         self._gradients: list[Tensor | None] = []
         self._remember_addresses()
@@ -131,10 +110,7 @@ class GraphedStep:
         if batch.masked_positions is None or batch.labels is None:
             raise UserError("the batch has no masked_positions with labels: there is nothing to train on")
         bucket = self.buckets.of(batch)
-        filled = bucket.fill(batch)
-        if self.device.type == "cuda" and batch.device.type == "cpu":
-            filled = filled.pin_memory()
-        return FilledBatch(batch, filled, bucket)
+        return FilledBatch(batch, pinned(bucket.fill(batch), self.device), bucket)
 
     def __call__(self, batches: Sequence[FilledBatch], lr: float) -> StepStats:
         """Take a step with the learning rate `lr`, without a host-device sync except for recording."""
@@ -155,14 +131,14 @@ class GraphedStep:
         except BaseException:
             # Gradients of the first micro-batches must not be part of the next step.
             self.optimizer.zero_grad(set_to_none=False)
-            self._sums.zero_()
+            self._sums.clear()
             raise
         if self._passes.refused is not None:
             self._updates.refused = self._passes.refused
         self._gradients = [p.grad for p in self._parameters]
         updated = tuple(gradient is not None for gradient in self._gradients)
         self._updates.run((updated, settings(self.device)), None, self._update)
-        return StepStats(self._numbers, any(batch.real.next_sentence_label is not None for batch in batches))
+        return StepStats(self._sums.numbers, any(batch.real.next_sentence_label is not None for batch in batches))
 
     def _run_pass(self, batch: FilledBatch) -> None:
         key = (batch.bucket, present_fields(batch.filled), settings(self.device))
@@ -181,10 +157,7 @@ class GraphedStep:
         ):
             output = self.model(batch)
         micro_batch_loss(output, self._loss_weights[0], self._loss_weights[1]).backward()
-        for index, name in enumerate(Totals.NAMES):
-            value = getattr(output, name)
-            if value is not None:
-                self._sums[index].add_(value.detach())
+        self._sums.add(output)
 
     def _update(self, _: PackedBatch | None) -> None:
         """Clip, update, and zero gradients and sums in place for the next step."""
@@ -192,9 +165,7 @@ class GraphedStep:
         self._skip.copy_(norm.isfinite().logical_not())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-        self._numbers[:-1].copy_(self._sums)
-        self._numbers[-1].copy_(norm)
-        self._sums.zero_()
+        self._sums.finish(norm)
 
     def forget(self) -> None:
         """Drop all graphs. Automatic after weights have moved and after `optimizer.load_state_dict`; required after

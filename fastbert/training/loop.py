@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,26 +15,21 @@ import torch
 from fastbert import cpu_capability
 from fastbert.errors import UserError
 from fastbert.models.heads.pretraining import ForPreTraining
-from fastbert.models.outputs import PreTrainingOutput
 from fastbert.ops import dispatch
 from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
-from fastbert.training.batches import PretrainingBatches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
+from fastbert.training.batches import PretrainingBatches, prefetch
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
-from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
+from fastbert.training.device_step import DeviceStep, StepStats
+from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
-from fastbert.training.optimizer import (
-    GradientError,
-    adamw,
-    clip_gradients,
-    learning_rate_factor,
-    set_learning_rate,
-)
+from fastbert.training.optimizer import GradientError, adamw, learning_rate_factor, set_learning_rate
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
+from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.stopping import Stopped, StopRequest
 
 CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # a run's defaults, unless flags say otherwise
@@ -42,10 +37,6 @@ CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # a run's defaults, unless flags say o
 
 class TrainingError(UserError):
     """Training cannot continue, for example after a non-finite gradient."""
-
-
-DistillationLoss = Callable[..., tuple[torch.Tensor, PreTrainingOutput]]
-"""(model, micro-batch, *loss_weights, shares) -> the micro-batch's loss and the model's output."""
 
 
 @dataclass
@@ -62,9 +53,11 @@ class _Step:
     finished: float
     """The finished fraction of the run."""
     losses: Totals | StepStats
-    """The step's own losses; of a CUDA graph they are read later."""
+    """The step's own losses; those of a GPU are read later."""
     batches: Sequence[PackedBatch]
     """For the message about a non-finite gradient."""
+    logs: bool
+    """True if a line of metrics.jsonl follows the step."""
 
 
 class Trainer:
@@ -87,7 +80,6 @@ class Trainer:
         distillation: DistillationLoss | None = None,
     ) -> None:
         """`configuration` holds the flags and the model of config.json; checkpoints store it and must agree with it."""
-        self.distillation = distillation
         self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
@@ -99,6 +91,7 @@ class Trainer:
         self.lr, self.batch_size = config.lr, config.batch_size
         self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        self.loss = StepLoss(model, distillation)
         default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
         self.micro_batch = config.micro_batch or default_micro
         self.step = self.tokens = 0
@@ -112,13 +105,30 @@ class Trainer:
             model.checkpoint_activations(config.checkpoint_mode)
         if device.type == "cpu":
             self.reporter.on_message(_kernels(device))
-        self.graphs: GraphedStep | None = None
-        if config.cuda_graphs:
-            reason = reason_not_captured(device, dtype)
-            if reason is None:
-                self.graphs = GraphedStep(model, self.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype)
-            else:
+        self.device_step: DeviceStep | None = None
+        self.graphs = self._graphed_step()
+        if device.type != "cpu" and self.graphs is None:
+            self.device_step = DeviceStep(
+                self.loss, self.optimizer, self.scaler, max_grad_norm=config.max_grad_norm, dtype=dtype
+            )
+
+    def _graphed_step(self) -> GraphedStep | None:
+        """Return the captured step if --cuda-graphs selects it; report the choice on a GPU."""
+        choice, distills = self.config.cuda_graphs, self.loss.distillation is not None
+        if choice == "off":
+            return None
+        if choice == "on":
+            reason = reason_not_captured(self.device, self.dtype, distills=distills)
+        else:
+            reason = reason_not_chosen(self.device, self.dtype, distills=distills)
+        if reason is not None:
+            if choice == "on":
                 self.reporter.on_message(f"--cuda-graphs has no effect: {reason}")
+            elif self.device.type == "cuda":
+                self.reporter.on_message(f"no CUDA graphs: {reason}")
+            return None
+        self.reporter.on_message("the training step is captured in CUDA graphs; --cuda-graphs off launches its kernels")
+        return GraphedStep(self.model, self.optimizer, max_grad_norm=self.config.max_grad_norm, dtype=self.dtype)
 
     def save(self) -> Path:
         """Write a checkpoint of the current step; return its folder."""
@@ -173,48 +183,45 @@ class Trainer:
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
         with self.stop.listening(), prefetch(self._load) as fetch:
+            launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
             while finished < 1.0:
                 started = time.perf_counter()
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
-                totals = self._window.totals
-                losses = self._train_step(batches, totals) if self.graphs is None else self.graphs(batches, lr)
+                losses = self._train_step(batches) if launch is None else launch(batches, lr)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
                 tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
                 self.tokens += tokens
                 before, finished = finished, self.budget.progress(self.step, self.seconds)
-                real = batches if self.graphs is None else [batch.real for batch in batches]
-                steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, losses, real))
+                real = [batch.real if isinstance(batch, FilledBatch) else batch for batch in batches]
                 log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
+                steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, losses, real, log))
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
-                all_now = log or evaluate or save or self.stop.number is not None
-                if all_now and self.graphs is not None:
+                all_now = evaluate or save or self.stop.number is not None
+                if all_now and launch is not None:
                     self._wait(steps, time.perf_counter())
-                read = self._read(steps, totals, keep=0 if all_now or self.graphs is None else 1)
-                if log:
-                    self._log_window()
-                self._announce(read)
+                self._announce(self._read(steps, keep=0 if all_now or launch is None else 1))
                 if evaluate:
                     validation = self.validate()
                 if self.stop.number is not None:
-                    self._announce(self._read(steps, self._window.totals, keep=0))
+                    self._announce(self._read(steps, keep=0))
                     raise Stopped(self.stop.number, self.save())
                 if save:
                     self.save()
         caching_allocator.release()
         return validation or self.validate()
 
-    def _log_window(self) -> None:
-        """Write a line of metrics.jsonl: means since the previous line."""
+    def _log_window(self, step: _Step) -> None:
+        """Write the line of metrics.jsonl that follows a step: means since the previous line."""
         assert self.log is not None
         window = self._window
-        elapsed = max(self.seconds - window.seconds, 1e-9)
-        self.log.append(asdict(self._metrics("train", window.totals, (self.tokens - window.tokens) / elapsed)))
-        self._window = Window(Totals(), self.tokens, self.seconds)
+        rate = (step.total_tokens - window.tokens) / max(step.seconds - window.seconds, 1e-9)
+        self.log.append(asdict(self._metrics("train", window.totals, rate, step)))
+        self._window = Window(Totals(), step.total_tokens, step.seconds)
 
     def _validated(self) -> Metrics | None:
         """Return the validation of the current step if an earlier start of the run has written it."""
@@ -229,9 +236,9 @@ class Trainer:
         if steps:
             steps[-1].seconds = self.seconds
 
-    def _read(self, steps: deque[_Step], totals: Totals, keep: int) -> list[tuple[Metrics, float]]:
-        """Remove all but the last `keep` steps; return their metrics. The losses of a CUDA graph are added to `totals`
-        here, and a non-finite gradient raises: such a step must not be saved."""
+    def _read(self, steps: deque[_Step], keep: int) -> list[tuple[Metrics, float]]:
+        """Remove all but the last `keep` steps; return their metrics, and write the lines that follow them. Losses of
+        a GPU are added to the window here, and a non-finite gradient raises: such a step must not be saved."""
         read: list[tuple[Metrics, float]] = []
         while len(steps) > keep:
             step = steps.popleft()
@@ -242,11 +249,13 @@ class Trainer:
                 output, norm = losses.read()
                 losses = Totals()
                 losses.add(output)
-                totals.add(output)
-                if not math.isfinite(norm):
+                self._window.totals.add(output)
+                if not math.isfinite(norm) and not self.scaler.is_enabled():
                     self._announce(read)  # the steps before had finite gradients
                     self._refuse(step.number, losses, step.batches)
             read.append((self._metrics("train", losses, rate, step), step.finished))
+            if step.logs:
+                self._log_window(step)
         return read
 
     def _announce(self, steps: Sequence[tuple[Metrics, float]]) -> None:
@@ -288,50 +297,28 @@ class Trainer:
 
     def _load(self, step: int) -> list[Any]:
         """Return a step's micro-batches: of type `FilledBatch` for CUDA graphs, else packed batches."""
-        batches = self.data.training_step(step, self.batch_size, self.micro_batch)
-        if self.graphs is not None:
-            return [self.graphs.prepare(batch) for batch in batches]
-        return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
+        batches: list[Any] = self.data.training_step(step, self.batch_size, self.micro_batch)
+        launch = self.graphs or self.device_step
+        return batches if launch is None else [launch.prepare(batch) for batch in batches]
 
-    def _train_step(self, batches: Sequence[PackedBatch], totals: Totals) -> Totals:
-        """Take an optimiser step; return its losses."""
+    def _train_step(self, batches: Sequence[PackedBatch]) -> Totals:
+        """Take an optimiser step on a CPU; return its losses."""
         self.model.train()
-        weights = loss_weights(batches)
-        losses = Totals()
-        for batch, shares in zip(batches, micro_batch_shares(batches), strict=True):
+        losses, totals = Totals(), self._window.totals
+        for batch, part in zip(batches, self.loss.parts(batches), strict=True):
             with autocast(self.device, self.dtype):
-                loss, output = self._loss(batch.to(self.device, non_blocking=True), weights, shares)
-            self.scaler.scale(loss).backward()
+                loss, output = self.loss(batch.to(self.device), part)
+            loss.backward()
             losses.add(output)
             totals.add(output)
-        self._clip(losses, batches)
+        try:
+            self.optimizer.clip_gradients(self.config.max_grad_norm)
+        except GradientError as error:
+            self._refuse(self.step + 1, losses, batches, f"; {error.where}")
         set_learning_rate(self.optimizer, self.last_learning_rate)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return losses
-
-    def _loss(
-        self, batch: PackedBatch, weights: tuple[float, float], shares: tuple[float, float]
-    ) -> tuple[torch.Tensor, PreTrainingOutput]:
-        """Return a micro-batch's part of its step's loss, and the model's output."""
-        if self.distillation is not None:
-            return self.distillation(self.model, batch, *weights, shares)
-        output = self.model(batch)
-        return micro_batch_loss(output, *weights), output
-
-    def _clip(self, losses: Totals, batches: Sequence[PackedBatch]) -> None:
-        """Clip the gradient's norm."""
-        if self.device.type == "cpu" and not self.scaler.is_enabled():
-            try:
-                self.optimizer.clip_gradients(self.config.max_grad_norm)
-            except GradientError as error:
-                self._refuse(self.step + 1, losses, batches, f"; {error.where}")
-            return
-        self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
-        if not self.scaler.is_enabled() and not math.isfinite(float(norm)):
-            self._refuse(self.step + 1, losses, batches)
 
     def _refuse(self, step: int, losses: Totals, batches: Sequence[PackedBatch], where: str = "") -> NoReturn:
         """Raise `TrainingError` for a non-finite gradient; `where` names the parameter and element, if known.

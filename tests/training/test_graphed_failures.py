@@ -9,27 +9,31 @@ import pytest
 import torch
 from graphed_runs import BERT, COARSE, EXACT, Data, Run, assert_same
 
+from fastbert.cli.flags import parse
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
-from fastbert.training.graphed import GraphedStep, reason_not_captured
+from fastbert.training.config import PretrainConfig
+from fastbert.training.graphed import GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.loop import TrainingError
 
 
 @pytest.mark.parametrize("log_every", [1, 3, 100])
 def test_a_gradient_that_is_no_number_ends_the_run_as_ever(tmp_path: Path, seed: int, log_every: int) -> None:
     """One step later at most, with the same message, and with the weights from before that step."""
-    runs, errors = [], []
-    for i, buckets in enumerate((None, EXACT)):
-        runs.append(Run(tmp_path / str(i), Data(seed, same=True), buckets, lr=1e30, steps=30, log_every=log_every))
+    runs, errors, flags = [], [], {"lr": 1e30, "steps": 30, "log_every": log_every}
+    for i, (buckets, launched) in enumerate(((None, False), (EXACT, False), (None, True))):
+        runs.append(Run(tmp_path / str(i), Data(seed, same=True), buckets, launched=launched, **flags))
         with pytest.raises(TrainingError, match=r"step \d+: the gradient is not a finite number") as error:
             runs[-1].trainer.run()
         # The ordinary step looks at the gradient itself, and names the parameter.
         errors.append(re.sub(r"; [\w.]+, of shape \(.*\), is \S+ at \[.*\](?=\);)", "", str(error.value)))
-    assert errors[0] == errors[1]
-    assert runs[0].reported == runs[1].reported
-    for name, value in runs[0].weights().items():
-        assert torch.equal(runs[1].weights()[name], value), name
+    for run, error in zip(runs[1:], errors[1:]):
+        assert errors[0] == error
+        assert runs[0].reported == run.reported
+        assert not list((run.trainer.folder / "checkpoints").glob("step-*"))
+        for name, value in runs[0].weights().items():
+            assert torch.equal(run.weights()[name], value), name
 
 
 class Unchecked(BertForPreTraining):
@@ -44,10 +48,10 @@ class Unchecked(BertForPreTraining):
         return output
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["ordinary", "graphs"])
+@pytest.mark.parametrize("kind", ["ordinary", "launched", "graphs"])
 @pytest.mark.parametrize("field", ["input_ids", "position_ids", "token_type_ids", "labels"])
 def test_numbers_out_of_range_are_named_before_the_learning_rate(
-    tmp_path: Path, seed: int, field: str, graphs: bool
+    tmp_path: Path, seed: int, field: str, kind: str
 ) -> None:
     class Wrong(Data):
         def batch(self, step: int, first: int, sequences: int) -> PackedBatch:
@@ -56,7 +60,8 @@ def test_numbers_out_of_range_are_named_before_the_learning_rate(
                 getattr(batch, field)[3] = 4321
             return batch
 
-    run = Run(tmp_path, Wrong(seed, same=True), EXACT if graphs else None, kind=Unchecked)
+    buckets = EXACT if kind == "graphs" else None
+    run = Run(tmp_path, Wrong(seed, same=True), buckets, launched=kind == "launched", kind=Unchecked)
     message = f"step 3: the gradient is not a finite number, because {field} holds 4321, outside the .*[0-9]+ "
     with pytest.raises(TrainingError, match=message) as error:
         run.trainer.run()
@@ -122,11 +127,46 @@ def test_a_failed_capture_trains_on_without(tmp_path: Path, seed: int, caplog: p
 
 
 def test_where_there_are_no_graphs_the_run_says_so_in_a_line(tmp_path: Path) -> None:
-    run = Run(tmp_path, Data(), None, cuda_graphs=True)
+    run = Run(tmp_path, Data(), None, cuda_graphs="on")
     assert run.trainer.graphs is None
     assert run.messages[0].startswith("kernels: native (")
     assert run.messages[1:] == ["--cuda-graphs has no effect: there are no CUDA graphs on a device of type cpu"]
-    assert "fp16" in (reason_not_captured(torch.device("cuda"), torch.float16) or "")
-    assert reason_not_captured(torch.device("cuda"), torch.bfloat16) is None
+    assert Run(tmp_path, Data(), None).messages == run.messages[:1], "silent on a CPU unless it was asked for"
     with pytest.raises(UserError, match="a graphed step cannot be recorded: there are no CUDA graphs"):
         GraphedStep(run.trainer.model, run.trainer.optimizer, max_grad_norm=1.0)
+
+
+def test_graphs_are_the_default_for_bf16_on_a_gpu() -> None:
+    gpu = torch.device("cuda")
+    assert reason_not_chosen(gpu, torch.bfloat16) is None
+    assert "fp16" in (reason_not_chosen(gpu, torch.float16) or "")
+    assert "default for bf16" in (reason_not_chosen(gpu, torch.float32) or "")
+    assert reason_not_captured(gpu, torch.float32) is None
+    assert "teacher" in (reason_not_chosen(gpu, torch.bfloat16, distills=True) or "")
+    assert "type cpu" in (reason_not_chosen(torch.device("cpu"), torch.bfloat16) or "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "auto"),
+        (["--cuda-graphs"], "on"),
+        (["--cuda_graphs"], "on"),
+        (["--cuda-graphs", "--steps", "3"], "on"),
+        (["--cuda-graphs", "off", "--steps", "3"], "off"),
+        (["--steps", "3", "--cuda-graphs=auto"], "auto"),
+    ],
+)
+def test_the_flag_stands_with_and_without_a_value(words: list[str], expected: str) -> None:
+    assert parse(PretrainConfig, "pretrain", ["--corpus", "text", *words]).cuda_graphs == expected
+
+
+def test_the_flag_refuses_other_values_and_accepts_booleans() -> None:
+    with pytest.raises(UserError, match="--cuda-graphs maybe: choose one of auto, on, off"):
+        parse(PretrainConfig, "pretrain", ["--corpus", "text", "--cuda-graphs", "maybe"])
+    assert [PretrainConfig(cuda_graphs=value).cuda_graphs for value in (True, False)] == ["on", "off"]
+    assert PretrainConfig(teacher="folder").cuda_graphs == "auto"
+    with pytest.raises(UserError, match="--teacher and --cuda-graphs exclude each other"):
+        PretrainConfig(teacher="folder", cuda_graphs="on")
+    with pytest.raises(UserError, match="--cuda-graphs maybe must be auto, on or off"):
+        PretrainConfig(cuda_graphs="maybe")

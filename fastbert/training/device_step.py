@@ -1,0 +1,136 @@
+"""The optimiser step on a GPU, launched kernel by kernel, and the statistics of a step that arrive after it.
+
+The host never waits for the step that it launches: a step's losses and the norm of its gradient are copied to
+page-locked memory and read after the next step has been launched. A non-finite gradient is therefore handled on the
+device: the optimiser skips the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastbert.models.outputs import PreTrainingOutput
+from fastbert.packing import PackedBatch
+from fastbert.tasks.predicting import autocast
+from fastbert.training.metrics import Totals
+from fastbert.training.optimizer import clip_gradients, set_learning_rate
+from fastbert.training.step_loss import StepLoss
+
+
+class StepStats:
+    """Statistics of a step, copied to the host asynchronously: sums of losses, counts, and the gradient's norm."""
+
+    def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
+        """`numbers` are those of `StepSums`; the next step may overwrite them."""
+        self.has_pairs = has_pairs
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(numbers.device))  # the current device may differ
+        else:
+            self._host = numbers.clone()
+
+    def wait(self) -> None:
+        """Wait until the step has been computed."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+    def read(self) -> tuple[PreTrainingOutput, float]:
+        """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
+        self.wait()
+        *sums, norm = self._host.unbind()
+        output = PreTrainingOutput()
+        for name, value in zip(Totals.NAMES if self.has_pairs else Totals.NAMES[:3], sums):
+            setattr(output, name, value)
+        return output, float(norm)
+
+
+class StepSums:
+    """The sums of losses and counts of a step's micro-batches, fp64 on the device, at fixed addresses."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(len(Totals.NAMES), dtype=torch.float64, device=device)
+        self.numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
+        """Of the last finished step: the sums in the order of `Totals.NAMES`, and the gradient's norm."""
+
+    def add(self, output: PreTrainingOutput) -> None:
+        """Add a micro-batch."""
+        for index, name in enumerate(Totals.NAMES):
+            value = getattr(output, name)
+            if value is not None:
+                self._sums[index].add_(value.detach())
+
+    def finish(self, norm: Tensor) -> None:
+        """Write `numbers`, with the norm of the step's gradient, and start the next step's sums at zero."""
+        self.numbers[:-1].copy_(self._sums)
+        self.numbers[-1].copy_(norm)
+        self._sums.zero_()
+
+    def clear(self) -> None:
+        """Drop the sums of a step that raised."""
+        self._sums.zero_()
+
+
+def pinned(batch: PackedBatch, device: torch.device) -> PackedBatch:
+    """Return a batch of the host in page-locked memory, from which it is copied to a GPU asynchronously."""
+    return batch.pin_memory() if device.type == "cuda" and batch.device.type == "cpu" else batch
+
+
+class DeviceStep:
+    """One optimiser step of pre-training, without a host-device sync: gradients of all micro-batches, clipped, AdamW.
+
+    A non-finite gradient changes no weight and is reported in `StepStats`; with an enabled `scaler` (fp16) that is an
+    ordinary event, after which the scaler lowers its factor. `dtype` is autocast's.
+    """
+
+    def __init__(
+        self,
+        loss: StepLoss,
+        optimizer: torch.optim.AdamW,
+        scaler: torch.amp.GradScaler,
+        *,
+        max_grad_norm: float,
+        dtype: torch.dtype,
+    ) -> None:
+        self.loss, self.optimizer, self.scaler = loss, optimizer, scaler
+        self.max_grad_norm, self.dtype = max_grad_norm, dtype
+        self.device = next(loss.model.parameters()).device
+        self._sums = StepSums(self.device)
+        self._skip = torch.zeros((), dtype=torch.float32, device=self.device)
+        if not scaler.is_enabled():  # else the scaler sets its own before each step
+            optimizer.found_inf = self._skip  # type: ignore[attr-defined]  # where torch's fused step looks for it
+
+    def prepare(self, batch: PackedBatch) -> PackedBatch:
+        """Return a micro-batch ready to be copied to the device."""
+        return pinned(batch, self.device)
+
+    def __call__(self, batches: Sequence[PackedBatch], lr: float) -> StepStats:
+        """Launch a step with the learning rate `lr`."""
+        model = self.loss.model
+        if not model.training:
+            model.train()
+        try:
+            for batch, part in zip(batches, self.loss.parts(batches), strict=True):
+                with autocast(self.device, self.dtype):
+                    loss, output = self.loss(batch.to(self.device, non_blocking=True), part)
+                self.scaler.scale(loss).backward()
+                self._sums.add(output)
+        except BaseException:
+            # Gradients of the first micro-batches must not be part of the next step.
+            self.optimizer.zero_grad(set_to_none=True)
+            self._sums.clear()
+            raise
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(model.parameters(), self.max_grad_norm)
+        self._skip.copy_(norm.isfinite().logical_not())
+        set_learning_rate(self.optimizer, lr)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._sums.finish(norm)
+        return StepStats(self._sums.numbers, any(batch.next_sentence_label is not None for batch in batches))
