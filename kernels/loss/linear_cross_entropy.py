@@ -29,9 +29,13 @@ UNIT = 64
 # Rows of a chunk are a multiple of a matmul's tile.
 TILE = 128
 # Logits of fewer bytes are one chunk.
-ONE_CHUNK = 256_000_000
-# The largest buffer, as a share of the bytes of all rows' fp32 logits.
-SHARE = 0.045
+ONE_CHUNK = 128_000_000
+# The largest buffer, in bytes.
+BUDGET = 512_000_000
+# What eager PyTorch holds per logit at its peak, in backward: the softmax, its gradient and that of the logits, fp32.
+EAGER_BYTES = 12
+# The largest buffer, as a share of that.
+SHARE = 0.09
 # The fewest bytes of a column in a chunk, 896 rows of bf16: each chunk reads and writes the whole fp32 gradient of the
 # weight, which takes about as long as the three matmuls of 200 rows.
 FEWEST = 1792
@@ -66,16 +70,17 @@ def padded(vocabulary: int) -> int:
 def plan(rows: int, vocabulary: int, element_size: int) -> int:
     """Return the rows per chunk, for operands of `element_size` bytes; the last chunk may have fewer.
 
-    Up to ONE_CHUNK bytes of logits, one chunk has all rows. Above, the buffer is at most SHARE of the fp32 logits of
-    all rows, or as many rows as FEWEST demands, and the chunks are about equal.
+    Up to ONE_CHUNK bytes of logits, one chunk has all rows. Above, the buffer takes at most SHARE of eager PyTorch's
+    memory, or as many rows as FEWEST demands, and never more than BUDGET bytes; the chunks are about equal.
     """
     row_bytes = padded(vocabulary) * element_size
     if rows * row_bytes <= ONE_CHUNK:
         return max(rows, 1)
-    budget = int(SHARE * rows * vocabulary * 4)
-    most = max(budget // row_bytes // TILE * TILE, FEWEST // element_size // TILE * TILE)
-    chunks = -(-rows // most)
-    return -(-rows // (chunks * TILE)) * TILE
+    share = int(SHARE * EAGER_BYTES * rows * vocabulary) // row_bytes // TILE
+    most = min(max(share, FEWEST // element_size // TILE), BUDGET // row_bytes // TILE)
+    tiles = -(-rows // TILE)
+    chunks = -(-tiles // max(most, 1))
+    return -(-tiles // chunks) * TILE
 
 
 @triton.jit
