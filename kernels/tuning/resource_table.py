@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from fastbert.kernels.tuning.resources import Body, Resources
 
-HEADINGS = ("kernel", "case", "regs", "spills", "KiB", "progs", "copies", "inner", "/score")
+HEADINGS = ("kernel", "case", "regs", "spill", "KiB", "prog", "copies", "inner", "/score")
 LEGEND = (
-    "regs, spills: registers and spilled bytes per thread; KiB: shared memory per program; progs: programs per",
-    "multiprocessor; copies: asynchronous copies of 16 bytes, + narrower ones, or T of whole tiles;",
-    "inner: instructions per thread of the inner loop (- without a loop); /score: the same per attention score.",
+    "regs, spill: registers and spilled bytes per thread; KiB: shared memory per program; prog:",
+    "programs per multiprocessor; copies: asynchronous ones of 16 bytes, + narrower, T: whole tiles;",
+    "inner: instructions per thread of the inner loop, - without one; /score: per attention score.",
 )
 
 
@@ -23,7 +23,7 @@ def cells(row: Resources) -> tuple[str, ...]:
         row.case,
         str(row.registers),
         str(row.spills),
-        f"{row.shared / 1024:.1f}",
+        f"{row.shared / 1024:.{0 if row.shared >= 10 * 1024 else 1}f}",
         str(row.programs),
         copies(row),
         str(inner.instructions) if inner else "-",

@@ -197,7 +197,7 @@ def _body(body: sass.Body, launch: Launch) -> Body:
     scores = matmuls = None
     if "attention" in launch.kernel.__module__ and "BLOCK_D" in launch.constants:
         multiply_adds = body.multiply_adds * launch.config.num_warps / launch.constants["BLOCK_D"]
-        if body.loop and {"BLOCK_M", "BLOCK_N"} <= launch.constants.keys():
+        if body.loop and "exp2" in body.kinds and {"BLOCK_M", "BLOCK_N"} <= launch.constants.keys():
             tile = launch.constants["BLOCK_M"] * launch.constants["BLOCK_N"]
         else:
             tile = round(multiply_adds / MATMULS[launch.kernel.__name__]) if launch.kernel.__name__ in MATMULS else 0

@@ -42,6 +42,8 @@ KINDS = {
     "barrier": r"BAR|SYNCS|WARPSYNC|WARPGROUP|LDGDEPBAR|DEPBAR|ARRIVES|MEMBAR|FENCE|ERRBAR|BSSY|BSYNC|NANOSLEEP",
     "branch": r"BRA|EXIT|CALL|RET|BRX|JMP|U?BREV",
 }
+# Of these alone consist loops that wait for a barrier.
+WAITING = {"barrier", "branch", "move", "compare", "add, shift", "other"}
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ class Program:
     def _waits(self, loop: Iterable[int]) -> bool:
         """Return whether a loop only waits: for a barrier, or after the end of the kernel."""
         opcodes = [self.instructions[index].opcode for index in loop]
-        return len(opcodes) == 1 or (len(opcodes) < 16 and any(opcode.startswith("SYNCS") for opcode in opcodes))
+        waiting = any(opcode.startswith("SYNCS") for opcode in opcodes)
+        return len(opcodes) == 1 or (waiting and {kind(opcode) for opcode in opcodes} <= WAITING)
 
     def _blocks(self) -> tuple[list[int], dict[int, list[int]]]:
         """Return the first instructions of the basic blocks, and for each those of its successors."""
