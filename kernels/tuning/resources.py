@@ -36,9 +36,6 @@ POINTERS = {
     torch.bool: "*i1",
     torch.uint8: "*u8",
 }
-# Matmuls over the scores of those kernels whose tiles are no constants of the launch: one in QK^T, one in PV, and in
-# backward also those of dv, dp, dk and dq, without PV.
-MATMULS = {"forward_short": 2, "backward_short": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,8 @@ class Body:
     scores: int | None = None
     """The attention scores that a thread computes per iteration; None where they are not known."""
     matmuls: float | None = None
-    """The matmuls over these scores. More than the algorithm has mean that the compiler unrolled the loop."""
+    """The matmuls over these scores. More than the algorithm has mean that warps repeat each other's work, that tiles
+    are padded, or that the compiler unrolled the loop."""
     kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -193,17 +191,20 @@ def compile_launch(launch: Launch, case: str, target: str) -> Resources:
 
 
 def _body(body: sass.Body, launch: Launch) -> Body:
-    """Return a body with the scores that it computes: a tile, or by the matmuls of kernels with several tiles."""
+    """Return a body with the attention scores that a thread computes in it.
+
+    In the loops of a kernel whose configuration has the tile's size, these are its share of the tile. Kernels with
+    several tiles compute whole rows of scores, each with one exponential.
+    """
     scores = matmuls = None
-    if "attention" in launch.kernel.__module__ and "BLOCK_D" in launch.constants:
-        multiply_adds = body.multiply_adds * launch.config.num_warps / launch.constants["BLOCK_D"]
-        if body.loop and "exp2" in body.kinds and {"BLOCK_M", "BLOCK_N"} <= launch.constants.keys():
-            tile = launch.constants["BLOCK_M"] * launch.constants["BLOCK_N"]
-        else:
-            tile = round(multiply_adds / MATMULS[launch.kernel.__name__]) if launch.kernel.__name__ in MATMULS else 0
-        if tile:
-            scores = tile // (32 * launch.config.num_warps)
-            matmuls = round(multiply_adds / tile, 2) if multiply_adds else None
+    exponentials, threads = body.kinds.get("exp2", 0), 32 * launch.config.num_warps
+    if "attention" in launch.kernel.__module__ and exponentials and "BLOCK_D" in launch.constants:
+        if not {"BLOCK_M", "BLOCK_N"} <= launch.constants.keys():
+            scores = exponentials
+        elif body.loop:
+            scores = launch.constants["BLOCK_M"] * launch.constants["BLOCK_N"] // threads
+    if scores and body.multiply_adds:
+        matmuls = round(body.multiply_adds / (32 * scores * launch.constants["BLOCK_D"]), 2)
     return Body(loop=body.loop, instructions=body.instructions, scores=scores, matmuls=matmuls, kinds=body.kinds)
 
 
