@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.kernels.configs.configuration import DTYPES
+from fastbert.kernels.configs.linear import FEW_ROWS
 from fastbert.kernels.linear import linear
 
 
@@ -21,32 +22,39 @@ class MatmulGeluCase:
     keep: bool = True
     depth: int = 768
     columns: int = 3072
+    rows: int = 512
+    """Up to `FEW_ROWS` they select a configuration of their own, forward."""
 
     def __str__(self) -> str:
         kind, bias = "tanh" if self.tanh else "erf", [f"{self.bias} bias"] if self.bias else []
-        return " ".join([f"{self.dtype} {kind} {self.depth}x{self.columns}", *bias, *(["keep"] * self.keep)])
+        few = [f"{self.rows} rows"] if self.rows <= FEW_ROWS[-1] else []
+        return " ".join([f"{self.dtype} {kind} {self.depth}x{self.columns}", *few, *bias, *(["keep"] * self.keep)])
 
     def launch(self) -> None:
         """Launch the kernels of forward and backward."""
         dtype = DTYPES[self.dtype]
-        x, weight = torch.zeros(2, self.depth, dtype=dtype), torch.zeros(self.columns, self.depth, dtype=dtype)
+        x = torch.zeros(self.rows, self.depth, dtype=dtype)
+        weight = torch.zeros(self.columns, self.depth, dtype=dtype)
         bias = torch.zeros(self.columns, dtype=DTYPES[self.bias]) if self.bias else None
         y, _ = linear.linear_gelu(x, weight, bias, self.tanh, self.keep)
-        linear.linear_gelu_backward(x, torch.zeros(self.depth, self.columns, dtype=dtype), y, self.tanh)
+        if self.rows > FEW_ROWS[-1]:
+            linear.linear_gelu_backward(x, torch.zeros(self.depth, self.columns, dtype=dtype), y, self.tanh)
 
 
 def demanding() -> list[MatmulGeluCase]:
     """Return the variants that the default configurations tell apart, with the flags that need most registers."""
-    return [MatmulGeluCase(), MatmulGeluCase(tanh=True, bias="", keep=False, depth=816, columns=80)]
+    few = [MatmulGeluCase(rows=rows) for rows in FEW_ROWS]
+    return [MatmulGeluCase(), *few, MatmulGeluCase(tanh=True, bias="", keep=False, depth=816, columns=80)]
 
 
 def every() -> list[MatmulGeluCase]:
     """Return all variants."""
     flags = (False, True)
-    variants = itertools.product(("bf16", "fp16"), ("", "fp32"), flags, flags, (768, 816), (80, 3072))
+    sizes = ((768, 816), (80, 3072), (*FEW_ROWS, 512))
+    variants = itertools.product(("bf16", "fp16"), ("", "fp32"), flags, flags, *sizes)
     return [
-        MatmulGeluCase(dtype=dtype, bias=bias, tanh=tanh, keep=keep, depth=depth, columns=columns)
-        for dtype, bias, tanh, keep, depth, columns in variants
+        MatmulGeluCase(dtype=dtype, bias=bias, tanh=tanh, keep=keep, depth=depth, columns=columns, rows=rows)
+        for dtype, bias, tanh, keep, depth, columns, rows in variants
     ]
 
 

@@ -10,9 +10,9 @@ from fastbert.kernels.gelu import bias_gelu
 from fastbert.kernels.linear import linear
 
 
-def _fuses(x: Tensor, weight: Tensor) -> bool:
+def _fuses(x: Tensor, weight: Tensor, *, backward: bool = False) -> bool:
     half = x.dtype in (torch.bfloat16, torch.float16)
-    return half and all(size % 16 == 0 for size in weight.shape) and linear.prefers_fused(x)
+    return half and all(size % 16 == 0 for size in weight.shape) and linear.prefers_fused(x, backward=backward)
 
 
 def up_projection(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep_u: bool) -> tuple[Tensor, Tensor]:
@@ -31,6 +31,6 @@ def down_projection_backward(grad: Tensor, weight: Tensor, u: Tensor, tanh: bool
 
     grad (rows, depth) is the gradient of the down-projection h weight^T, with weight (depth, columns) in its dtype.
     """
-    if _fuses(grad, weight):
+    if _fuses(grad, weight, backward=True):
         return linear.linear_gelu_backward(grad, weight, u, tanh)
     return bias_gelu.backward_with_output(grad @ weight, u, tanh)

@@ -25,13 +25,13 @@ from torch import Tensor
 from fastbert.kernels.columns import column_sums
 from fastbert.kernels.common import add_dot, narrow
 from fastbert.kernels.configs.configuration import Config
-from fastbert.kernels.configs.linear import DEEPEST, SHALLOWEST
+from fastbert.kernels.configs.linear import DEEPEST, SHALLOWEST, row_class
 from fastbert.kernels.gelu.activation import gelu, gelu_and_derivative
 from fastbert.kernels.launch import architecture, launch, multiprocessors
 from fastbert.kernels.tuning import tables
 
-# Per multiprocessor: the most for which registers and shared memory suffice.
-PROGRAMS = 2
+# Per multiprocessor: the most for which registers and shared memory suffice, with tiles for many and for few rows.
+PROGRAMS, FEW_ROWS_PROGRAMS = 2, 4
 
 
 @triton.jit
@@ -165,15 +165,16 @@ def matmul_gelu_backward(
             tl.store(partial + column, tl.sum(du, 0, keep_dims=True), mask=inside)
 
 
-def _config(kernel: Any, x: Tensor) -> Config:
-    """Return the configuration for x (rows, depth)."""
+def _config(kernel: Any, x: Tensor, rows: str = "") -> Config:
+    """Return the configuration for x (rows, depth), of the row class `rows`."""
     depth = min(max(x.shape[1], SHALLOWEST), DEEPEST)
-    return tables.lookup(kernel.__name__, tables.shape_class(x.dtype, False, depth), architecture(x.device))
+    return tables.lookup(kernel.__name__, tables.shape_class(x.dtype, False, depth) + rows, architecture(x.device))
 
 
-def prefers_fused(x: Tensor) -> bool:
-    """Return whether the configurations prefer `linear_gelu` for x (rows, depth) to a pass after PyTorch's matmul."""
-    return bool(_config(matmul_gelu, x).constants["FUSED"])
+def prefers_fused(x: Tensor, *, backward: bool = False) -> bool:
+    """Return whether the configurations prefer `linear_gelu` for x (rows, depth) to a pass after PyTorch's matmul, or
+    `linear_gelu_backward`, which has no configurations for few rows."""
+    return bool(_config(matmul_gelu, x, "" if backward else row_class(len(x))).constants["FUSED"])
 
 
 def _workspace(size: int, alignment: int, stream: int | None) -> Tensor:
@@ -181,8 +182,17 @@ def _workspace(size: int, alignment: int, stream: int | None) -> Tensor:
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
-def _launch(kernel: Any, config: Config, x: Tensor, columns: int, *tensors: Tensor | None, **constants: Any) -> None:
-    """Launch on x (rows, depth) and `tensors`, with as many programs as run concurrently."""
+def _launch(
+    kernel: Any,
+    config: Config,
+    x: Tensor,
+    columns: int,
+    *tensors: Tensor | None,
+    programs: int = PROGRAMS,
+    **constants: Any,
+) -> None:
+    """Launch on x (rows, depth) and `tensors`, with as many programs as run concurrently: `programs` per
+    multiprocessor."""
     rows, depth = x.shape
     sizes = {name: size for name, size in config.constants.items() if name != "FUSED"}
     tiles = triton.cdiv(rows, sizes["BLOCK_M"]) * triton.cdiv(columns, sizes["BLOCK_N"])
@@ -192,7 +202,7 @@ def _launch(kernel: Any, config: Config, x: Tensor, columns: int, *tensors: Tens
     context.run(
         launch,
         kernel,
-        (min(tiles, PROGRAMS * multiprocessors(x.device)),),
+        (min(tiles, programs * multiprocessors(x.device)),),
         *(x, *tensors, rows, columns, depth),
         EVEN=depth % sizes["BLOCK_K"] == 0,
         config=replace(config, constants=sizes),
@@ -218,8 +228,9 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep
     u = torch.empty(rows if keep else 0, columns, dtype=x.dtype, device=x.device)
     if y.numel():
         tensors = (_aligned(weight), None if bias is None else bias.contiguous(), y, u if keep else None)
-        config = _config(matmul_gelu, x)
-        _launch(matmul_gelu, config, _aligned(x), columns, *tensors, TANH=tanh, KEEP=keep)
+        few = row_class(rows)
+        config, programs = _config(matmul_gelu, x, few), FEW_ROWS_PROGRAMS if few else PROGRAMS
+        _launch(matmul_gelu, config, _aligned(x), columns, *tensors, programs=programs, TANH=tanh, KEEP=keep)
     return y, u
 
 

@@ -34,10 +34,13 @@ def lookup(kernel: str, shape: str, architecture: str) -> Config:
     else:
         defaults = DEFAULTS[_nearest(architecture)][kernel]
         measured = saved().get(architecture, {}).get(kernel, {})
+    overrides = _overridden.get(kernel, {})
+    many_rows = shape.partition("-rows")[0]
+    if shape not in overrides and many_rows in overrides:
+        return overrides[many_rows]
     # A mask takes registers: where the defaults tell masked classes apart, measurements without a mask do not apply.
-    names = (shape, shape.removesuffix("-masked"))
-    for name in names:
-        for entries in (_overridden.get(kernel, {}), measured, defaults):
+    for name in (shape, shape.removesuffix("-masked"), many_rows):
+        for entries in (overrides, measured, defaults):
             if name in entries:
                 return entries[name]
     raise KeyError(f"no configuration of {kernel} for {shape}")
@@ -70,7 +73,7 @@ def pinned(tables: Mapping[str, Table]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
-    """Make `lookup` return `config` for that kernel and shape class, within the block."""
+    """Make `lookup` return `config` for that kernel and shape class, within the block; for all of its row classes."""
     _overridden.setdefault(kernel, {})[shape] = config
     try:
         yield

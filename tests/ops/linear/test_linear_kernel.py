@@ -15,6 +15,8 @@ from fastbert import ops, use_backend
 from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import launch
+from fastbert.kernels.configs.linear import TABLES
 from fastbert.kernels.gelu import bias_gelu
 from fastbert.kernels.launch import architecture
 from fastbert.kernels.linear import linear as kernels
@@ -197,8 +199,10 @@ def test_rows_are_independent_and_results_the_same_every_time(seed: int) -> None
     assert all(torch.equal(a, b) for a, b in zip(*results))
     y, u = kernels.linear_gelu(x[61:64], weight, bias, False, True)
     du, h, _ = kernels.linear_gelu_backward(grad[61:64], second, u, False)
-    for alone, among in zip((y, u, du, h), results[0]):
-        if INTERPRETED:  # with NumPy, whose sums depend on a row's position in a tile: one rounding to half
+    for alone, among, same_tiles in zip((y, u, du, h), results[0], (False, False, True, True)):
+        # In NumPy a sum depends on a row's position in a tile; few rows forward have tiles of their own. Either way the
+        # results differ by one rounding to half.
+        if INTERPRETED or not same_tiles:
             torch.testing.assert_close(alone, among[61:64], rtol=2**-10, atol=2**-14)
         else:
             assert torch.equal(alone, among[61:64])
@@ -263,6 +267,41 @@ def test_a_bias_whose_elements_lie_apart(fused: int, seed: int) -> None:
         actual = run("triton", (x, weight, bias), gradient)
         same = run("triton", (x, weight, bias.contiguous()), gradient)
     assert all(torch.equal(a, b) for a, b in zip(actual, same))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 256, 257])
+def test_few_rows_have_tiles_of_their_own(rows: int, seed: int) -> None:
+    """The shipped ones of sm_90, on any device; with more rows the others. Results are those of many rows."""
+    x, weight, bias = (tensor.half() for tensor in operands(rows, 48, 80, seed))
+    target, expected = architecture(torch.device(DEVICE)), {16: (16, 16), 64: (64, 32), 256: (64, 64)}
+    most = next((limit for limit in expected if rows <= limit), None)
+    few = {f"half-256-rows{limit}": TABLES["sm_90"]["matmul_gelu"][f"half-256-rows{limit}"] for limit in expected}
+    many = kernels.linear_gelu(x[:1].expand(300, -1), weight, bias, False, True)
+    table = {target: {"matmul_gelu": {**tables.effective(target)["matmul_gelu"], **few}}}
+    with tables.pinned(table), launch.observing() as launches:
+        actual = kernels.linear_gelu(x, weight, bias, False, True)
+    sizes = launches[0].constants
+    if most is not None:
+        assert (sizes["BLOCK_M"], sizes["BLOCK_N"]) == expected[most]
+    elif INTERPRETED:
+        assert (sizes["BLOCK_M"], sizes["BLOCK_N"]) == (32, 64)
+    for value, same in zip(actual, many):
+        torch.testing.assert_close(value[:1], same[:1], rtol=2**-10, atol=2**-14)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_sixteen_rows_use_every_multiprocessor(target: str) -> None:
+    """One short query: a tile per program, each multiprocessor with more than 15 KB of the weight in flight."""
+    multiprocessors = {"sm_80": 108, "sm_90": 132, "sm_100": 148}[target]
+    for depth, columns in ((768, 3072), (1024, 4096)):
+        config = TABLES[target]["matmul_gelu"]["half-1024-rows16"]
+        sizes = config.constants
+        programs = -(-16 // sizes["BLOCK_M"]) * (columns // sizes["BLOCK_N"])
+        assert multiprocessors <= programs <= kernels.FEW_ROWS_PROGRAMS * multiprocessors
+        in_flight = min(depth, sizes["BLOCK_K"] * (config.num_stages - 1)) * sizes["BLOCK_N"] * 2
+        assert programs * in_flight >= 15_000 * multiprocessors
+        assert sizes["FUSED"]
+    assert target != "sm_80" or not TABLES[target]["matmul_gelu"]["half-1024-rows64"].constants["FUSED"]
 
 
 @pytest.mark.parametrize("needed", [0, 1, 2], ids=["x", "weight", "bias"])
