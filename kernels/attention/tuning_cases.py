@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from fastbert.kernels.attention import launchers
-from fastbert.kernels.configs.configuration import Config
+from fastbert.kernels.configs.configuration import Config, shape_class
 
 WIDTHS = (64, 32, 128)
 
@@ -29,9 +29,12 @@ CANDIDATES = {
 }
 
 
-def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, int, list[Config]]]:
-    """Return kernel, head_dim and candidates of what is tuned; `widths` restricts the head dimensions."""
-    return [(kernel, width, CANDIDATES[kernel]) for kernel, width in itertools.product(CANDIDATES, widths or WIDTHS)]
+def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, str, int, list[Config]]]:
+    """Return kernel, shape class, head_dim and candidates of what is tuned; `widths` restricts the head dimensions."""
+    return [
+        (kernel, shape_class(torch.bfloat16, False, width), width, CANDIDATES[kernel])
+        for width, kernel in itertools.product(widths or WIDTHS, CANDIDATES)
+    ]
 
 
 def _inputs(head_dim: int, device: torch.device, tokens: int) -> Iterator[launchers.AttentionInputs]:
@@ -63,7 +66,12 @@ def _inputs(head_dim: int, device: torch.device, tokens: int) -> Iterator[launch
 
 
 def milliseconds(
-    kernel: str, width: int, device: torch.device, tokens: int, time: Callable[[Callable[[], object]], float]
+    kernel: str,
+    shape: str,
+    width: int,
+    device: torch.device,
+    tokens: int,
+    time: Callable[[Callable[[], object]], float],
 ) -> float:
     """Return what `time` measures of forward, or of backward, with the present configurations."""
     total = 0.0

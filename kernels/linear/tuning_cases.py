@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastbert.kernels.configs.configuration import Config
+from fastbert.kernels.configs.configuration import Config, shape_class
 from fastbert.kernels.linear import feed_forward
 
 # One shape class holds for base and large: depths of 768 and 1024.
@@ -30,8 +30,9 @@ _TILES = (
 )
 
 
-def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, int, list[Config]]]:
-    """Return kernel, depth and candidates of what is tuned, with tensor descriptors where the GPU has them."""
+def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, str, int, list[Config]]]:
+    """Return kernel, shape class, depth and candidates of what is tuned, with tensor descriptors where the GPU has
+    them; `widths` are attention's and have no effect."""
     fused = [
         Config(
             constants={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64, "EPILOGUE_N": epilogue, "TMA": tma, "FUSED": 1},
@@ -43,11 +44,18 @@ def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple
     ]
     unfused = replace(fused[0], constants={**fused[0].constants, "FUSED": 0})
     # The forward kernel decides for both whether they run.
-    return [("matmul_gelu", WIDTHS[-1], [*fused, unfused]), ("matmul_gelu_backward", WIDTHS[-1], fused)]
+    depth = WIDTHS[-1]
+    shape = shape_class(torch.bfloat16, False, depth)
+    return [("matmul_gelu", shape, depth, [*fused, unfused]), ("matmul_gelu_backward", shape, depth, fused)]
 
 
 def milliseconds(
-    kernel: str, width: int, device: torch.device, tokens: int, time: Callable[[Callable[[], object]], float]
+    kernel: str,
+    shape: str,
+    width: int,
+    device: torch.device,
+    tokens: int,
+    time: Callable[[Callable[[], object]], float],
 ) -> float:
     """Return what `time` measures of both directions at all widths of the shape class, with the present table."""
     generator = torch.Generator(device).manual_seed(tokens)

@@ -3,18 +3,21 @@
 import dataclasses
 import json
 import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import trial_jobs
 
 from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels import launch
-from fastbert.kernels.attention import tuning_cases as attention_cases
 from fastbert.kernels.linear import tuning_cases as linear_cases
-from fastbert.kernels.tuning import tables, tune
+from fastbert.kernels.tuning import processes, tables, tune
+from fastbert.kernels.tuning.processes import Failure
 from fastbert.kernels.tuning.tables import Config, lookup
 
 OTHER = Config(constants={"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2)
@@ -137,35 +140,64 @@ def test_a_home_that_is_not_there_or_may_not_be_entered_is_no_error(
     tables.saved.cache_clear()
 
 
-def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
-    winner = next(
-        trial for trial in tune.trials("sm_90") if trial.kernel == "backward_keys" and trial.shape == "half-64"
-    )
-    chosen = attention_cases.CANDIDATES["backward_keys"][0]
-    assert chosen != winner.config
-    seen = []
+def in_turn(outcomes: Callable[[Callable, tune.Job], Any]) -> tune.Runner:
+    """A runner without processes."""
 
-    def timer(trial: tune.Trial, device: torch.device) -> tune.Measured:
+    def run(function: Callable, jobs: list[tune.Job], **_: Any) -> Iterator[tuple[tune.Job, Any]]:
+        for job in jobs:
+            yield job, outcomes(function, job)
+
+    return run
+
+
+def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
+    pending = tune.trials("sm_90", (64, 32))
+    keys = [trial for trial in pending if trial.kernel == "backward_keys" and trial.shape.startswith("half-64")]
+    chosen, spilled = keys[2], keys[1]
+    seen, kept = [], []
+
+    def outcome(function: Callable, job: tune.Job) -> Any:
+        trial = job.trial
+        if function is tune.compile_trial:
+            return "spills 32 bytes of registers per thread" if trial == spilled else ""
+        assert trial != spilled, "dropped before it is timed"
         if trial.kernel == "forward_long":
             # Nothing beats the default by more than noise.
-            present = tables.lookup(trial.kernel, trial.shape, "sm_90")
-            return tune.Measured(trial, 1.0 if trial.config == present else 0.99)
-        if trial.kernel == "backward_keys" and trial.shape == "half-64":
-            return tune.Measured(trial, 0.5 if trial.config == chosen else 1.0)
-        return tune.Measured(trial, None, "out of resource: shared memory")
+            return tune.Measured(trial, 1.0 if trial.present else 0.99)
+        if trial in keys:
+            return tune.Measured(trial, 0.5 if trial == chosen else 1.0)
+        return Failure("RuntimeError: CUDA error") if trial.present else tune.Measured(trial, None, "out of resource")
 
-    written, measured = tune.tune_for(
-        "sm_90", torch.device("cpu"), lambda *report: seen.append(report), widths=(64, 32), timer=timer
+    def measured(result: tune.Measured) -> None:
+        kept.append(result)
+        if result.trial == chosen:  # already on disk
+            assert lookup(chosen.kernel, chosen.shape, "sm_90") == chosen.config
+
+    written, results = tune.tune_for(
+        "sm_90", "cpu", lambda *report: seen.append(report), widths=(64, 32), measured=measured, runner=in_turn(outcome)
     )
     assert written == path
     entries = json.loads(path.read_text())["entries"]["sm_90"]
     assert "forward_long" not in entries
-    assert entries["backward_keys"]["half-64"] == chosen.as_json()
-    assert lookup("backward_keys", "half-64", "sm_90") == chosen
-    assert len(measured) == len(tune.trials("sm_90", (64, 32)))
-    # The first half of the way is compiling, which `run` does before.
-    assert seen[0][:2] == (len(measured), 2 * len(measured))
-    assert seen[-1][:2] == (2 * len(measured), 2 * len(measured))
+    assert entries == {chosen.kernel: {chosen.shape: chosen.config.as_json()}}
+    assert results == kept
+    assert len(results) == len(pending)
+    assert all(trial in [result.trial for result in results] for trial in pending)
+    assert [result.error for result in results if result.trial == spilled] == [
+        "spills 32 bytes of registers per thread"
+    ]
+    assert "RuntimeError: CUDA error" in [result.error for result in results]
+    # The first half of the way is compiling.
+    assert seen[0] == (1, 2 * len(pending), "compiling")
+    assert seen[-1] == (2 * len(pending), 2 * len(pending), "done")
+
+
+def test_a_class_without_a_measurement_of_what_is_in_use_has_no_winner() -> None:
+    present, other = tune.trials("sm_90")[:2]
+    assert present.present
+    assert tune.fastest([tune.Measured(other, 1.0)]) == {}
+    hung = tune.Measured(present, None, "no answer within 90 s")
+    assert tune.fastest([hung, tune.Measured(other, 1.0)]) == {other.kernel: {other.shape: other.config}}
 
 
 def test_tuning_needs_a_gpu() -> None:
@@ -178,9 +210,26 @@ def test_each_trial_differs_from_what_is_used_today() -> None:
     groups = {(trial.kernel, trial.shape) for trial in trials}
     assert len(trials) > 4 * len(groups)
     for kernel, shape in groups:
-        configs = [trial.config for trial in trials if (trial.kernel, trial.shape) == (kernel, shape)]
-        assert configs[0] == lookup(kernel, shape, "sm_90")
-        assert all(config != configs[0] for config in configs[1:])
+        group = [trial for trial in trials if (trial.kernel, trial.shape) == (kernel, shape)]
+        assert [trial.present for trial in group] == [True, *[False] * (len(group) - 1)]
+        assert group[0].config == lookup(kernel, shape, "sm_90")
+        assert all(trial.config != group[0].config for trial in group[1:])
+
+
+def test_a_job_that_dies_raises_or_hangs_costs_only_itself() -> None:
+    jobs = ["first", "dies", "raises", "last"]
+    outcomes = dict(processes.run_jobs(trial_jobs.answer, jobs, processes=1, seconds=120.0))
+    assert list(outcomes) == jobs
+    assert outcomes["dies"] == Failure("its process ended with code 7")
+    assert outcomes["raises"] == Failure("RuntimeError: CUDA error: an illegal memory access was encountered")
+    (hung,) = processes.run_jobs(trial_jobs.answer, ["hangs"], processes=1, seconds=0.5)
+    assert hung == ("hangs", Failure("no answer within 0.5 s"))
+    ended = [int(outcomes[name].split()[1]) for name in ("first", "last")]
+    assert len(set(ended)) == 2, "a new process continued"
+    assert not [pid for pid in ended if Path(f"/proc/{pid}").exists()]
+    assert list(processes.run_jobs(trial_jobs.answer, ["late"], processes=1, seconds=1.0, deadline=0.0)) == [
+        ("late", Failure(processes.OUT_OF_TIME))
+    ]
 
 
 def test_no_configuration_for_amd_limits_registers_as_only_nvidias_compiler_can() -> None:
@@ -192,12 +241,12 @@ def test_no_configuration_for_amd_limits_registers_as_only_nvidias_compiler_can(
 def test_the_timed_matmuls_follow_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_cases, "WIDTHS", (64,))
     names = []
-    candidates = linear_cases.candidates("sm_80")[0][2]
+    candidates = linear_cases.candidates("sm_80")[0][3]
     for config in (candidates[0], candidates[-1]):
         small = {**config.constants, "BLOCK_M": 32, "BLOCK_N": 128}
         chosen = dataclasses.replace(config, constants=small)
         with tables.overridden("matmul_gelu", "half-256", chosen), launch.observing() as launches:
-            assert linear_cases.milliseconds("matmul_gelu", 64, torch.device("cpu"), 3, tune._once) == 0.0
+            assert linear_cases.milliseconds("matmul_gelu", "half-256", 64, torch.device("cpu"), 3, tune.once) == 0.0
         names.append({launch.kernel.__name__ for launch in launches})
     assert names[0] >= {"matmul_gelu", "matmul_gelu_backward"}
     assert names[1] >= {"bias_gelu_forward", "bias_gelu_backward"}
