@@ -136,17 +136,25 @@ def compile_entry(entry: Entry) -> Row:
 
 
 def compile_all(
-    pending: Sequence[Entry], processes: int | None, report: Callable[[list[Row]], None] = lambda rows: None
+    pending: Sequence[Entry], processes: int | None, report: Callable[[list[Row]], object] = lambda rows: None
 ) -> list[Row]:
-    """Compile entries in parallel processes; `report` gets all finished rows from time to time."""
+    """Compile entries in parallel processes; `report` gets all finished rows from time to time, and before an error."""
     rows: list[Row] = []
     reported = time.monotonic()
     with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        for job in as_completed([pool.submit(compile_entry, entry) for entry in pending]):
-            rows.append(job.result())
-            if time.monotonic() - reported > SAVE_SECONDS:
-                report(rows)
-                reported = time.monotonic()
+        jobs = {pool.submit(compile_entry, entry): entry for entry in pending}
+        try:
+            for job in as_completed(jobs):
+                if job.exception() is not None:
+                    print(f"cannot compile {jobs[job]}", file=sys.stderr)
+                rows.append(job.result())
+                if time.monotonic() - reported > SAVE_SECONDS:
+                    report(rows)
+                    reported = time.monotonic()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            report(rows)
+            raise
     return rows
 
 
