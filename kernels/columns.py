@@ -6,6 +6,9 @@ one partial row at its end; `column_sums` adds the partial rows. No atomics: the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +22,8 @@ CONFIG = Config(constants={"BLOCK_M": 64, "BLOCK_N": 32}, num_warps=4)
 INTERPRETED_CONFIG = Config(constants={"BLOCK_M": 64, "BLOCK_N": 1024})
 # Of the first stage, per multiprocessor.
 PROGRAMS = 2
+# What a launcher returns of partial rows (rows, ...): their sums, or the rows themselves, for a caller that adds them.
+Reduction: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -48,3 +53,8 @@ def column_sums(partial: Tensor) -> Tensor:
         grid = (triton.cdiv(out.numel(), config.constants["BLOCK_N"]),)
         launch(sum_columns, grid, partial, out, partial.shape[0], out.numel(), config=config)
     return out
+
+
+def unreduced(partial: Tensor) -> Tensor:
+    """Return `partial` itself: the `Reduction` for callers that sum partial rows of several kernels in one launch."""
+    return partial

@@ -16,7 +16,7 @@ from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training.metrics import Totals
-from fastbert.training.optimizer import clip_gradients, set_learning_rate
+from fastbert.training.optimizer import clip_and_step, clip_gradients, set_learning_rate
 from fastbert.training.step_loss import StepLoss
 
 
@@ -125,12 +125,15 @@ class DeviceStep:
             self.optimizer.zero_grad(set_to_none=True)
             self._sums.clear()
             raise
-        self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(model.parameters(), self.max_grad_norm)
-        self._skip.copy_(norm.isfinite().logical_not())
         set_learning_rate(self.optimizer, lr)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+            norm = clip_gradients(model.parameters(), self.max_grad_norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            norm = clip_and_step(self.optimizer, model.parameters(), self.max_grad_norm, self._skip)
+        if getattr(self.optimizer, "flat", None) is None:
+            self.optimizer.zero_grad(set_to_none=True)
         self._sums.finish(norm)
         return StepStats(self._sums.numbers, any(batch.next_sentence_label is not None for batch in batches))

@@ -31,7 +31,7 @@ from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.training.batches import loss_weights, micro_batch_loss
 from fastbert.training.device_step import StepStats, StepSums, pinned
-from fastbert.training.optimizer import clip_gradients, make_capturable, set_learning_rate
+from fastbert.training.optimizer import clip_and_step, make_capturable, set_learning_rate
 
 
 def reason_not_captured(device: torch.device, dtype: torch.dtype, *, distills: bool = False) -> str | None:
@@ -161,10 +161,9 @@ class GraphedStep:
 
     def _update(self, _: PackedBatch | None) -> None:
         """Clip, update, and zero gradients and sums in place for the next step."""
-        norm = clip_gradients(self._parameters, self.max_grad_norm)
-        self._skip.copy_(norm.isfinite().logical_not())
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)
+        norm = clip_and_step(self.optimizer, self._parameters, self.max_grad_norm, self._skip)
+        if getattr(self.optimizer, "flat", None) is None:
+            self.optimizer.zero_grad(set_to_none=False)
         self._sums.finish(norm)
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from fastbert.training.batches import PretrainingBatches, prefetch
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
+from fastbert.training.flat_parameters import reason_not_flat
 from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import GradientError, adamw, learning_rate_factor, set_learning_rate
@@ -90,6 +92,11 @@ class Trainer:
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
         self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
+        reason = reason_not_flat(list(model.parameters()), device, dtype)
+        if reason is None:
+            self.optimizer.flatten(model, dtype)
+        elif device.type == "cuda":
+            self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         self.loss = StepLoss(model, distillation)
         default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
@@ -129,6 +136,10 @@ class Trainer:
             return None
         self.reporter.on_message("the training step is captured in CUDA graphs; --cuda-graphs off launches its kernels")
         return GraphedStep(self.model, self.optimizer, max_grad_norm=self.config.max_grad_norm, dtype=self.dtype)
+
+    def _copies(self) -> contextlib.AbstractContextManager[None]:
+        """Let layers use the optimiser's copies of their weights, where it has any, for the run's own passes."""
+        return contextlib.nullcontext() if self.optimizer.flat is None else self.optimizer.flat.active()
 
     def save(self) -> Path:
         """Write a checkpoint of the current step; return its folder."""
@@ -190,7 +201,8 @@ class Trainer:
                 started = time.perf_counter()
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
-                losses = self._train_step(batches) if launch is None else launch(batches, lr)
+                with self._copies():
+                    losses = self._train_step(batches) if launch is None else launch(batches, lr)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
                 tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
@@ -266,7 +278,7 @@ class Trainer:
         """Compute losses and accuracies on the held-out sequences, without dropout."""
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._copies():
             for batch in self.data.validation_batches(self.validation_samples(), self.micro_batch):
                 with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))

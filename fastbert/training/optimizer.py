@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops.native import prepacked_weights
+
+if TYPE_CHECKING:
+    from fastbert.training.flat_parameters import FlatParameters
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
@@ -59,13 +62,35 @@ class AdamW(torch.optim.AdamW):
 
     A non-finite gradient on a CPU raises `GradientError` before any weight changes; it names the parameter if the
     optimiser was given named parameters. A GradScaler and a capturable step skip such steps instead.
+
+    After `flatten` a step is three Triton launches over flat buffers, without a host-device sync.
     """
 
     changed_by_torch: Sequence[Tensor] | None = None
     """The parameters that torch's step updated last; the prepacked copies of all others are up to date."""
+    flat: FlatParameters | None = None
+    """The flat buffers of all parameters after `flatten`."""
     _clip: _Clip | None = None
     # The wrapped method imports torch's compiler on its first call, which takes seconds.
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+
+    def flatten(self, model: nn.Module, dtype: torch.dtype) -> FlatParameters:
+        """Move the parameters, fp32 on one device, into flat buffers, with a copy of the weights in `dtype`.
+
+        `model` tells which parameters belong together. From then on gradients are views of a buffer that `zero_grad`
+        and `step(clear=True)` zero; parameters that no backward pass has reached have none, and are left alone. A
+        non-finite norm skips the step. Raises `UserError` for settings that the kernels lack.
+        """
+        from fastbert.training.flat_parameters import FlatParameters
+
+        for group in self.param_groups:
+            unsupported = [name for name in ("amsgrad", "maximize", "differentiable") if group[name]]
+            if unsupported or any(isinstance(beta, Tensor) for beta in group["betas"]):
+                raise UserError(
+                    f"flat parameters do not support {unsupported[0] if unsupported else 'betas in tensors'}"
+                )
+        self.flat = FlatParameters(model, self.param_groups, dtype)
+        return self.flat
 
     def step(self, closure: Callable[[], Any] | None = None, *, clear: bool = False) -> Any:
         """Take a step; return the result of `closure`, which recomputes the gradients.
@@ -78,6 +103,9 @@ class AdamW(torch.optim.AdamW):
             with torch.enable_grad():
                 loss = closure()
         self.changed_by_torch = None
+        if self.flat is not None:
+            self.flat.step(self, clear=clear)
+            return loss
         with torch.no_grad():
             used = self._used()
             scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
@@ -98,6 +126,9 @@ class AdamW(torch.optim.AdamW):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and a pending factor of `clip_gradients`."""
         self._clip = None
+        if self.flat is not None:
+            self.flat.zero_grad()
+            return
         inspect.unwrap(torch.optim.AdamW.zero_grad)(self, set_to_none)
 
     @property
@@ -110,10 +141,13 @@ class AdamW(torch.optim.AdamW):
         """Clip the joint norm of all gradients to `max_norm` in the next step; return the norm before, a scalar.
 
         On a CPU this is one read-only pass: sums of squares in fp64 over fixed blocks. Elsewhere, and for gradients
-        that are not fp32 and contiguous, torch scales them immediately. Raises `GradientError` as `step` does.
+        that are not fp32 and contiguous, torch scales them immediately. Raises `GradientError` as `step` does. After
+        `flatten` the norm is an fp32 scalar on the device, which the next call overwrites.
         """
         if not max_norm >= 0.0:
             raise UserError(f"max_norm={max_norm} must be 0 or more")
+        if self.flat is not None:
+            return self.flat.begin(self, max_norm)
         used = self._used()
         if not all(_is_plain(entry.gradient) for entry in used):
             self._check(used)
@@ -305,6 +339,24 @@ def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> tuple
     skip = torch.zeros((), dtype=torch.float32, device=device)
     optimizer.found_inf = skip  # type: ignore[attr-defined]  # where torch's fused step looks for it
     return skip, lr
+
+
+def clip_and_step(
+    optimizer: torch.optim.AdamW, parameters: Iterable[nn.Parameter], max_norm: float, skip: Tensor
+) -> Tensor:
+    """Clip the joint norm of all gradients to `max_norm` and take a step, without a host-device sync.
+
+    A norm that is not finite changes no weight: `skip`, the optimiser's `found_inf`, then becomes 1. Return the norm,
+    an fp32 scalar, which the next call may overwrite. Gradients are zeroed if the optimiser is flat.
+    """
+    if isinstance(optimizer, AdamW) and optimizer.flat is not None:
+        norm = optimizer.clip_gradients(max_norm)
+        optimizer.step(clear=True)
+        return norm
+    norm = clip_gradients(parameters, max_norm)
+    skip.copy_(norm.isfinite().logical_not())
+    optimizer.step()
+    return norm
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.columns import column_sums
+from fastbert.kernels.columns import Reduction, column_sums
 from fastbert.kernels.common import narrow
 from fastbert.kernels.configs.configuration import Config
 from fastbert.kernels.gelu.activation import gelu, gelu_and_derivative
@@ -148,20 +148,28 @@ def backward(
     return _backward(grad, x, bias, tanh, None, bias is not None if sums is None else sums)
 
 
-def backward_with_output(grad: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
+def backward_with_output(
+    grad: Tensor, x: Tensor, tanh: bool, reduction: Reduction = column_sums
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for a call without a bias, the gradient of x, the result of forward, and the gradient's sums."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dx, sums = _backward(grad, x, None, tanh, y, True)
+    dx, sums = _backward(grad, x, None, tanh, y, True, reduction)
     assert sums is not None
     return dx, y, sums
 
 
 def _backward(
-    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, y: Tensor | None, sums: bool
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    tanh: bool,
+    y: Tensor | None,
+    sums: bool,
+    reduction: Reduction = column_sums,
 ) -> tuple[Tensor, Tensor | None]:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not dx.numel():
-        return dx, torch.zeros(x.shape[-1:], dtype=torch.float32, device=x.device) if sums else None
+        return dx, reduction(torch.empty(0, x.shape[-1], dtype=torch.float32, device=x.device)) if sums else None
     config = _config(bias_gelu_backward, x)
     flat = bias is None and not sums
     row_programs, partial = _row_blocks(x, flat, config), None
@@ -172,4 +180,4 @@ def _backward(
     bias = None if bias is None else bias.contiguous()
     tensors = (grad.contiguous(), x.contiguous(), bias, dx, y, partial)
     _launch(bias_gelu_backward, x, tensors, flat, row_programs, config, tanh)
-    return dx, None if partial is None else column_sums(partial)
+    return dx, None if partial is None else reduction(partial)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.kernels.columns import Reduction, column_sums
 from fastbert.kernels.gelu import bias_gelu
 from fastbert.kernels.linear import linear
 
@@ -26,11 +27,13 @@ def up_projection(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, ke
     return bias_gelu.forward(u, None, tanh), u
 
 
-def down_projection_backward(grad: Tensor, weight: Tensor, u: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of u, h = gelu(u) recomputed, and the fp32 sums of the former over the rows.
+def down_projection_backward(
+    grad: Tensor, weight: Tensor, u: Tensor, tanh: bool, reduction: Reduction = column_sums
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of u, h = gelu(u) recomputed, and the fp32 sums of the former over the rows, by `reduction`.
 
     grad (rows, depth) is the gradient of the down-projection h weight^T, with weight (depth, columns) in its dtype.
     """
     if _fuses(grad, weight, backward=True):
-        return linear.linear_gelu_backward(grad, weight, u, tanh)
-    return bias_gelu.backward_with_output(grad @ weight, u, tanh)
+        return linear.linear_gelu_backward(grad, weight, u, tanh, reduction)
+    return bias_gelu.backward_with_output(grad @ weight, u, tanh, reduction)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.columns import column_sums
+from fastbert.kernels.columns import Reduction, column_sums
 from fastbert.kernels.common import add_dot, narrow
 from fastbert.kernels.configs.configuration import Config
 from fastbert.kernels.configs.linear import DEEPEST, SHALLOWEST, row_class
@@ -234,8 +234,10 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep
     return y, u
 
 
-def linear_gelu_backward(grad: Tensor, weight: Tensor, u: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return du = (grad weight) gelu'(u), h = gelu(u) and the fp32 sums of du over the rows.
+def linear_gelu_backward(
+    grad: Tensor, weight: Tensor, u: Tensor, tanh: bool, reduction: Reduction = column_sums
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return du = (grad weight) gelu'(u), h = gelu(u) and the fp32 sums of du over the rows, by `reduction`.
 
     grad (rows, depth), weight (depth, columns) and u (rows, columns) have one half-precision dtype, with depth and
     columns multiples of 16. The sums are those of the unrounded du, in an order that depends on the number of rows
@@ -249,4 +251,4 @@ def linear_gelu_backward(grad: Tensor, weight: Tensor, u: Tensor, tanh: bool) ->
     if u.numel():
         tensors = (_aligned(weight), _aligned(u), du, h, partial)
         _launch(matmul_gelu_backward, config, _aligned(grad), columns, *tensors, TANH=tanh)
-    return du, h, column_sums(partial)
+    return du, h, reduction(partial)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.columns import column_sums, programs_for
+from fastbert.kernels.columns import Reduction, column_sums, programs_for
 from fastbert.kernels.common import INTERPRETED, narrow
 from fastbert.kernels.configs.configuration import Config
 from fastbert.kernels.configs.norm import NARROWEST
@@ -225,10 +225,12 @@ def backward(
     *,
     x_bias: bool,
     residual: bool,
+    reduction: Reduction = column_sums,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return dx, dresidual, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 (2 or 3, width).
 
     dx and dresidual have the dtype of `total`; dresidual is None without a residual, and where it equals dx.
+    `reduction` sums the rows of partial results.
     """
     rows, width = total.shape
     total, grad = addressable_rows(total), addressable_rows(grad)
@@ -249,4 +251,4 @@ def backward(
         DROPOUT=dropout is not None,
         config=config,
     )
-    return dx, dresidual, column_sums(partial)
+    return dx, dresidual, reduction(partial)

@@ -1,5 +1,6 @@
 """The step that is launched on a GPU without waiting: its syncs, its order, its bits and its failures, on a CPU."""
 
+import contextlib
 import gc
 import weakref
 from pathlib import Path
@@ -49,12 +50,14 @@ def without_checks_of_cpu_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AttentionArguments, "check_offsets", lambda self: None)
 
 
-def test_a_step_has_no_host_device_sync(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize("flat", [False, True], ids=["", "flat"])
+def test_a_step_has_no_host_device_sync(monkeypatch: pytest.MonkeyPatch, flat: bool, seed: int) -> None:
     step, data = fused_step(seed), Data(seed, same=True)
+    copies = step.optimizer.flatten(step.loss.model, torch.float32).active() if flat else contextlib.nullcontext()
     batches = [step.prepare(data.batch(0, first, 3)) for first in (0, 3)]
     without_checks_of_cpu_values(monkeypatch)
     read: list[str] = []
-    with fastbert.use_backend("triton"), monkeypatch.context() as patch:
+    with fastbert.use_backend("triton"), copies, monkeypatch.context() as patch:
         for name in METHODS:
             method = getattr(torch.Tensor, name)
             patch.setattr(
@@ -67,7 +70,8 @@ def test_a_step_has_no_host_device_sync(monkeypatch: pytest.MonkeyPatch, seed: i
     assert read == ["__float__"], "the methods are watched"
     assert launched == []
     events = profiled.events()
-    assert any(event.name == "fastbert::encoder_layer" for event in events), "the fused layer ran"
+    fused = "_Layer" if flat else "fastbert::encoder_layer"
+    assert any(event.name == fused for event in events), "the fused layer ran"
 
     def inside_the_update(event) -> bool:
         # The fused AdamW of a CPU reads its step counts itself; that of a GPU reads them in its kernel.

@@ -6,15 +6,17 @@ Where no backend fuses a layer, it is composed of the single operations, which g
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastbert.io.log import logger
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.attention.op import tf32_allowed
 from fastbert.ops.autocast import matmul_dtype, without_autocast
-from fastbert.ops.encoder_layer import eager, native, triton
+from fastbert.ops.encoder_layer import accumulating, eager, flat_layer, native, triton
 from fastbert.ops.encoder_layer.arguments import (
     SAVE_ALL,
     SAVE_CHEAPLY,
@@ -69,14 +71,29 @@ def run(arguments: EncoderLayerArguments, backend: Backend[EncoderLayerArguments
     if backend.composite:
         return backend.forward(arguments)
     dispatch.refuse_forward_mode("encoder_layer")
-    trains = arguments.needs_backward
+    trains, tf32 = arguments.needs_backward, arguments.dtype == torch.float32 and tf32_allowed()
+    if backend.name == "triton" and not torch.compiler.is_compiling():
+        owned = flat_layer.owner(arguments.parameters, arguments.dtype)
+        if owned is not None:
+            return accumulating.run(arguments._replace(tf32=tf32), *owned)
+        if trains and arguments.parameters.query.dtype != arguments.dtype:
+            _log_casts(arguments.dtype)
     if backend.name == "native" and not (trains or arguments.batch.drops):
         return backend.infer(arguments)  # type: ignore[attr-defined]
     save = (SAVE_CHEAPLY if arguments.recompute else SAVE_ALL) if trains else SAVE_NOTHING
     x, parameters, spec, batch, index, dtype, *_ = arguments
-    tf32 = dtype == torch.float32 and tf32_allowed()
     flat = [getattr(batch, name) for name in FlatBatch._fields]
     return _forward(x, list(parameters), spec.encoded, *flat, index, dtype, tf32, save, backend.name)[0]
+
+
+@functools.cache
+def _log_casts(dtype: torch.dtype) -> None:
+    """Log once that a layer trains without flat buffers: under DDP and FSDP, with another optimiser, in fp16."""
+    logger.info(
+        "encoder layers cast their weights to %s in every forward and backward pass, and return their gradients:"
+        " copies of the weights and gradients that matmuls add to are for `fastbert pretrain` in bf16 on one GPU",
+        str(dtype).removeprefix("torch."),
+    )
 
 
 class FlatBatch(NamedTuple):

@@ -9,6 +9,9 @@
 The backward pass of a residual connection is an addition, and the matmuls that end in it add: dy1 = dz2 + du W1 and
 dx = dz1 + dqkv Wqkv are one call each, and no pass over the tokens only adds.
 
+Weights are cast to the dtype of matmuls, and those of the projections joined, unless a training loop has such copies of
+them; it then also takes the gradients, which the matmuls add to those of earlier micro-batches (`flat_layer.py`).
+
 With `LayerBatch.token_indices`, everything behind attention is computed of these tokens alone.
 """
 
@@ -22,7 +25,10 @@ from fastbert.ops.attention.triton import HEAD_DIMS, kernel_inputs
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.dropout.triton import kernel_inputs as dropout_inputs
 from fastbert.ops.encoder_layer.arguments import SAVE_ALL, SAVE_NOTHING, EncoderLayerArguments, GradMask
-from fastbert.ops.linear.mixed_matmul import add_matmul, matmul
+from fastbert.ops.encoder_layer.flat_layer import FlatLayer
+from fastbert.ops.encoder_layer.gradients import Accumulated, Returned, Sink
+from fastbert.ops.encoder_layer.operands import Operands, cast
+from fastbert.ops.linear.mixed_matmul import add_matmul
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import DTYPES, TritonBackend
 
@@ -50,28 +56,29 @@ class Triton(TritonBackend[EncoderLayerArguments]):
             return None
         return Reason(f"a parameter is neither {dtype} nor float32, or not on {x.device}")
 
-    def forward(self, arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
+    def forward(self, arguments: EncoderLayerArguments, save: int, operands: Operands | None = None) -> list[Tensor]:
         """Return [y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if
-        everything is."""
+        everything is. `operands` are the weights in the dtype of matmuls; None: they are cast here."""
         from fastbert.kernels.attention import launchers
         from fastbert.kernels.linear.feed_forward import up_projection
         from fastbert.kernels.norm import layer_norm
 
         x, w, _, batch, index, dtype, *_ = arguments
         keep, eps = save != SAVE_NOTHING, arguments.eps
-        qkv = F.linear(x.to(dtype), _joined(arguments), torch.cat((w.query_bias, w.key_bias, w.value_bias)).to(dtype))
+        operands = cast(w, dtype) if operands is None else operands
+        qkv = F.linear(x.to(dtype), operands.projections, operands.projection_bias)
         attention = arguments.attention(qkv)
         attention.check_offsets()
         context, lse = launchers.forward(kernel_inputs(attention))
         context = context.flatten(1)
         y1, z1, mean1, rstd1 = layer_norm.forward(
-            batch.gather(context) @ w.attention_output.to(dtype).t(), w.attention_output_bias, batch.gather(x),
+            batch.gather(context) @ operands.attention_output.t(), w.attention_output_bias, batch.gather(x),
             w.attention_norm, w.attention_norm_bias, eps,
             dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), keep,
         )  # fmt: skip
-        h, u = up_projection(y1, w.intermediate.to(dtype), w.intermediate_bias, arguments.tanh, keep)
+        h, u = up_projection(y1, operands.intermediate, w.intermediate_bias, arguments.tanh, keep)
         y2, z2, mean2, rstd2 = layer_norm.forward(
-            h @ w.output.to(dtype).t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, eps,
+            h @ operands.output.t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, eps,
             dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), keep,
         )  # fmt: skip
         if not keep:
@@ -83,47 +90,70 @@ class Triton(TritonBackend[EncoderLayerArguments]):
         self, arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask
     ) -> list[Tensor]:
         """Return the gradients in the order of `GradMask`; matrices that are not computed are empty."""
-        from fastbert.kernels.attention import launchers
-        from fastbert.kernels.linear.feed_forward import down_projection_backward
-        from fastbert.kernels.norm import layer_norm
+        sink = Returned(arguments.parameters, mask)
+        operands = cast(arguments.parameters, arguments.dtype)
+        dx = _backward(arguments, operands, grad, saved, sink, needs_x=mask.x)
+        return [arguments.x.new_empty(0) if dx is None else dx, *sink.results()]
 
-        x, w, _, batch, index, dtype, *_ = arguments
-        qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
-        if rest:
-            y1 = rest[0]
-        else:
-            norm = (w.attention_norm, w.attention_norm_bias, arguments.eps, None, False)
-            y1 = layer_norm.forward(z1, None, None, *norm)[0]
-        df, dy1, sums2 = layer_norm.backward(
-            grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
-            dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
-        )  # fmt: skip
-        du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, arguments.tanh)
-        dw2 = matmul(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
-        dw1 = matmul(du.t(), y1, w.intermediate.dtype) if mask.intermediate else w.intermediate.new_empty(0)
-        del h
-        # Without dropout that gradient is df itself, of which nothing else is read from here on.
-        dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
-        do, dx, sums1 = layer_norm.backward(
-            dy1, None, z1, mean1, rstd1, w.attention_norm,
-            dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
-        )  # fmt: skip
-        wo = w.attention_output
-        dwo = matmul(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
-        dcontext = batch.scatter(do @ wo.to(dtype), len(x))
-        attention = kernel_inputs(arguments.attention(qkv))
-        shape = attention.q.shape
-        dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
-        dw = matmul(dqkv.t(), x.to(dtype), w.query.dtype) if mask.projections else w.query.new_empty(0)
-        db = dqkv.sum(0, dtype=torch.float32) if mask.projection_biases else db1.new_empty(0)
-        if mask.x:
-            residual = batch.scatter(do if dx is None else dx, len(x))
-            dx = add_matmul(residual, dqkv, _joined(arguments)).to(x.dtype)
-        else:
-            dx = x.new_empty(0)
-        return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+    def accumulate(
+        self, arguments: EncoderLayerArguments, layer: FlatLayer, grad: Tensor, saved: list[Tensor], needs_x: bool
+    ) -> Tensor | None:
+        """Add the gradients of the parameters to those of `layer`; return that of x, None unless it is needed."""
+        sink = Accumulated(layer.gradients)
+        dx = _backward(arguments, layer.operands, grad, saved, sink, needs_x=needs_x)
+        sink.add_vectors()
+        return dx
 
 
-def _joined(arguments: EncoderLayerArguments) -> Tensor:
-    """Return the three projections as one weight (3 x width, width)."""
-    return torch.cat(arguments.parameters.matrices[:3]).to(arguments.dtype)
+def _backward(
+    arguments: EncoderLayerArguments,
+    operands: Operands,
+    grad: Tensor,
+    saved: list[Tensor],
+    sink: Sink,
+    *,
+    needs_x: bool,
+) -> Tensor | None:
+    """Return the gradient of x; give those of the parameters to `sink`."""
+    from fastbert.kernels.attention import launchers
+    from fastbert.kernels.columns import unreduced
+    from fastbert.kernels.linear.feed_forward import down_projection_backward
+    from fastbert.kernels.norm import layer_norm
+
+    x, w, _, batch, index, dtype, *_ = arguments
+    qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
+    if rest:
+        y1 = rest[0]
+    else:
+        norm = (w.attention_norm, w.attention_norm_bias, arguments.eps, None, False)
+        y1 = layer_norm.forward(z1, None, None, *norm)[0]
+    df, dy1, partial = layer_norm.backward(
+        grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
+        reduction=unreduced,
+    )  # fmt: skip
+    sink.partial_sums("output_vectors", partial)
+    du, h, partial = down_projection_backward(df, operands.output, u, arguments.tanh, unreduced)
+    sink.partial_sums("intermediate_bias", partial)
+    sink.matrix("output", df.t(), h)
+    sink.matrix("intermediate", du.t(), y1)
+    del h
+    # Without dropout that gradient is df itself, of which nothing else is read from here on.
+    dy1 = add_matmul(df if dy1 is None else dy1, du, operands.intermediate)
+    do, dx, partial = layer_norm.backward(
+        dy1, None, z1, mean1, rstd1, w.attention_norm,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
+        reduction=unreduced,
+    )  # fmt: skip
+    sink.partial_sums("attention_vectors", partial)
+    sink.matrix("attention_output", do.t(), batch.gather(context))
+    dcontext = batch.scatter(do @ operands.attention_output, len(x))
+    attention = kernel_inputs(arguments.attention(qkv))
+    shape = attention.q.shape
+    dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+    sink.matrix("projections", dqkv.t(), x.to(dtype))
+    sink.column_sums("projection_biases", dqkv)
+    if not needs_x:
+        return None
+    residual = batch.scatter(do if dx is None else dx, len(x))
+    return add_matmul(residual, dqkv, operands.projections).to(x.dtype)

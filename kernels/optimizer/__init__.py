@@ -1,0 +1,1 @@
+"""Triton kernels of the optimiser, and sums that are added to the gradients it reads."""
