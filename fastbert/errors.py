@@ -29,3 +29,14 @@ class CorpusError(UserError):
 
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged or belongs to a different model."""
+
+
+class KernelError(UserError):
+    """A GPU kernel that its compiler refuses: the message names the kernel, its shapes and the reason."""
+
+    def __init__(self, message: str, kernel: str = "") -> None:
+        super().__init__(message)
+        self.kernel = kernel
+
+    recorded = False
+    """True if calls like the one that failed are left to PyTorch from now on, so that it may be repeated."""

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from triton import __version__ as triton_version
 from triton import knobs
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
-from fastbert.errors import UserError
+from fastbert.errors import KernelError, UserError
 from fastbert.kernels.tuning.tables import Config
 
 
@@ -29,6 +32,9 @@ class Launch:
     constants: dict[str, Any]
     config: Config
 
+
+# What the first launch of a variant raises if it cannot be compiled or loaded.
+REFUSALS = (CompilationError, OutOfResources, PTXASError)
 
 _recorded: list[Launch] | None = None
 _observed: list[Launch] | None = None
@@ -87,7 +93,7 @@ def observing() -> Iterator[list[Launch]]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config, **constants: Any) -> None:
-    """Launch `kernel` on the current stream, unless the grid is empty."""
+    """Launch `kernel` on the current stream, unless the grid is empty. Raises `KernelError` if it does not compile."""
     constants = {**constants, **config.constants}
     if _recorded is not None:
         _recorded.append(Launch(kernel, grid, arguments, constants, config))
@@ -97,5 +103,23 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config, 
     if _observed is not None:
         _observed.append(Launch(kernel, grid, arguments, constants, config))
     device = next(argument.device for argument in arguments if isinstance(argument, torch.Tensor))
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        kernel[grid](*arguments, **constants, **config.options)
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            kernel[grid](*arguments, **constants, **config.options)
+    except REFUSALS as error:
+        raise KernelError(_refusal(kernel, arguments, architecture(device), error), kernel.__name__) from error
+
+
+def _refusal(kernel: Any, arguments: tuple[Any, ...], target: str, error: Exception) -> str:
+    """Describe a kernel that does not compile in one line."""
+    tensor = next(argument for argument in arguments if isinstance(argument, torch.Tensor))
+    shape = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, OutOfResources):
+        problem = lines[0]
+    else:  # the source and a mark precede the message of a compilation error
+        problem = next((line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "")
+    return (
+        f"triton {triton_version} cannot compile {kernel.__name__} for {shape} on {target}:"
+        f" {type(error).__name__}: {problem[:200]}; `fastbert doctor` checks all kernels"
+    )

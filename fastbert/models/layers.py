@@ -28,6 +28,7 @@ from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerBat
 from fastbert.ops.encoder_layer.native import unsupported_layer
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, LayerSpec
 from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
@@ -83,6 +84,7 @@ def layer_parameters(linears: tuple[nn.Module, ...], norms: tuple[nn.Module, nn.
     )  # fmt: skip
 
 
+@retried
 def fused_layer(
     x: Tensor,
     parameters: LayerParameters,

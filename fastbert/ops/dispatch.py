@@ -64,7 +64,7 @@ def select_backend(operation: Operation[Arguments], device: torch.device, argume
             raise UserError(
                 f"backend {name!r} does not support {operation.name!r} here: {reason.text}; use_backend('eager') does"
             )
-        if backend.logs_fallback:
+        if backend.logs_fallback and not reason.logged:
             _log_fallback(operation.name, reason)
     raise AssertionError(f"no backend supports {operation.name!r}: eager must")
 

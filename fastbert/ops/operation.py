@@ -21,6 +21,8 @@ class Reason(NamedTuple):
     """Why a backend does not support a call: a clause that completes "does not support 'gelu' here: ..."."""
 
     text: str
+    logged: bool = False
+    """True if a log says so already."""
 
 
 class Backend(Generic[Arguments]):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops import dispatch
+from fastbert.ops import dispatch, kernel_failures
 from fastbert.ops.operation import Arguments, Backend, Reason
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The methods of a backend that launch kernels; those after forward may be of any width.
+_FORWARD, _LATER = ("forward", "forward_rows"), ("backward", "accumulate")
 
 
 class TritonBackend(Backend[Arguments]):
@@ -19,6 +23,15 @@ class TritonBackend(Backend[Arguments]):
 
     name = "triton"
     logs_fallback = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Record kernels that do not compile, and let `supports` name them."""
+        super().__init_subclass__(**options)
+        for name in (*_FORWARD, *_LATER):
+            if name in cls.__dict__:
+                setattr(cls, name, kernel_failures.watched(cls.__dict__[name], every_width=name in _LATER))
+        if "supports" in cls.__dict__:
+            cls.supports = _with_failures(cls.__dict__["supports"])  # type: ignore[method-assign]
 
     @staticmethod
     def require_device(device: torch.device, argument: str) -> None:
@@ -30,6 +43,15 @@ class TritonBackend(Backend[Arguments]):
                 f"{argument} is on {device}: the triton backend needs tensors on a GPU;"
                 f" move {argument} there, or use_backend(None) to let fastbert choose"
             )
+
+
+def _with_failures(supports: Any) -> Any:
+    @functools.wraps(supports)
+    def supports_compiled(self: TritonBackend[Arguments], arguments: Arguments) -> Reason | None:
+        reason: Reason | None = supports(self, arguments)
+        return kernel_failures.reason(self, arguments) if reason is None else reason
+
+    return supports_compiled
 
 
 def unsupported_dtype(name: str, *tensors: Tensor | None) -> Reason | None:

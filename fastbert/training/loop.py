@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from fastbert import cpu_capability
 from fastbert.errors import UserError
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import dispatch
+from fastbert.ops.kernel_failures import until_compiled
 from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
@@ -202,7 +204,7 @@ class Trainer:
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
                 with self._copies():
-                    losses = self._train_step(batches) if launch is None else launch(batches, lr)
+                    losses = self._train_step(batches) if launch is None else self._launch(launch, batches, lr)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
                 tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
@@ -312,6 +314,10 @@ class Trainer:
         batches: list[Any] = self.data.training_step(step, self.batch_size, self.micro_batch)
         launch = self.graphs or self.device_step
         return batches if launch is None else [launch.prepare(batch) for batch in batches]
+
+    def _launch(self, step: DeviceStep | GraphedStep, batches: Sequence[Any], lr: float) -> StepStats:
+        """Launch a step; once more, without them, if kernels of its backward pass do not compile."""
+        return until_compiled(functools.partial(step, batches, lr))
 
     def _train_step(self, batches: Sequence[PackedBatch]) -> Totals:
         """Take an optimiser step on a CPU; return its losses."""

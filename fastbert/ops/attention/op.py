@@ -13,6 +13,7 @@ from fastbert.ops.attention import eager, native, triton
 from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.autocast import is_autocast_enabled
 from fastbert.ops.dropout.masks import draw_keys
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
 
@@ -20,6 +21,7 @@ ATTENTION = Operation("attention", eager.Eager(), native.Native(), triton.Triton
 _BIAS = AttentionArguments._fields.index("bias")
 
 
+@retried
 def attention(
     q: Tensor,
     k: Tensor,

@@ -13,6 +13,7 @@ from fastbert.ops.autocast import matmul_dtype
 from fastbert.ops.checks import is_debugging
 from fastbert.ops.cross_entropy import eager, native, triton
 from fastbert.ops.cross_entropy.arguments import CrossEntropyArguments, LossOptions
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.linear.arguments import GradMask
 from fastbert.ops.operation import Operation
 from fastbert.packing import IGNORE_INDEX
@@ -32,6 +33,7 @@ class CrossEntropy:
     """Number of correct predictions, an int64 scalar."""
 
 
+@retried
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,

@@ -10,11 +10,13 @@ from torch import Tensor
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.dropout import eager, native, triton
 from fastbert.ops.dropout.arguments import DropoutArguments, TokenDropout
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.operation import Operation
 
 DROPOUT = Operation("dropout", eager.Eager(), native.Native(), triton.Triton())
 
 
+@retried
 def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     """Zero each element of x with probability p and scale the others by 1 / (1 - p) (Srivastava et al. 2014).
 

@@ -14,11 +14,13 @@ from fastbert.ops.dropout.arguments import FlatDropout, TokenDropout, flatten
 from fastbert.ops.embedding import eager, native, triton
 from fastbert.ops.embedding.arguments import EmbeddingArguments, check_counts
 from fastbert.ops.embedding.ids import check_ids
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.operation import Operation
 
 EMBEDDING_LAYER_NORM = Operation("embedding_layer_norm", eager.Eager(), native.Native(), triton.Triton())
 
 
+@retried
 def embedding_layer_norm(
     ids: Sequence[Tensor],
     tables: Sequence[Tensor],

@@ -10,11 +10,13 @@ from torch import Tensor
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.gelu import eager, native, triton
 from fastbert.ops.gelu.arguments import BiasGeluArguments, is_tanh
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.operation import Operation
 
 BIAS_GELU = Operation("bias_gelu", eager.Eager(), native.Native(), triton.Triton())
 
 
+@retried
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
     """Compute GELU(x + bias) (Hendrycks and Gimpel 2016).
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.autocast import matmul_dtype, without_autocast
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.linear import eager, mixed_matmul, native, triton
 from fastbert.ops.linear.arguments import GradMask, LinearArguments
 from fastbert.ops.native import buffers
@@ -18,6 +19,7 @@ _EAGER, _NATIVE, _TRITON = eager.Eager(), native.Native(), triton.Triton()
 LINEAR = Operation("linear", _EAGER, _NATIVE, _TRITON)
 
 
+@retried
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
     """Compute activation(x weight^T + bias).
 

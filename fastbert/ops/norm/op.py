@@ -10,6 +10,7 @@ from torch import Tensor
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.dropout.arguments import FlatDropout, TokenDropout, flatten
 from fastbert.ops.gelu.arguments import is_tanh
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.norm import eager, native, triton
 from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
 from fastbert.ops.operation import Operation
@@ -19,6 +20,7 @@ DROPOUT_ADD_LAYER_NORM = Operation("dropout_add_layer_norm", eager.LayerNorm(), 
 GELU_LAYER_NORM = Operation("gelu_layer_norm", eager.GeluLayerNorm(), native.GeluLayerNorm(), triton.GeluLayerNorm())
 
 
+@retried
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> Tensor:
     """Compute LayerNorm over the last axis (Ba et al. 2016): (x - mean) / sqrt(variance + eps) * weight + bias.
 
@@ -65,6 +67,7 @@ def dropout_add_layer_norm(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@retried
 def dropout_add_layer_norm(
     x: Tensor,
     residual: Tensor,
@@ -101,6 +104,7 @@ def dropout_add_layer_norm(
     return (y.view(x.shape), total.view(x.shape)) if return_sum else y.view(x.shape)
 
 
+@retried
 def gelu_layer_norm(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float = 1e-12, approximate: str = "none"
 ) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.dropout.masks import draw_keys
+from fastbert.ops.kernel_failures import retried
 from fastbert.ops.operation import Operation
 from fastbert.ops.softmax import eager, native, triton
 from fastbert.ops.softmax.arguments import SoftmaxArguments
@@ -16,6 +17,7 @@ from fastbert.ops.softmax.arguments import SoftmaxArguments
 SOFTMAX = Operation("softmax", eager.Eager(), native.Native(), triton.Triton())
 
 
+@retried
 def softmax(
     scores: Tensor,
     mask: Tensor | None = None,
