@@ -41,6 +41,8 @@ from fastbert.kernels.tuning.resources import TARGETS, Body, Resources, compile_
 FORMAT = 1
 # The versions that a released torch installs: 2.10 and 2.11 the first, 2.12 and 2.13 the second.
 VERSIONS = ("3.6.0", "3.7.1")
+# All shape classes are recorded for these targets, each kernel once for the others.
+COMPLETE = ("sm_80", "sm_90", "sm_100")
 COMMAND = "python benchmarks/kernel_resources.py --matrix"
 SAVE_SECONDS = 30.0
 
@@ -106,22 +108,22 @@ def key(launch: Launch, target: str) -> str:
 
 def entries(target: str, cases: Iterable[Case]) -> list[Entry]:
     """Return what the cases launch on a target; launches that compile to the same code count once."""
-    first: dict[str, Entry] = {}
+    unique: dict[str, Entry] = {}
     for case in cases:
         for index, launch in enumerate(launches(case, target)):
             entry = Entry(key(launch, target), launch.kernel.__name__, case, target, index)
-            first.setdefault(entry.key, entry)
-    return list(first.values())
+            unique.setdefault(entry.key, entry)
+    return list(unique.values())
 
 
-def shipped(targets: Sequence[str] = TARGETS) -> list[Entry]:
-    """Return what is compiled with the default configurations, in all shape classes."""
-    return [entry for target in targets for entry in entries(target, cases())]
+def shipped() -> list[Entry]:
+    """Return what the record holds of the default configurations, by target."""
+    return [entry for target in TARGETS for entry in entries(target, cases() if target in COMPLETE else brief_cases())]
 
 
-def brief(targets: Sequence[str]) -> list[Entry]:
-    """Return a few launches in which each kernel appears."""
-    return [entry for target in targets for entry in entries(target, brief_cases())]
+def first() -> list[Entry]:
+    """Return the launches that are compiled first: all shape classes on sm_90, each kernel on the other targets."""
+    return [entry for target in TARGETS for entry in entries(target, cases() if target == "sm_90" else brief_cases())]
 
 
 @functools.lru_cache(maxsize=4)
@@ -161,20 +163,14 @@ def compile_all(
 def update(path: Path, *, matrix: bool = False, processes: int | None = None) -> list[Row]:
     """Bring the record up to date for the installed triton, and return its rows.
 
-    Compiled are all shape classes on sm_90 and each kernel on the other targets; with `matrix`, all on all targets.
+    Compiled are all shape classes on sm_90 and each kernel on the other targets; with `matrix`, all that is `shipped`.
     """
     all_entries = shipped()
     current = {entry.key: number for number, entry in enumerate(all_entries)}
     previous = read(path) if path.exists() else []
     kept = [row for row in previous if row.triton != triton.__version__ or row.key in current]
     present = {row.key for row in kept if row.triton == triton.__version__}
-    others = [target for target in TARGETS if target != "sm_90"]
-    wanted = {entry.key for entry in brief(others)}
-    pending = [
-        entry
-        for entry in all_entries
-        if (matrix or entry.target == "sm_90" or entry.key in wanted) and entry.key not in present
-    ]
+    pending = [entry for entry in (all_entries if matrix else first()) if entry.key not in present]
 
     def save(rows: list[Row]) -> list[Row]:
         merged = [*kept, *rows]
@@ -280,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -P -m fastbert.kernels.tuning.resource_record", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the record")
-    parser.add_argument("--matrix", action="store_true", help="all shape classes on all targets, not on sm_90 alone")
+    parser.add_argument("--matrix", action="store_true", help="all shape classes not on sm_90 alone")
     parser.add_argument("--processes", type=int, default=None, help="concurrent compilers (default: one per core)")
     parser.add_argument("--check", action="store_true", help="report what is missing, outdated or not reproducible")
     parser.add_argument("--table", choices=TARGETS, help="print the table of a target")
