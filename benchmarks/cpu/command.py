@@ -43,7 +43,7 @@ class CpuOptions:
 
     def __post_init__(self) -> None:
         if self.device != "cpu":
-            raise UserError(f"--device {self.device}: this measures the CPU; benchmarks/bench_gpu.py measures GPUs")
+            raise UserError(f"--device {self.device}: this measures the CPU; benchmarks/gpu.py measures GPUs")
         if self.model is not None and self.model not in PRESETS:
             raise UserError(f"--model {self.model} is not one of {', '.join(PRESETS)}")
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fastbert.benchmarks.gpu import moments
 from fastbert.ops import reference
 from fastbert.packing import pad
 
@@ -99,6 +100,20 @@ class Inputs:
         """Return the largest error of eager torch in the inputs' own dtype, by tensor."""
         results = oracle(self, self.q.dtype)
         return {name: largest(results[name], exact) for name, exact in self.exact.items()}
+
+    @cached_property
+    def expected(self) -> dict[str, moments.Moments]:
+        """Return the moments over dropout masks of the checked sequences' output and dv, in float64."""
+        q, k, v, gradient = (
+            self.checked_rows(x.detach(), False).double() for x in (self.q, self.k, self.v, self.gradient)
+        )
+        lengths = [self.lengths[i] for i in self.checked]
+        parts: dict[str, list[moments.Moments]] = {"output": [], "dv": []}
+        for q_s, k_s, v_s, g_s in zip(*(x.transpose(0, 1).split(lengths, 1) for x in (q, k, v, gradient)), strict=True):
+            probabilities = (q_s @ k_s.transpose(1, 2) / math.sqrt(q.shape[-1])).softmax(-1)
+            parts["output"].append(moments.attention(probabilities, v_s, self.dropout))
+            parts["dv"].append(moments.attention(probabilities.transpose(1, 2), g_s, self.dropout))
+        return {name: moments.joined(each) for name, each in parts.items()}
 
     def _pad(self, x: Tensor) -> Tensor:
         return pad(x.detach(), self.slots, (len(self.lengths), self.longest)).transpose(1, 2)
@@ -257,15 +272,47 @@ def _nested(backend: SDPBackend, inputs: Inputs) -> Tensor:
 def _varlen(inputs: Inputs) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    if inputs.dropout or inputs.causal:
-        raise NotImplementedError("varlen_attn supports no dropout, and is measured here without causal masks")
+    _refuse(inputs, "torch's varlen_attn")
     offsets, longest = inputs.cu_seqlens, inputs.longest
     out = varlen_attn(inputs.q, inputs.k, inputs.v, offsets, offsets, longest, longest)
     assert isinstance(out, Tensor)
     return out
 
 
-def packed() -> dict[str, Peer]:
-    """Return the peers on packed tokens."""
-    nested = {f"nested {name}": Peer(partial(_nested, backend), padded=False) for name, backend in BACKENDS.items()}
-    return {**nested, "varlen": Peer(_varlen, padded=False)}
+def _refuse(inputs: Inputs, name: str, dropout: bool = True) -> None:
+    if inputs.bias is not None or (dropout and inputs.dropout):
+        raise NotImplementedError(f"{name} supports no {'bias' if inputs.bias is not None else 'dropout'}")
+    if dropout and inputs.causal:
+        raise NotImplementedError(f"{name} is measured without causal masks")
+
+
+def _flash(inputs: Inputs) -> Tensor:
+    """Call flash-attn 2 (`flash_attn_varlen_func`), where it is installed."""
+    from flash_attn import flash_attn_varlen_func
+
+    _refuse(inputs, "flash-attn", dropout=False)
+    offsets, longest = inputs.cu_seqlens, inputs.longest
+    out: Tensor = flash_attn_varlen_func(
+        inputs.q, inputs.k, inputs.v, offsets, offsets, longest, longest, dropout_p=inputs.dropout, causal=inputs.causal
+    )
+    return out
+
+
+def _flash3(inputs: Inputs) -> Tensor:
+    """Call FlashAttention 3 (`flash_attn_interface`), where it is installed; it has no dropout."""
+    from flash_attn_interface import flash_attn_varlen_func
+
+    _refuse(inputs, "FlashAttention 3")
+    offsets, longest = inputs.cu_seqlens, inputs.longest
+    out = flash_attn_varlen_func(inputs.q, inputs.k, inputs.v, offsets, offsets, longest, longest)
+    # Some versions also return the logarithm of the sums.
+    result: Tensor = out[0] if isinstance(out, tuple) else out
+    return result
+
+
+def packed(padding: bool) -> dict[str, Peer]:
+    """Return the peers on packed tokens; torch's nested tensors only where `padding` would be computed otherwise."""
+    peers = {"varlen": _varlen, "flash-attn": _flash, "flash-attn 3": _flash3}
+    if padding:
+        peers |= {f"nested {name}": partial(_nested, backend) for name, backend in BACKENDS.items()}
+    return {name: Peer(call, padded=False) for name, call in peers.items()}

@@ -5,11 +5,11 @@ dtype. Also compile eager torch, the rival that needs no custom kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbert.benchmarks.gpu.device import Device
 from fastbert.benchmarks.gpu.timing import REFUSALS
@@ -79,4 +79,17 @@ def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]
     # A timed backward pass runs many times on the buffers of one forward pass.
     config.donated_buffer = False
     torch._dynamo.reset()  # a function that was compiled for many shapes would fall back to eager
-    return torch.compile(function, dynamic=False, backend="eager" if device.dry_run else "inductor")
+    return torch.compile(function, dynamic=False, backend=_compiler(device))
+
+
+def compiled_layers(device: Device, layers: Iterable[nn.Module]) -> None:
+    """Compile every layer of a stack, in place: layers of one kind share the code that is compiled for the first."""
+    torch._dynamo.reset()
+    # Otherwise layers beyond a limit would silently run eagerly.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for layer in layers:
+        layer.compile(dynamic=False, backend=_compiler(device))
+
+
+def _compiler(device: Device) -> str:
+    return "eager" if device.dry_run else "inductor"

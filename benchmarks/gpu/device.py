@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,8 +74,7 @@ class Cuda(Device):
     dry_run = False
 
     def __init__(self) -> None:
-        if not torch.cuda.is_available():
-            raise UserError("torch finds no GPU with a working driver; --dry-run needs none")
+        require_gpu()
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self.l2_bytes = int(getattr(torch.cuda.get_device_properties(self.torch_device), "L2_cache_size", 60 << 20))
 
@@ -114,10 +116,30 @@ class Cuda(Device):
             "multiprocessors": properties.multi_processor_count,
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "compute_capability": f"{properties.major}.{properties.minor}",
+            "architecture": f"sm_{properties.major}{properties.minor}",
             "l2_bytes": self.l2_bytes,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
+
+
+def require_gpu() -> None:
+    """Raise UserError, in one line, without a GPU that torch can use and that has bf16."""
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
+        # torch says there what is wrong with the driver.
+        told = [" ".join(str(message.message).split()) for message in messages]
+        reason = told[0] if told else "no driver, or no GPU"
+        raise UserError(f"torch {torch.__version__} finds no GPU that it can use: {reason}; --dry-run needs none")
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        capability = f"{properties.major}.{properties.minor}"
+        raise UserError(
+            f"{properties.name} (compute capability {capability}) has no bf16 arithmetic, in which everything here is"
+            " measured: use a GPU of compute capability 8.0 or newer"
+        )
 
 
 def own_backend(device: Device, operation: str) -> dispatch.BackendName | None:
@@ -132,6 +154,23 @@ def open_device(dry: bool) -> Device:
     return Device() if dry else Cuda()
 
 
+def tuned() -> dict[str, Any]:
+    """Return the measured table of kernel configurations that is in use, its entries by GPU and kernel."""
+    if importlib.util.find_spec("triton") is None:
+        return {"reason": "triton is not installed"}
+    tables = importlib.import_module("fastbert.kernels.tuning.tables")
+    path = tables.saved_path()
+    if not os.path.exists(path):
+        return {"reason": "no measured table: the default configurations"}
+    try:
+        table = tables.load(path)
+    except UserError as error:
+        return {"reason": str(error)}
+    return {
+        "entries": {gpu: {kernel: sorted(shapes) for kernel, shapes in rows.items()} for gpu, rows in table.items()}
+    }
+
+
 def describe(dry: bool) -> dict[str, Any]:
     """Return GPU, machine, versions, commit, and the backend of every operation."""
     device = open_device(dry)
@@ -140,5 +179,6 @@ def describe(dry: bool) -> dict[str, Any]:
         "machine": records.machine(),
         "versions": records.versions(),
         "commit": records.commit(),
+        "tuning": tuned(),
         "backends": [asdict(choice) for choice in dispatch.report(device.torch_device)],
     }

@@ -9,7 +9,7 @@ rate relative to a copy's shows the remaining potential.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,175 +17,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert import ops
-from fastbert.benchmarks.gpu import linear
-from fastbert.benchmarks.gpu.check import compiled, judged_apart
+from fastbert.benchmarks.gpu import liger, moments
+from fastbert.benchmarks.gpu.check import Verdict, compiled, judged_apart
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
+from fastbert.benchmarks.gpu.fused_patterns import PATTERNS, ROWS, Inputs, Named, Pattern
+from fastbert.benchmarks.gpu.timing import (
+    REFUSALS,
+    Calls,
+    Case,
+    Work,
+    contest,
+    each,
+    input_sets,
+    willing,
+    without_gradient,
+)
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.masks import token_mask
 
-EPS, DROPOUT = 1e-12, 0.1
+DROPOUT = 0.1
 TOKENS, DRY_TOKENS, LENGTH = 32768, 32, 128
+CHECKED = 1024  # rows, by their moments over dropout masks
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
-ROWS = torch.bfloat16
 COMPILED = "eager compiled"
-
-Named = Mapping[str, Tensor]
-Drop = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Tensors by name, the names of those that require gradients, the upstream gradient, and the dropout."""
-
-    tensors: dict[str, Tensor]
-    leaves: tuple[str, ...]
-    gradient: Tensor
-    dropout: TokenDropout | None
-
-    def leaves_of(self, tensors: Named) -> list[Tensor]:
-        """Return the leaves among tensors of these names."""
-        return [tensors[name] for name in self.leaves]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
-    """An operation: fastbert's, the same from torch's operations, and the minimum of bytes that it moves."""
-
-    operation: str
-    rows: tuple[str, ...]
-    """Inputs of shape (tokens, width) in bf16."""
-    columns: tuple[str, ...]
-    """Inputs of shape (width,) in fp32."""
-    fastbert: Callable[[Inputs], Tensor]
-    eager: Callable[[Named, torch.dtype, Drop], Tensor]
-    element_bytes: tuple[int, int]
-    """Forward and backward."""
-    drops: bool = False
-    widths: tuple[int, ...] = (768, 1024)
-
-
-def _eager_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute LayerNorm in the weights' dtype, which is fp32 under autocast, and cast back."""
-    return F.layer_norm(x.to(weight.dtype), weight.shape, weight, bias, EPS).to(x.dtype)
-
-
-def _layer_norm(t: Named, rows: torch.dtype, drop: Drop) -> Tensor:
-    return _eager_norm(t["x"], t["weight"], t["bias"])
-
-
-def _dropout_add(t: Named, rows: torch.dtype, drop: Drop) -> Tensor:
-    return _eager_norm(drop(t["x"] + t["x_bias"].to(rows)) + t["residual"], t["weight"], t["bias"])
-
-
-def _gelu_norm(t: Named, rows: torch.dtype, drop: Drop) -> Tensor:
-    return _eager_norm(_bias_gelu(t, rows, drop), t["weight"], t["bias"])
-
-
-def _bias_gelu(t: Named, rows: torch.dtype, drop: Drop) -> Tensor:
-    return F.gelu(t["x"] + t["x_bias"].to(rows))
-
-
-def _embedding(t: Named, rows: torch.dtype, drop: Drop) -> Tensor:
-    summed = F.embedding(t["ids"], t["words"]) + F.embedding(t["places"], t["positions"])
-    summed = summed + F.embedding(t["kinds"], t["segments"])
-    return drop(_eager_norm(summed, t["weight"], t["bias"]).to(rows))
-
-
-def _fastbert_embedding(inputs: Inputs) -> Tensor:
-    t = inputs.tensors
-    ids, tables = (t["ids"], t["places"], t["kinds"]), (t["words"], t["positions"], t["segments"])
-    with torch.autocast(t["ids"].device.type, dtype=ROWS):
-        return ops.embedding_layer_norm(ids, tables, t["weight"], t["bias"], EPS, inputs.dropout)
-
-
-def _fastbert_dropout_add(inputs: Inputs) -> Tensor:
-    t = inputs.tensors
-    return ops.dropout_add_layer_norm(
-        t["x"], t["residual"], t["weight"], t["bias"], EPS, inputs.dropout, x_bias=t["x_bias"]
-    )
-
-
-def _fastbert_norm(inputs: Inputs) -> Tensor:
-    return ops.layer_norm(inputs.tensors["x"], inputs.tensors["weight"], inputs.tensors["bias"], EPS)
-
-
-def _fastbert_gelu_norm(inputs: Inputs) -> Tensor:
-    t = inputs.tensors
-    return ops.gelu_layer_norm(t["x"], t["x_bias"], t["weight"], t["bias"], EPS, "none")
-
-
-def _fastbert_bias_gelu(inputs: Inputs) -> Tensor:
-    return ops.bias_gelu(inputs.tensors["x"], inputs.tensors["x_bias"], "none")
-
-
-PATTERNS = {
-    pattern.operation: pattern
-    for pattern in (
-        # Reads x, writes y; reads x and the gradient, writes one.
-        Pattern(
-            operation="layer_norm",
-            rows=("x",),
-            columns=("weight", "bias"),
-            fastbert=_fastbert_norm,
-            eager=_layer_norm,
-            element_bytes=(4, 6),
-        ),
-        # Reads x and residual, writes y and the sum; reads gradient and sum, writes two gradients.
-        Pattern(
-            operation="dropout_add_layer_norm",
-            rows=("x", "residual"),
-            columns=("x_bias", "weight", "bias"),
-            fastbert=_fastbert_dropout_add,
-            eager=_dropout_add,
-            element_bytes=(8, 8),
-            drops=True,
-        ),
-        Pattern(
-            operation="gelu_layer_norm",
-            rows=("x",),
-            columns=("x_bias", "weight", "bias"),
-            fastbert=_fastbert_gelu_norm,
-            eager=_gelu_norm,
-            element_bytes=(4, 6),
-        ),
-        # Writes y, reads a gradient; the rows of the tables are added.
-        Pattern(
-            operation="embedding_layer_norm",
-            rows=(),
-            columns=("weight", "bias"),
-            fastbert=_fastbert_embedding,
-            eager=_embedding,
-            element_bytes=(2, 2),
-            drops=True,
-        ),
-        Pattern(
-            operation="bias_gelu",
-            rows=("x",),
-            columns=("x_bias",),
-            fastbert=_fastbert_bias_gelu,
-            eager=_bias_gelu,
-            element_bytes=(4, 6),
-            widths=(3072, 4096),
-        ),
-    )
-}
 
 
 def case_names(dry: bool) -> list[str]:
-    """Return the cases: patterns and matmuls with a goal first, then those that are only reported."""
-    widths = {name: (96,) if dry else pattern.widths for name, pattern in PATTERNS.items()}
+    """Return the cases: patterns with a goal first, then those that are only reported."""
+    widths = {name: pattern.widths for name, pattern in PATTERNS.items()}
+    if dry:
+        widths = dict.fromkeys(("dropout_add_layer_norm", "embedding_layer_norm", "bias_gelu"), (96,))
     patterns = [f"fused {name} {width}" for name, pattern_widths in widths.items() for width in pattern_widths]
     others = [
         f"fused {name} {widths[name][0]} {variant}"
         for name, variant in (("dropout_add_layer_norm", "inference"), ("embedding_layer_norm", "frequent"))
-        if not dry or variant == "inference"
+        if not dry
     ]
-    return [*patterns, *linear.case_names(dry), *others]
+    return [*patterns, *others]
 
 
 def warm_names(dry: bool) -> list[str]:
@@ -202,8 +73,6 @@ def workloads(name: str) -> tuple[str, str]:
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
     """Compare and time both directions of a case; "inference": without dropout, and forward saves nothing; "frequent":
     ids with the frequencies of words."""
-    if name in linear.case_names(dry):
-        return linear.run_case(name, dry, seconds, without)
     device = open_device(dry)
     _, operation, width, *variant = name.split()
     pattern, case = PATTERNS[operation], Case()
@@ -230,26 +99,33 @@ def _measure(
     sets = [make(seed) for seed in range(input_sets(device, set_bytes))]
     announce(FASTBERT)
     exact, eager = (_composed(pattern, sets[0], dtype) for dtype in (torch.float64, ROWS))
-    checks = judged_apart(device, partial(_ours, pattern, sets[0]), exact, eager)
-    del exact, eager
+    checks = {FASTBERT: judged_apart(device, partial(_ours, pattern, sets[0]), exact, eager)}
     functions = _functions(device, pattern, "inference" in variant)
-    for workload, backward, (difference, verdict) in zip(workloads(name), (False, True), checks):
+    if liger.LIGER in functions:
+        checks[liger.LIGER] = _check_liger(device, pattern, sets[0])
+    del exact, eager
+    masks = _check_masks(functions, sets[0]) if sets[0].dropout is not None else {}
+    for workload, backward in zip(workloads(name), (False, True)):
+        judged = {contender: verdicts[backward] for contender, verdicts in checks.items()}
         inference = "inference" in variant and not backward
         candidates = {
             contender: partial(calls, function, sets, backward, inference) for contender, function in functions.items()
         }
-        case.rows += contest(
-            device,
-            workload,
-            willing(device, case, workload, candidates, without),
-            Work(tokens=tokens, moved_bytes=moved_bytes(pattern, sets[0], backward, "inference" in variant)),
-            seconds=seconds,
-            differences={FASTBERT: difference},
-            outputs={
-                FASTBERT: verdict,
-                **{contender: "not compared" for contender in candidates if contender != FASTBERT},
-            },
-            details={"backend": dispatch.preferred_backend(pattern.operation, device.torch_device), "width": width},
+        case.add(
+            contest(
+                device,
+                workload,
+                willing(device, case, workload, candidates, without),
+                Work(tokens=tokens, moved_bytes=moved_bytes(pattern, sets[0], backward, "inference" in variant)),
+                seconds=seconds,
+                differences={contender: difference for contender, (difference, _) in judged.items()},
+                outputs={
+                    **dict.fromkeys(candidates, "not compared"),
+                    **masks,
+                    **{contender: verdict for contender, (_, verdict) in judged.items()},
+                },
+                details={"backend": dispatch.preferred_backend(pattern.operation, device.torch_device), "width": width},
+            )
         )
 
 
@@ -259,7 +135,32 @@ def _functions(device: Device, pattern: Pattern, undropped: bool) -> dict[str, C
 
     drop = partial(F.dropout, p=DROPOUT) if pattern.drops and not undropped else _keep
     whole = compiled(device, partial(pattern.eager, rows=ROWS, drop=drop))
-    return {FASTBERT: pattern.fastbert, "eager": eager, COMPILED: lambda inputs: whole(inputs.tensors)}
+    functions = {FASTBERT: pattern.fastbert, "eager": eager, COMPILED: lambda inputs: whole(inputs.tensors)}
+    if pattern.liger is not None and liger.measurable(device):
+        call = pattern.liger
+        functions[liger.LIGER] = lambda inputs: call(inputs.tensors)
+    return functions
+
+
+def _check_liger(device: Device, pattern: Pattern, inputs: Inputs) -> tuple[Verdict, Verdict]:
+    """Compare Liger-Kernel's operation with float64 as fastbert's, by what it computes."""
+    same = replace(pattern, eager=pattern.liger_eager or pattern.eager)
+    exact, eager = (_composed(same, inputs, dtype) for dtype in (torch.float64, ROWS))
+    call = pattern.liger
+    assert call is not None
+    return judged_apart(device, lambda: _gradients(call(inputs.tensors), inputs, inputs.tensors), exact, eager)
+
+
+def _check_masks(functions: Mapping[str, Callable[[Inputs], Tensor]], inputs: Inputs) -> dict[str, str]:
+    """Compare what torch compiled, with dropout, with eager torch by the moments over masks; empty if refused."""
+    try:
+        actual, expected = (
+            moments.sample(lambda name=name: functions[name](inputs)[:CHECKED])
+            for name in (COMPILED, "eager")  # type: ignore[misc]
+        )
+    except REFUSALS:
+        return {}  # the reason is recorded when it is to be timed
+    return {COMPILED: moments.judge(actual, expected)}
 
 
 def _keep(x: Tensor) -> Tensor:
@@ -280,9 +181,6 @@ def _backward(out: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
 
 def warm(device: Device, name: str) -> None:
     """Compile fastbert's and torch's kernels of a case, at its own size."""
-    if name in linear.case_names(device.dry_run):
-        linear.warm(device, name)
-        return
     _, operation, width, *variant = name.split()
     pattern = PATTERNS[operation]
     inputs = draw(device, pattern, DRY_TOKENS if device.dry_run else TOKENS, int(width), 0, variant=tuple(variant))

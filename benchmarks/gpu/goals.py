@@ -1,293 +1,157 @@
-"""The goals and their measurements. An unmeasured goal has a reason, never an estimate."""
+"""The figures that decide whether the GPU path is fast, and their measurements; then those of single operations.
+
+An unmeasured figure has a reason, never an estimate. Steps are judged by the goals of an H100, on an H200 by goals 10 %
+above, and on other GPUs by those of an H100 too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from fastbert.benchmarks.harness.measure import AGREEING, FASTBERT
+from fastbert.benchmarks.gpu import operation_goals
+from fastbert.benchmarks.gpu.judging import (
+    FASTBERT,
+    OURS,
+    Sections,
+    Verdict,
+    against,
+    judge,
+    rate,
+    reason_without,
+    row_of,
+    rows_of,
+    share_of_copy,
+    unmeasured,
+)
+from fastbert.benchmarks.gpu.operation_goals import has_goal, ratios
 
-LENGTHS = (128, 512, 2048, 8192)
-FULL_GOAL, HALF_GOAL = 1.0, 1.7  # times the best fused attention of torch, full and half empty
-CUDNN_GOAL = 0.75  # times cuDNN without dropout, for fastbert's backward pass with dropout
-COPY_GOAL, EAGER_GOAL = 0.85, 2.5  # of the copy's bandwidth; times eager torch
-WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
-# Patterns between matmuls and the widths at which they are judged; matmuls with GELU, by their depth.
-FUSED = {
-    "layer_norm": (768, 1024),
-    "dropout_add_layer_norm": (768, 1024),
-    "gelu_layer_norm": (768, 1024),
-    "embedding_layer_norm": (768, 1024),
-    "bias_gelu": (3072, 4096),
+__all__ = ["figures", "has_goal", "ratios", "verdicts"]
+
+# Instructions per score in the inner loop with dropout, on sm_90: at most 70 % of those counted before.
+INSTRUCTIONS = {"forward_long": 0.7 * 553, "backward_queries": 0.7 * 634, "backward_keys": 0.7 * 696}
+PROGRAMS = 3  # per multiprocessor, of forward with dropout at 64 columns per head
+# Sequences per second of a step of 32,768 tokens of base on an H100: at the first run, and with tuned kernels.
+STEPS = {
+    "pretraining base 128 full": (("first run", 6_200.0), ("tuned", 7_000.0)),
+    "pretraining base 512 full": (("first run", 1_310.0), ("tuned", 1_640.0)),
 }
-LINEAR_WIDTHS, LINEAR_GOAL = (768, 1024), 600.0  # TFLOP/s, which the goals of the steps below require
-LOSS_ROWS, LOSS_GOAL, MEMORY_GOAL = (10_000, 4_096, 40_000), 1.0, 0.1  # times eager torch; of its logits in fp32
-LAYER_GOALS = {"eager": 2.0, "eager compiled": 1.2}
-# Steps of pre-training per second: sequences, or real tokens.
-STEP_GOALS = {
-    "pretraining base 128 full": (7_000.0, "sequences"),
-    "pretraining base 512 full": (1_640.0, "sequences"),
-    "pretraining large 512 packed": (263_000.0, "tokens"),
-}
-INFERENCE_GOAL, REAL_GOAL, LATENCY_GOAL = 22_000.0, 2.5, 5.0  # sequences per second; times transformers
-RIVALS = ("transformers sdpa", "torch padded")
-GRAPHS = "fastbert graphs"
-
-Rows = Sequence[Mapping[str, Any]]
-Sections = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One goal: the target, the measurement, and met, missed, wrong, or unmeasured with the reason."""
-
-    goal: str
-    target: str
-    measured: str
-    verdict: str
+H200_FACTOR = 1.1
+LARGE, LARGE_TOKENS = "pretraining large 512 packed", 263_000.0
+# Times as fast as the same step in plain torch on padded tensors: workload, rivals, multiple.
+STEP_RIVALS = (
+    ("eager bf16", "pretraining base 128 full", ("eager",), 2.5),
+    ("torch.compile", "pretraining base 128 full", ("eager compiled",), 1.3),
+    ("padded, real lengths", "pretraining base 128 real", ("eager", "eager compiled"), 2.0),
+)
+EARLIER_GOAL = 1.3  # times the backward pass of the kernels before, at 512 with dropout
+CUDNN_GOAL, HALF_GOAL = 0.75, 1.7  # times cuDNN's backward without dropout at 512, full and half empty
+GELU_GOAL = 1.1  # times the library's matmul and one pass
+COPY_GOAL = 0.8
+NORMS = ("layer_norm", "dropout_add_layer_norm", "gelu_layer_norm", "embedding_layer_norm")
+LOSS_GOAL, MEMORY_GOAL = 1.0, 0.1  # times eager torch, at this share of its memory
 
 
 def verdicts(sections: Sections, dry_run: bool) -> list[dict[str, str]]:
     """Return all goals in the order of the table; figures of a dry run are not judged."""
     if dry_run:
         return [asdict(Verdict("all goals", "-", "dry run on a CPU", "unmeasured: figures of a dry run mean nothing"))]
-    judges = (_attention, _cudnn, _softmax, _fused, _linear, _loss, _layer, _encoder, _pretraining)
-    return [asdict(verdict) for part in judges for verdict in part(sections)]
+    return [asdict(verdict) for verdict in (*figures(sections), *operation_goals.verdicts(sections))]
+
+
+def figures(sections: Sections) -> list[Verdict]:
+    """Return the figures that decide."""
+    parts = (_resources, _steps, _attention, _gelu, _norms, _loss)
+    return [verdict for part in parts for verdict in part(sections)]
+
+
+def _resources(sections: Sections) -> Iterable[Verdict]:
+    for kernel, most in INSTRUCTIONS.items():
+        yield _compiled(sections, kernel, "instructions per score", "per_score", f"<= {most:.0f}", most)
+    yield _compiled(sections, "forward_long", "programs per multiprocessor", "programs", f">= {PROGRAMS}", PROGRAMS)
+
+
+def _compiled(sections: Sections, kernel: str, what: str, name: str, target: str, bound: float) -> Verdict:
+    goal = f"{what}, {kernel} with dropout"
+    section = sections.get("resources", {})
+    values = [entry[name] for entry in section.get("kernels", ()) if entry["kernel"] == kernel and entry.get(name)]
+    if not values:
+        reason = str(section.get("reason", "no such kernel")) if section else "section resources was not run"
+        return unmeasured(goal, target, reason)
+    value = float(values[0])
+    met = value <= bound if target.startswith("<=") else value >= bound
+    return Verdict(goal, target, f"{value:.0f}", "met" if met else "missed")
+
+
+def _steps(sections: Sections) -> Iterable[Verdict]:
+    name_of_gpu = str(sections.get("environment", {}).get("gpu", {}).get("name", ""))
+    factor = H200_FACTOR if "H200" in name_of_gpu else 1.0
+    for workload, stages in STEPS.items():
+        for stage, target in stages:
+            goal = f"{workload}, sequences/s, {stage}"
+            yield rate(sections, "pretraining", workload, goal, factor * target, "sequences")
+    yield rate(sections, "pretraining", LARGE, f"{LARGE}, tokens/s", LARGE_TOKENS, "tokens")
+    for rival, workload, names, target in STEP_RIVALS:
+        goal = f"{workload} / {rival}"
+        yield against(sections, "pretraining", workload, goal, target, lambda rows, names=names: names, OURS)  # type: ignore[misc]
 
 
 def _attention(sections: Sections) -> Iterable[Verdict]:
-    for padding, target in (("full", FULL_GOAL), ("half", HALF_GOAL)):
-        for direction in ("forward", "backward"):
-            for length in LENGTHS:
-                for dropout in ("0.1", "0"):
-                    name = f"attention {direction} {length} {padding} dropout {dropout}"
-                    goal = f"{direction} {length} {padding}, dropout {dropout}"
-                    yield _against(sections, "attention", name, goal, target, fused_names)
+    name = "attention backward 512 full dropout 0.1"
+    row = row_of(rows_of(sections, "attention", name), FASTBERT)
+    reason = (
+        reason_without(sections, "attention", name, FASTBERT)
+        if row is None
+        else "the earlier kernels were not measured"
+    )
+    measured = "-" if row is None else f"{row['median_ms']:.4g} ms"
+    yield unmeasured("attention backward 512, dropout / earlier kernels", f">= {EARLIER_GOAL:g}x", reason, measured)
+    for padding, target in (("full", CUDNN_GOAL), ("half", HALF_GOAL)):
+        name = f"attention backward 512 {padding} dropout 0"
+        goal = f"attention backward 512 {padding} / cuDNN"
+        yield against(sections, "attention", name, goal, target, lambda rows: ["sdpa cudnn"])
 
 
-def fused_names(rows: Rows) -> list[str]:
-    """Return torch's fused attention on padded tensors with the same dropout."""
-    names = (str(row["contender"]) for row in rows)
-    return [name for name in names if name.startswith("sdpa ") and name != WITHOUT_DROPOUT]
-
-
-def _cudnn(sections: Sections) -> Iterable[Verdict]:
-    for length in (2048, 8192):
-        name = f"attention backward {length} full dropout 0.1"
-        goal = f"backward {length}, dropout 0.1 / cuDNN without"
-        yield _against(sections, "attention", name, goal, CUDNN_GOAL, lambda rows: [WITHOUT_DROPOUT])
-
-
-def _softmax(sections: Sections) -> Iterable[Verdict]:
-    for keys in (128, 512):
-        name = f"softmax forward {keys}"
-        yield _against(sections, "softmax", name, f"softmax {keys} / eager", EAGER_GOAL, lambda rows: ["eager"])
-        goal, target = f"softmax {keys} / copy bandwidth", f">= {COPY_GOAL:.0%}"
-        fastbert_row = _row(_rows(sections, "softmax", name), FASTBERT)
-        share = None if fastbert_row is None else _share_of_copy(sections, fastbert_row)
-        if fastbert_row is None or share is None:
-            yield Verdict(goal, target, "-", _no_share(sections, "softmax", name, fastbert_row))
-            continue
-        text = f"{share:.0%} ({fastbert_row['gigabytes_per_second']:,.0f} GB/s, {fastbert_row['details']['backend']})"
-        yield Verdict(goal, target, text, _judge(fastbert_row, share >= COPY_GOAL))
-
-
-def _share_of_copy(sections: Sections, fastbert_row: Mapping[str, Any]) -> float | None:
-    copies = [row for row in sections.get("ceilings", {}).get("rows", ()) if row["workload"] == "copy"]
-    return float(fastbert_row["gigabytes_per_second"] / copies[0]["gigabytes_per_second"]) if copies else None
-
-
-def _no_share(
-    sections: Sections, section: str, name: str, fastbert_row: Mapping[str, Any] | None, case: str = ""
-) -> str:
-    reason = _reason(sections, section, name, FASTBERT, case) if fastbert_row is None else "the copy was not measured"
-    return f"unmeasured: {reason}"
-
-
-def _fused(sections: Sections) -> Iterable[Verdict]:
-    """Judge both goals of a pattern in one line."""
-    target = f">= {COPY_GOAL:.0%} of copy, {EAGER_GOAL:g}x eager"
-    for operation, widths in FUSED.items():
-        for direction in ("forward", "backward"):
-            for width in widths:
-                name, case = f"{operation} {direction} {width}", f"fused {operation} {width}"
-                rows = _rows(sections, "fused", name)
-                fastbert_row, eager = _row(rows, FASTBERT), _row(rows, "eager")
-                share = None if fastbert_row is None else _share_of_copy(sections, fastbert_row)
-                if fastbert_row is None or share is None:
-                    yield Verdict(name, target, "-", _no_share(sections, "fused", name, fastbert_row, case))
-                    continue
-                speed, backend = fastbert_row["gigabytes_per_second"], fastbert_row["details"]["backend"]
-                text = f"{share:.0%} ({speed:,.0f} GB/s, {backend})"
-                if eager is None:
-                    reason = _reason(sections, "fused", name, "eager", case)
-                    yield Verdict(name, target, text, f"unmeasured: no eager: {reason}")
-                    continue
-                ratio = eager["median_ms"] / fastbert_row["median_ms"]
-                reached = share >= COPY_GOAL and ratio >= EAGER_GOAL
-                yield Verdict(name, target, f"{text}, {ratio:.2f}x eager", _judge(fastbert_row, reached))
-
-
-def _linear(sections: Sections) -> Iterable[Verdict]:
+def _gelu(sections: Sections) -> Iterable[Verdict]:
     for direction in ("forward", "backward"):
-        for width in LINEAR_WIDTHS:
-            name, target = f"linear_gelu {direction} {width}", f">= {LINEAR_GOAL:g} TFLOP/s"
-            rows = _rows(sections, "fused", name)
-            fastbert_row = _row(rows, FASTBERT)
-            if fastbert_row is None:
-                yield Verdict(name, target, "-", f"unmeasured: {_reason(sections, 'fused', name, FASTBERT)}")
-                continue
-            rivals = [row for row in rows if row["contender"] != FASTBERT]
-            multiples = "".join(
-                f", {row['median_ms'] / fastbert_row['median_ms']:.2f}x {row['contender']}" for row in rivals
-            )
-            yield Verdict(
-                name,
-                target,
-                f"{fastbert_row['tflops']:.0f}{multiples}",
-                _judge(fastbert_row, fastbert_row["tflops"] >= LINEAR_GOAL),
-            )
+        name = f"linear_gelu {direction} 768"
+        goal = f"{name} / matmul and one pass"
+        yield against(sections, "linear", name, goal, GELU_GOAL, lambda rows: ["matmul, bias_gelu"])
+
+
+def _norms(sections: Sections) -> Iterable[Verdict]:
+    goal, target = "LayerNorm family 768 / copy bandwidth, the lowest", f">= {COPY_GOAL:.0%}"
+    shares: list[tuple[float, Mapping[str, Any]]] = []
+    for operation in NORMS:
+        for direction in ("forward", "backward"):
+            name = f"{operation} {direction} 768"
+            row = row_of(rows_of(sections, "fused", name), FASTBERT)
+            share = None if row is None else share_of_copy(sections, row)
+            if row is None or share is None:
+                case = f"fused {operation} 768"
+                reason = reason_without(sections, "fused", name, FASTBERT, case) if row is None else "no copy"
+                yield unmeasured(goal, target, reason)
+                return
+            shares.append((share, row))
+    share, row = min(shares, key=lambda pair: pair[0])
+    yield Verdict(goal, target, f"{share:.0%} ({row['workload']})", judge(row, share >= COPY_GOAL))
 
 
 def _loss(sections: Sections) -> Iterable[Verdict]:
-    for rows in LOSS_ROWS:
-        name = f"loss {rows}"
-        yield _against(sections, "loss", name, f"{name} / eager", LOSS_GOAL, lambda candidates: ["eager"])
-        goal, target = f"{name}, extra memory", f"<= {MEMORY_GOAL:.0%} of fp32 logits"
-        fastbert_row = _row(_rows(sections, "loss", name), FASTBERT)
-        extra = None if fastbert_row is None else fastbert_row["details"]["extra_bytes"]
-        if fastbert_row is None or extra is None:
-            reason = (
-                _reason(sections, "loss", name, FASTBERT)
-                if fastbert_row is None
-                else "the device does not count memory"
-            )
-            yield Verdict(goal, target, "-", f"unmeasured: {reason}")
-            continue
-        share = extra / fastbert_row["details"]["logits_bytes"]
-        yield Verdict(goal, target, f"{share:.1%} ({extra / 1e6:,.0f} MB)", _judge(fastbert_row, share <= MEMORY_GOAL))
-
-
-def _layer(sections: Sections) -> Iterable[Verdict]:
-    for size in ("base", "large"):
-        for length in (128, 512):
-            name = f"layer {size} {length} half"
-            for rival, target in LAYER_GOALS.items():
-                yield _against(sections, "layer", name, f"{name} / {rival}", target, lambda rows, rival=rival: [rival])
-
-
-def _encoder(sections: Sections) -> Iterable[Verdict]:
-    yield _rate(sections, "encoder", "encoder base 128 full", INFERENCE_GOAL, "sequences")
-    for name, target in (("encoder base 128 real", REAL_GOAL), ("encoder base 16 latency", LATENCY_GOAL)):
-        yield _against(
-            sections, "encoder", name, f"{name} / transformers", target, lambda rows: RIVALS, (FASTBERT, GRAPHS)
-        )
-
-
-def _pretraining(sections: Sections) -> Iterable[Verdict]:
-    for name, (target, unit) in STEP_GOALS.items():
-        yield _rate(sections, "pretraining", name, target, unit)
-
-
-def _rate(sections: Sections, section: str, name: str, target: float, unit: str) -> Verdict:
-    """Judge sequences or real tokens per second, from single kernels or from graphs, whichever is faster."""
-    goal, text = f"{name}, {unit}/s", f">= {target:,.0f}"
-    fastbert_row = _fastest(_rows(sections, section, name), (FASTBERT, GRAPHS))
-    if fastbert_row is None:
-        return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, FASTBERT)}")
-    rate = fastbert_row["details"][unit] / fastbert_row["median_ms"] * 1e3
-    return Verdict(goal, text, f"{rate:,.0f} ({fastbert_row['contender']})", _judge(fastbert_row, rate >= target))
-
-
-def _against(
-    sections: Sections,
-    section: str,
-    name: str,
-    goal: str,
-    target: float,
-    rivals: Callable[[Rows], Sequence[str]],
-    owns: Sequence[str] = (FASTBERT,),
-) -> Verdict:
-    """Judge fastbert's speed as a multiple of the fastest of some contenders."""
-    rows, text = _rows(sections, section, name), f">= {target:g}x"
-    fastbert_row = _fastest(rows, owns)
-    if fastbert_row is None:
-        return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, FASTBERT)}")
-    wanted_names = rivals(rows)
-    best = _fastest([row for row in rows if row["outputs"] in AGREEING], wanted_names)
-    if best is None:
-        sought = "sdpa" if section == "attention" else wanted_names[0]
-        reason = _reason(sections, section, name, sought)
-        return Verdict(goal, text, f"{fastbert_row['median_ms']:.4g} ms", f"unmeasured: no rival ran: {reason}")
-    ratio = best["median_ms"] / fastbert_row["median_ms"]
-    measured = f"{ratio:.2f}x {best['contender']} ({fastbert_row['median_ms']:.4g} ms"
-    measured += f", {fastbert_row['tflops']:.0f} TFLOP/s" if fastbert_row.get("tflops") is not None else ""
-    measured += f", {fastbert_row['contender']})" if fastbert_row["contender"] != FASTBERT else ")"
-    return Verdict(goal, text, measured, _judge(fastbert_row, ratio >= target))
-
-
-def _fastest(rows: Rows, names: Sequence[str]) -> Mapping[str, Any] | None:
-    """Return the fastest of the named contenders; one whose outputs are wrong only if there is no other."""
-    candidates = [row for row in rows if row["contender"] in names]
-    return min(candidates, key=lambda row: (row["outputs"] not in AGREEING, float(row["median_ms"])), default=None)
-
-
-def ratios(sections: Sections) -> list[dict[str, Any]]:
-    """Return fastbert's time per workload beside the fastest rival's with the same dropout."""
-    entries = []
-    for section in ("attention", "softmax", "fused", "loss", "layer"):
-        rows = sections.get(section, {}).get("rows", ())
-        for fastbert_row in (row for row in rows if row["contender"] == FASTBERT):
-            name = fastbert_row["workload"]
-            rivals = [
-                row for row in _rows(sections, section, name) if row["contender"] not in (FASTBERT, WITHOUT_DROPOUT)
-            ]
-            rivals = [row for row in rivals if row["outputs"] in AGREEING]
-            best = min(rivals, key=lambda row: float(row["median_ms"]), default=None)
-            entry = {name: fastbert_row.get(name) for name in ("workload", "median_ms", "tflops", "host_us", "outputs")}
-            entry["best"] = None if best is None else best["contender"]
-            entry["ratio"] = None if best is None else float(f"{best['median_ms'] / fastbert_row['median_ms']:.4g}")
-            entries.append(entry)
-    return entries
-
-
-def _judge(fastbert_row: Mapping[str, Any], reached: bool) -> str:
-    doubt = " (Python-bound)" if fastbert_row.get("host_bound") else ""
-    if fastbert_row["outputs"] not in AGREEING:
-        return str(fastbert_row["outputs"])
-    return ("met" if reached else "missed") + doubt
-
-
-def _rows(sections: Sections, section: str, workload: str) -> Rows:
-    return [row for row in sections.get(section, {}).get("rows", ()) if row["workload"] == workload]
-
-
-def _row(rows: Rows, contender: str) -> Mapping[str, Any] | None:
-    return next((row for row in rows if row["contender"] == contender), None)
-
-
-def _reason(sections: Sections, section: str, workload: str, contender: str, case: str = "") -> str:
-    """Return why there is no row, from the section's notes; `case` is the case's name if it differs."""
-    result, names = sections.get(section), (workload, case)
-    if result is None:
-        return f"section {section} was not run"
-    for failure in result.get("failures", ()):
-        if failure["case"] in names:
-            return str(failure["reason"])[:120]
-    for entry in result.get("unmeasured", ()):
-        if entry["workload"] == workload and entry["contender"].startswith(contender):
-            return str(entry["reason"])[:120]
-    if set(result.get("out_of_time", ())) & set(names):
-        return "out of time"
-    return str(result.get("reason", "no such case"))[:120]
-
-
-def has_goal(workload: str) -> bool:
-    """Return whether the table has a line for the workload."""
-    words = workload.split()
-    if words[0] == "softmax":
-        return words[1] == "forward"
-    if words[0] == "attention":
-        return len(words) == 6 and words[2] in map(str, LENGTHS) and words[3] != "lognormal"
-    return words[-1] not in ("inference", "frequent", "full")
+    """Judge time and memory beside eager torch at the number of rows of a step."""
+    name, goal = "loss 4096", "loss 4096 / eager, at its memory"
+    target = f">= {LOSS_GOAL:g}x at <= {MEMORY_GOAL:.0%}"
+    rows = rows_of(sections, "loss", name)
+    ours, eager = row_of(rows, FASTBERT), row_of(rows, "eager")
+    if ours is None or eager is None:
+        yield unmeasured(goal, target, reason_without(sections, "loss", name, FASTBERT if ours is None else "eager"))
+        return
+    ratio = eager["median_ms"] / ours["median_ms"]
+    extra = [row["details"]["extra_bytes"] for row in (ours, eager)]
+    if None in extra:
+        yield unmeasured(goal, target, "the device does not count memory", f"{ratio:.2f}x")
+        return
+    share = extra[0] / max(extra[1], 1)
+    reached = ratio >= LOSS_GOAL and share <= MEMORY_GOAL
+    yield Verdict(goal, target, f"{ratio:.2f}x at {share:.1%}", judge(ours, reached))

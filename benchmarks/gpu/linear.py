@@ -56,6 +56,11 @@ def case_names(dry: bool) -> list[str]:
     return [f"linear_gelu {direction} {width}" for _, width, _ in shapes(dry) for direction in NAMES]
 
 
+def warm_names(dry: bool) -> list[str]:
+    """Return the cases that differ in what is compiled: all."""
+    return case_names(dry)
+
+
 def shapes(dry: bool) -> tuple[tuple[int, int, int], ...]:
     """Return tokens, width, inner width."""
     return ((32, 32, 64),) if dry else SHAPES
@@ -99,7 +104,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
             )  # type: ignore[misc]
             differences[contender], outputs[contender] = judged_result
         del exact, eager
-        case.rows = contest(
+        measured = contest(
             device,
             name,
             willing(
@@ -119,6 +124,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
                 "inner": inner,
             },
         )
+        case.add(measured)
     device.free()
     return case.as_json()
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert import ops
-from fastbert.benchmarks.gpu.check import compiled, judged
+from fastbert.benchmarks.gpu import liger
+from fastbert.benchmarks.gpu.check import Verdict, compiled, judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
 from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
@@ -92,7 +93,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     rows = int(name.split()[1])
     inputs, case = draw(device, rows), Case()
     with dispatch.use_backend(own_backend(device, "linear_cross_entropy")):
-        difference, verdict = _check(device, inputs)
+        judged_results = _check(device, inputs)
         candidates: dict[str, Callable[[], Calls]] = {
             contender: partial(_calls, function, inputs) for contender, function in _functions(device, rows).items()
         }
@@ -105,26 +106,28 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
             runnable,
             Work(tokens=rows, operations=6.0 * rows * width * inputs.weight.shape[0]),
             seconds=seconds,
-            differences={FASTBERT: difference},
+            differences={contender: difference for contender, (difference, _) in judged_results.items()},
             outputs={
-                FASTBERT: verdict,
-                **{contender: "not compared" for contender in runnable if contender != FASTBERT},
+                **dict.fromkeys(runnable, "not compared"),
+                **{contender: verdict for contender, (_, verdict) in judged_results.items()},
             },
             details={
                 "backend": dispatch.preferred_backend("linear_cross_entropy", device.torch_device),
                 "logits_bytes": 4 * rows * inputs.weight.shape[0],
             },
         )
-    case.rows = [
-        replace(each, row=replace(each.row, details={**each.row.details, "extra_bytes": extra[each.row.contender]}))
-        for each in measured
-    ]
+    case.add(
+        [
+            replace(each, row=replace(each.row, details={**each.row.details, "extra_bytes": extra[each.row.contender]}))
+            for each in measured
+        ]
+    )
     device.free()
     return case.as_json()
 
 
-def _check(device: Device, inputs: Inputs) -> tuple[float, str]:
-    """Compare loss and gradients with float64, if its logits fit into memory."""
+def _check(device: Device, inputs: Inputs) -> dict[str, Verdict]:
+    """Compare loss and gradients of fastbert and Liger-Kernel with float64, if its logits fit into memory."""
     names = ("x", "weight", "bias")
     double = replace(inputs, **{name: getattr(inputs, name).detach().double().requires_grad_() for name in names})
     try:
@@ -133,9 +136,16 @@ def _check(device: Device, inputs: Inputs) -> tuple[float, str]:
             (eager_results["loss"] - exact["loss"]).abs(), _spread(inputs, double)
         )
     except torch.OutOfMemoryError:
-        return 0.0, "not compared"
-    announce(FASTBERT)
-    return judged(device, lambda: _named(step(run_fastbert, inputs)), exact, eager_results)
+        return {}
+    functions = {FASTBERT: run_fastbert}
+    if liger.measurable(device):
+        functions[liger.LIGER] = liger.linear_cross_entropy
+    results = {}
+    for name, function in functions.items():
+        announce(name)
+        find = partial(_named_step, function, inputs)
+        results[name] = judged(device, find, exact, eager_results)
+    return results
 
 
 def _spread(inputs: Inputs, double: Inputs) -> Tensor:
@@ -150,6 +160,8 @@ def _spread(inputs: Inputs, double: Inputs) -> Tensor:
 
 def _functions(device: Device, rows: int) -> dict[str, Callable[..., Tensor]]:
     functions: dict[str, Callable[..., Tensor]] = {FASTBERT: run_fastbert, "eager": eager}
+    if liger.measurable(device):
+        functions[liger.LIGER] = liger.linear_cross_entropy
     if device.dry_run or rows == COMPILED_ROWS:
         functions[COMPILED] = compiled(device, eager)
     return functions
@@ -173,6 +185,10 @@ def warm(device: Device, name: str) -> None:
         for contender, function in _functions(device, rows).items():
             if contender != "eager":
                 step(function, inputs)
+
+
+def _named_step(function: Callable[..., Tensor], inputs: Inputs) -> dict[str, Tensor]:
+    return _named(step(function, inputs))
 
 
 def _named(results: tuple[Tensor, ...]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The whole encoder: inference beside padded torch, and steps of pre-training; each also replayed from CUDA graphs."""
+"""The whole encoder: inference on packed tokens beside padded ones, and replayed from CUDA graphs; random batches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.benchmarks.cpu.workloads import unread_operations
 from fastbert.benchmarks.gpu.check import judge
 from fastbert.benchmarks.gpu.device import Device, open_device
-from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_states, replayed_steps
+from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_states
 from fastbert.benchmarks.gpu.padded import PaddedEncoder, key_mask
 from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.config import BertConfig
-from fastbert.models import BertForPreTraining, BertModel
+from fastbert.models import BertModel
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
-from fastbert.training.optimizer import adamw, clip_gradients
 
-TOKENS, MASKED = 32768, 0.15
-SLOT, SLOT_TOKENS = 512, 509  # a slot of BERT-large, and the real tokens of the two sequences that share it
-SETTINGS = {"lr": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0}
+MASKED = 0.15
 TRANSFORMERS, PLAIN = "transformers sdpa", "torch padded"
-FEWEST_TOKENS = 4096  # a step that does not fit is retried with half the sequences, down to this
+# Packed input, which transformers passes to flash-attn without padding.
+UNPADDED = "transformers flash unpadded"
 
 
 def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
@@ -75,8 +72,8 @@ def operations_per_token(config: BertConfig, lengths: Sequence[int]) -> float:
 
 
 def encoder_names(dry: bool) -> list[str]:
-    del dry
-    return ["encoder base 128 real", "encoder base 128 full", "encoder base 16 latency"]
+    names = ["encoder base 128 full", "encoder base 128 real", "encoder base 16 latency"]
+    return names[1:] if dry else names
 
 
 def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -107,12 +104,16 @@ def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = (
         rival: lambda: [partial(states, padded, mask) for padded, mask in zip(unpacked, masks)],
     }
     case = Case()
+    flash = _unpadded_transformers(model, device, case, name)
+    if flash is not None:
+        candidates[UNPADDED] = lambda: [partial(flash, batch) for batch in batches]
     if rival == PLAIN:
         case.leave_out(name, TRANSFORMERS, f"transformers is not installed: {PLAIN} stands in for it")
     contenders = willing(device, case, name, candidates, without)
     differences, outputs = {}, dict.fromkeys(contenders, "not compared")
     if rival in contenders:
         compared: dict[str, States] = dict(zip((FASTBERT, GRAPHS), (partial(packed_states, model), *replayed)))
+        compared |= {UNPADDED: flash} if flash is not None else {}
         compared = {contender: call for contender, call in compared.items() if contender in contenders}
         differences, verdicts = compare_states(model, batches[0], compared, rival, partial(_real_states, states))
         outputs |= verdicts
@@ -121,7 +122,7 @@ def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = (
             contender: [partial(_answered, device, call) for call in calls] for contender, calls in contenders.items()
         }
     tokens = int(lengths.sum())
-    case.rows = contest(
+    measured = contest(
         device,
         name,
         contenders,
@@ -130,10 +131,32 @@ def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = (
         queued=False,
         differences=differences,
         outputs=outputs,
-        details=_details(device, sequences, tokens, longest),
+        details=details(device, sequences, tokens, longest),
     )
+    case.add(measured)
     device.free()
     return case.as_json()
+
+
+def _unpadded_transformers(model: BertModel, device: Device, case: Case, name: str) -> States | None:
+    """Return transformers' states of packed input in bf16, None where flash-attn is missing, with the reason in
+    `case`."""
+    for package in ("transformers", "flash_attn"):
+        if importlib.util.find_spec(package) is None:
+            case.leave_out(name, UNPADDED, f"{package} is not installed")
+            return None
+    peer = transformers_model(model, device, "flash_attention_2")
+    peer.to(torch.bfloat16).eval()
+
+    def states(batch: PackedBatch) -> Tensor:
+        ids = {key: getattr(batch, key)[None] for key in ("input_ids", "token_type_ids", "position_ids")}
+        offsets, longest = batch.cu_seqlens, batch.max_seqlen
+        lengths = {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest}
+        with torch.no_grad():
+            hidden: Tensor = peer(**ids, **lengths).last_hidden_state[0]
+        return hidden
+
+    return states
 
 
 def _answered(device: Device, call: Callable[[], Any]) -> Any:
@@ -169,14 +192,14 @@ def new_model(kind: Any, config: BertConfig, device: Device) -> Any:
         return kind(config)
 
 
-def transformers_model(source: BertModel, device: Device) -> Any:
+def transformers_model(source: BertModel, device: Device, attention: str = "sdpa") -> Any:
     """Return transformers' BertModel with the same weights, or None if the package is missing."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import transformers
 
     config = transformers.BertConfig.from_dict(source.config.to_dict())
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = attention
     with device.torch_device:
         model = transformers.BertModel(config)
     model.load_state_dict(source.state_dict(), strict=False)
@@ -221,92 +244,7 @@ def compare_states(
     return differences, {contender: verdict for contender, (_, verdict) in judged.items()} | {rival: "close"}
 
 
-def _details(device: Device, sequences: int, tokens: int, longest: int) -> dict[str, Any]:
+def details(device: Device, sequences: int, tokens: int, longest: int) -> dict[str, Any]:
+    """Return what a row says about its batch, and the backend of every operation."""
     backends = {choice.operation: choice.backend for choice in dispatch.report(device.torch_device)}
     return {"sequences": sequences, "tokens": tokens, "longest": longest, "backends": backends}
-
-
-# Pre-training
-
-
-def pretraining_names(dry: bool) -> list[str]:
-    """Return the cases, those with a goal first."""
-    if dry:
-        return ["pretraining base 16 full", "pretraining large 16 packed"]
-    goals = ["pretraining base 128 full", "pretraining base 512 full", "pretraining large 512 packed"]
-    return [*goals, "pretraining large 128 full", "pretraining large 512 full"]
-
-
-def slot_lengths(slots: int, longest: int) -> Tensor:
-    """Return the lengths of the two sequences in each slot: together nearly the slot, the shorter between an eighth and
-    half of it."""
-    pair = longest * SLOT_TOKENS // SLOT
-    shorter = torch.linspace(pair / 8, pair / 2, slots).long()
-    return torch.stack((shorter, pair - shorter), 1).flatten()
-
-
-def step_lengths(tokens: int, longest: int, how: str) -> Tensor:
-    """Return the lengths of a step's sequences: "full" or "packed" slots of `longest` tokens."""
-    slots = tokens // longest
-    return slot_lengths(slots, longest) if how == "packed" else torch.full((slots,), longest)
-
-
-def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure steps of bf16 autocast, backward, clipping and AdamW, with dropout: kernel by kernel, and from CUDA
-    graphs."""
-    device = open_device(dry)
-    _, size, length, variant = name.split()
-    longest, tokens = int(length), 64 if dry else TOKENS
-    config = small(BertConfig.preset(size), dry)
-    model = new_model(BertForPreTraining, config, device).train()
-    case = Case()
-    while True:
-        lengths = step_lengths(tokens, longest, variant)
-        batches = [make_batch(config, lengths, seed).to(device.torch_device) for seed in range(2)]
-        candidates = {
-            FASTBERT: partial(_steps, training_step(model, device), batches),
-            # A separate model: a graph keeps its gradients in place, the other run drops them.
-            GRAPHS: lambda: replayed_steps(new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS),  # noqa: B023
-        }
-        contenders = willing(device, case, name, candidates, without)
-        if FASTBERT in contenders or tokens // 2 < FEWEST_TOKENS:
-            break
-        tokens //= 2
-        model.zero_grad(set_to_none=True)
-        device.free()
-    real = int(lengths.sum())
-    read_rows = len(lengths) + round(MASKED * real)  # from the last layer: first tokens and masked positions
-    unread = (real - min(real, read_rows)) * unread_operations(config)
-    work = Work(tokens=real, operations=3 * (real * operations_per_token(config, lengths.tolist()) - unread))
-    case.rows = contest(
-        device,
-        name,
-        contenders,
-        work,
-        seconds=seconds,
-        queued=False,
-        outputs=dict.fromkeys(contenders, "not compared"),
-        details=_details(device, len(lengths), real, longest),
-    )
-    device.free()
-    return case.as_json()
-
-
-def _steps(step: Callable[[PackedBatch], None], batches: list[PackedBatch]) -> Calls:
-    return [partial(step, batch) for batch in batches]
-
-
-def training_step(model: BertForPreTraining, device: Device) -> Callable[[PackedBatch], None]:
-    """Return a function that takes one optimizer step on a batch."""
-    optimizer = adamw(model, lr=SETTINGS["lr"], weight_decay=SETTINGS["weight_decay"])
-
-    def step(batch: PackedBatch) -> None:
-        with torch.autocast(device.torch_device.type, dtype=torch.bfloat16):
-            loss = model(batch).loss
-        assert loss is not None
-        loss.backward()
-        clip_gradients(model.parameters(), SETTINGS["max_grad_norm"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step

@@ -1,14 +1,16 @@
-"""BERT's encoder in plain torch on padded tensors, as transformers implements it: the reference of the fused layer, and
-of the whole encoder where transformers is not installed. It uses the weights of fastbert's modules.
+"""BERT in plain torch on padded tensors, as transformers implements it: the reference of the fused layer, the rival of
+training steps, and of inference where transformers is not installed. It uses the weights of fastbert's modules.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastbert.models import BertModel
+from fastbert.models import BertForPreTraining, BertModel
 from fastbert.models.modules import Layer, Norm, Output
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.packing import PackedBatch, pad
@@ -63,19 +65,69 @@ class PaddedLayer(nn.Module):
 
 
 class PaddedEncoder(nn.Module):
-    """Embeddings and all layers, without dropout: the last hidden states of padded ids."""
+    """Embeddings and all layers: the last hidden states of padded ids."""
 
-    def __init__(self, model: BertModel) -> None:
+    def __init__(self, model: BertModel, dropout: float = 0.0) -> None:
         super().__init__()
-        self.embeddings = model.embeddings
-        self.layers = nn.ModuleList(PaddedLayer(layer, 0.0) for layer in model.encoder.layer)  # type: ignore[arg-type]
+        self.embeddings, self.dropout = model.embeddings, dropout
+        self.layers = nn.ModuleList(PaddedLayer(layer, dropout) for layer in model.encoder.layer)  # type: ignore[arg-type]
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor | None) -> Tensor:
         """Compute ids (sequences, longest) -> (sequences, longest, width)."""
         tables = self.embeddings
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = tables.word_embeddings(input_ids) + tables.token_type_embeddings(token_type_ids)
-        x = _norm(x + tables.position_embeddings(positions), tables.LayerNorm)
+        x = F.dropout(_norm(x + tables.position_embeddings(positions), tables.LayerNorm), self.dropout)
         for layer in self.layers:
             x = layer(x, mask)
         return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedBatch:
+    """A batch as plain torch gets it: ids and segments (sequences, longest), the key mask, the flat rows of masked
+    tokens with their labels, and the next-sentence labels (sequences,)."""
+
+    input_ids: Tensor
+    token_type_ids: Tensor
+    mask: Tensor | None
+    masked_rows: Tensor
+    labels: Tensor
+    next_sentence_label: Tensor
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> PaddedBatch:
+        """Pad a packed batch that has labels."""
+        assert batch.masked_positions is not None
+        assert batch.labels is not None
+        assert batch.next_sentence_label is not None
+        unpacked = batch.unpack()
+        return cls(
+            input_ids=unpacked["input_ids"],
+            token_type_ids=unpacked["token_type_ids"],
+            mask=key_mask(batch),
+            masked_rows=slots(batch)[batch.masked_positions],
+            labels=batch.labels,
+            next_sentence_label=batch.next_sentence_label,
+        )
+
+
+class PaddedForPreTraining(nn.Module):
+    """The encoder with both heads of pre-training. The vocabulary's matmul computes masked tokens alone, as NVIDIA's
+    training scripts do; transformers computes all."""
+
+    def __init__(self, model: BertForPreTraining, dropout: float) -> None:
+        super().__init__()
+        self.encoder = PaddedEncoder(model.bert, dropout)
+        self.pooler, self.cls = model.bert.pooler, model.cls
+
+    def forward(self, batch: PaddedBatch) -> Tensor:
+        """Return the sum of both mean losses."""
+        x = self.encoder(batch.input_ids, batch.token_type_ids, batch.mask)
+        head = self.cls.predictions
+        masked = F.gelu(head.transform.dense(x.flatten(0, 1)[batch.masked_rows]))
+        logits = head.decoder(_norm(masked, head.transform.LayerNorm))
+        next_sentence = self.cls.seq_relationship(torch.tanh(self.pooler.dense(x[:, 0])))
+        return F.cross_entropy(logits.float(), batch.labels) + F.cross_entropy(
+            next_sentence.float(), batch.next_sentence_label
+        )

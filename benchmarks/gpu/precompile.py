@@ -11,25 +11,34 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from fastbert.benchmarks.gpu import attention, attention_peers, fused, layer, loss, models, softmax
+from fastbert.benchmarks.gpu import attention, attention_peers, fused, layer, linear, loss, models, softmax, steps
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
 from fastbert.config import BertConfig
+from fastbert.kernels.tuning.processes import end_with_parent
 from fastbert.models import BertForPreTraining
 from fastbert.ops import dispatch
 
 # Longer than the short path supports, so that one run launches the kernels of both paths.
 BEYOND_SHORT = 256
 # `warm(device, name)` runs once what a case compiles, `warm_names` has one case per such variant.
-WARMED: tuple[Any, ...] = (layer, loss, fused)
+WARMED: tuple[Any, ...] = (layer, linear, loss, fused)
+STAGES = ("steps", "kernels", "rest")
 
 
-def variants(dry: bool) -> list[dict[str, Any]]:
-    """Return what is to be compiled, the slowest first, each as JSON."""
+def variants(dry: bool, stage: str) -> list[dict[str, Any]]:
+    """Return what is to be compiled before a stage of the measurements, the slowest first, each as JSON.
+
+    "steps": what training steps and inference run; "kernels": the layer and its operations; "rest".
+    """
+    return [variant for variant in every(dry) if variant["stage"] == stage]
+
+
+def every(dry: bool) -> list[dict[str, Any]]:
+    """Return what is to be compiled for all stages."""
     shapes = attention.shapes(dry)
     compiled = [candidate for candidate in shapes if candidate.compiled and candidate.direction == "forward"]
     flags = {
@@ -44,6 +53,7 @@ def variants(dry: bool) -> list[dict[str, Any]]:
     ]
     cases: list[dict[str, Any]] = [{"kind": "compiled", "shape": asdict(candidate)} for candidate in compiled]
     sizes = ("base",) if dry else ("base", "large")
+    cases += [{"kind": "steps", "case": name} for name in steps.warm_names(dry)]
     cases += [{"kind": "model", "size": size} for size in sizes]
     cases += [{"kind": "case", "case": name} for module in WARMED for name in module.warm_names(dry)]
     cases += [{"kind": "attention", "shape": asdict(candidate)} for candidate in tiny]
@@ -54,7 +64,37 @@ def variants(dry: bool) -> list[dict[str, Any]]:
             for candidate in cases
             if candidate["kind"] == "softmax" or candidate.get("case", "").startswith("loss")
         ]
-    return [{"name": _name(variant), **variant} for variant in cases]
+    return [{"name": _name(variant), "stage": _stage(variant), **variant} for variant in cases]
+
+
+def _stage(variant: dict[str, Any]) -> str:
+    if variant["kind"] in ("model", "steps"):
+        return "steps"
+    shape = variant.get("shape", {})
+    masked = any(shape.get(name) for name in ("causal", "bias", "compiled"))
+    return "rest" if variant["kind"] == "softmax" or masked or shape.get("head_dim", 64) != 64 else "kernels"
+
+
+def resources(dry: bool) -> dict[str, Any]:
+    """Return what attention with dropout, compiled for this GPU, takes: registers, spills, programs per multiprocessor,
+    instructions per score."""
+    if dry:
+        return {"status": "skipped", "reason": "a dry run compiles for no GPU"}
+    from fastbert.kernels.attention.compile_cases import AttentionCase
+    from fastbert.kernels.launch import architecture, recording
+    from fastbert.kernels.tuning.resources import TARGETS, compile_launch
+
+    target = architecture(open_device(dry).torch_device)
+    if target not in TARGETS:
+        return {"status": "skipped", "reason": f"the limits of {target} are not known"}
+    with recording(target) as launches:
+        AttentionCase(head_dim=64, dropout=True).launch()
+    kernels = []
+    for launch in launches:
+        row = compile_launch(launch, "bf16 64 dropout", target)
+        names = ("kernel", "warps", "registers", "spills", "shared", "programs", "per_score")
+        kernels.append({name: getattr(row, name) for name in names})
+    return {"kernels": kernels}
 
 
 def _name(variant: dict[str, Any]) -> str:
@@ -75,6 +115,7 @@ def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
         "softmax": _softmax,
         "case": _case,
         "model": _model,
+        "steps": _steps,
     }[variant["kind"]]
     began = time.perf_counter()
     runner(device, variant)
@@ -110,41 +151,21 @@ def _case(device: Device, variant: dict[str, Any]) -> None:
     module.warm(device, variant["case"])
 
 
+def _steps(device: Device, variant: dict[str, Any]) -> None:
+    steps.warm(device, variant["case"])
+
+
 def _model(device: Device, variant: dict[str, Any]) -> None:
     config = models.small(replace(BertConfig.preset(variant["size"]), num_hidden_layers=1), device.dry_run)
     model = models.new_model(BertForPreTraining, config, device).train()
-    step = models.training_step(model, device)
+    step = steps.training_step(model, device)
     for length in (16,) if device.dry_run else (128, 512):
         batch = models.make_batch(config, torch.full((4,), length), 0).to(device.torch_device)
         step(batch)
     models.packed_states(model.bert.to(torch.bfloat16).eval(), batch)
 
 
-def tune(dry: bool) -> dict[str, Any]:
-    """Measure kernel configurations; FASTBERT_TUNING names the file of the table."""
-    from importlib import import_module
-
-    run_tuning = import_module("fastbert.kernels.tuning.tune").run
-    lines: list[str] = []
-    path, measured = run_tuning(open_device(dry).torch_device, report=partial(_keep, lines), widths=(64,))
-    rows = [
-        {
-            "kernel": measurement.trial.kernel,
-            "shape": measurement.trial.shape,
-            "config": measurement.trial.config.as_json(),
-            "ms": measurement.milliseconds,
-            "problem": measurement.error,
-        }
-        for measurement in measured
-    ]
-    return {"path": str(path), "rows": rows}
-
-
-def _keep(lines: list[str], *words: object) -> None:
-    lines.append(" ".join(map(str, words)))
-    print(*words, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
+    end_with_parent()
     result = run(json.loads(sys.argv[1]), os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"))
     print(json.dumps(result))

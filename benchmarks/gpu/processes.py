@@ -1,18 +1,17 @@
-"""Sections that run in separate processes: compiling many variants in parallel, the tests, and nvidia-smi."""
+"""What runs in separate processes beside the measuring one: compiling many variants in parallel, and nvidia-smi."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 MOST_AT_ONCE = 16
@@ -77,7 +76,7 @@ def _start(variant: dict[str, Any], environment: Mapping[str, str]) -> _Job:
 def _finish(job: _Job) -> dict[str, Any]:
     timed_out = job.process.poll() is None
     if timed_out:
-        _kill(job.process)
+        kill(job.process)
     code = job.process.wait()
     with job.output:
         job.output.seek(0)
@@ -90,56 +89,8 @@ def _finish(job: _Job) -> dict[str, Any]:
     return {**result, **json.loads(lines[-1])}
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes]) -> None:
     """End a process and its children, which are a session of their own."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has ended, and been waited for
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-# Tests
-
-
-def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: float, dry: bool) -> dict[str, Any]:
-    """Run `pytest -m gpu`; return the counts and one line per failure. tests.txt has the whole output."""
-    folder = root / "tests"
-    if not folder.is_dir():
-        return {"status": "failed", "reason": f"{folder} is absent: run from a clone"}
-    command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    # A module that cannot be imported here, because a package is missing, only costs itself.
-    command.append("--continue-on-collection-errors")
-    command.append(str(folder / "ops" if dry else folder))
-    # The tests must run on the real device: the interpreter of a dry run would change what they test.
-    test_environment = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
-    output = out / "tests.txt"
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=root,
-            env={**os.environ, **test_environment},
-            start_new_session=True,
-        )
-        code = None
-        try:
-            code = process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            print(f"pytest was stopped after {seconds:.0f} s", file=sys.stderr)
-        finally:
-            if code is None:
-                _kill(process)
-    return {"exit_code": code, **read_tests(output.read_text(errors="replace"), code)}
-
-
-def read_tests(text: str, code: int | None) -> dict[str, Any]:
-    """Return status, counts and failures from pytest's output; `code` None: stopped, 5: no test was selected."""
-    lines = text.splitlines()
-    last = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error|skipped|desel)", line)), "")
-    counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z]+)", last)}
-    failures = [line[:300] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    result: dict[str, Any] = {"counts": counts, "failures": failures[:40]}
-    if code in (0, 5):
-        reason = "no test is marked gpu" if code == 5 else ""
-        return {"status": "ok", **result, **({"reason": reason} if reason else {})}
-    reason = "out of time" if code is None else f"pytest ended with code {code}"
-    return {"status": "failed", **result, "reason": reason, "lines": lines[-LAST_LINES:]}

@@ -1,131 +1,71 @@
-"""Run the sections in order: within a time limit, failures contained, results written before the next."""
+"""Run the sections of a command in order: within a time limit, failures contained, every row written at once."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fastbert.benchmarks.gpu import goals, processes, report
+from fastbert.benchmarks.gpu import goals, processes, profiling, report, testing, tuning
 from fastbert.benchmarks.gpu.charts import draw
-from fastbert.benchmarks.gpu.worker import LAST_LINES, Worker, WorkerFailed
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.gpu.session import Options, Session
+from fastbert.benchmarks.gpu.worker import LAST_LINES, WorkerFailed
 from fastbert.benchmarks.harness.measure import FASTBERT
+from fastbert.errors import UserError
 
-PACKAGE = "fastbert.benchmarks"
 CASE_SECONDS = 75.0  # for one case; then a hanging kernel is killed
 MOST_RETRIES = 2  # of a case, each without the peer that crashed the process
-LAST_SECONDS = 6.0  # of the budget: reserved for the table and for ending processes
+# For the sections that start cold: on a new machine importing torch alone may take a minute.
+COLD_SECONDS, CEILING_SECONDS = 90.0, 30.0
+
+Run = Callable[[Session, float], dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of a run."""
+@dataclass(frozen=True)
+class Section:
+    """A name, its share of the remaining time, the function that runs it, and the seconds that it has in any case."""
 
-    out: Path
-    root: Path
-    started: float
-    """Seconds since the epoch when the command began."""
-    budget_seconds: float = 520.0
-    seconds_per_measure: float = 0.25
-    only: tuple[str, ...]
-    dry_run: bool = False
-    record: bool = False
-    tune: bool = False
-    built: dict[str, Any] = field(default_factory=lambda: {"status": "ok"})
-
-
-class Session:
-    """A run: its options, the process that measures, and the results so far."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        options.out.mkdir(parents=True, exist_ok=True)
-        self.log = options.out / "log.txt"
-        self.log.write_bytes(b"")
-        self.environment = environment(options)
-        self.worker = Worker(self.environment, self.log)
-        self.results: dict[str, Any] = {"dry_run": options.dry_run, "sections": {}, "table": []}
-
-    def left(self) -> float:
-        """Return the seconds until the budget is spent."""
-        return self.options.started + self.options.budget_seconds - LAST_SECONDS - time.time()
-
-    def save(self) -> None:
-        """Write the results; the file has its old content or the new one."""
-        path = self.options.out / "results.json"
-        partial = path.with_name("results.json.tmp")
-        partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
-
-    def ask(self, function: str, timeout: float, **arguments: Any) -> Any:
-        """Run `module:function` of the benchmarks in the measuring process and return its result."""
-        timeout = max(1.0, timeout)
-        return self.worker.call(f"{PACKAGE}.{function}", timeout=timeout, dry=self.options.dry_run, **arguments)
-
-
-def environment(options: Options) -> dict[str, str]:
-    """Return the environment of all processes of a run: caches of compiled kernels, and in a dry run Triton's
-    interpreter."""
-    owner = os.getuid() if hasattr(os, "getuid") else 0
-    cache = Path(tempfile.gettempdir()) / f"fastbert-gpu-{owner}"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    variables = {
-        "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(cache / "triton")),
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor")),
-        # The same everywhere: it may be part of the key of torch's cache.
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONSAFEPATH": "1",
-    }
-    if options.tune:
-        variables["FASTBERT_TUNING"] = str(options.out / "tuning.json")
-    if options.dry_run:
-        # Few threads: tiny shapes gain nothing from more.
-        variables |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return variables
+    name: str
+    share: float
+    run: Run
+    floor: float = 0.0
 
 
 # Sections: each gets the session and its seconds, and returns its part of the results.
 
 
-def examine(session: Session, seconds: float) -> dict[str, Any]:
-    return {"nvidia_smi": processes.smi(), **session.ask("gpu.device:describe", seconds)}
-
-
 def built(session: Session, seconds: float) -> dict[str, Any]:
     del seconds
-    return session.options.built
+    return dict(session.results["sections"].get("build", {"status": "ok"}))
 
 
-def compile_kernels(session: Session, seconds: float) -> dict[str, Any]:
-    began = time.monotonic()
-    variants = session.ask("gpu.precompile:variants", seconds)
-    left = seconds - (time.monotonic() - began)
-    results = processes.compile_all(variants, session.environment, left)
-    failed = [variant["name"] for variant in results if "error" in variant]
-    return {"status": "partial" if failed else "ok", "variants": results, "failed": failed}
+def examine(session: Session, seconds: float) -> dict[str, Any]:
+    driver = {"nvidia_smi": processes.smi()}
+    session.show("environment", driver)  # known before torch is imported
+    result = {**driver, **session.ask("gpu.device:describe", seconds)}
+    if session.results.get("commit"):
+        result["commit"] = session.results["commit"]
+    return result
 
 
-def tune(session: Session, seconds: float) -> dict[str, Any]:
-    if importlib.util.find_spec("fastbert.kernels.tuning.tune") is None:
-        return {"status": "failed", "reason": "fastbert.kernels.tuning.tune is absent"}
-    return dict(session.ask("gpu.precompile:tune", seconds))
+def compile_kernels(stage: str) -> Run:
+    """Return the section that compiles what the next sections run."""
+
+    def section(session: Session, seconds: float) -> dict[str, Any]:
+        began = time.monotonic()
+        variants = session.ask("gpu.precompile:variants", seconds, stage=stage)
+        left = seconds - (time.monotonic() - began)
+        results = processes.compile_all(variants, session.environment, left)
+        failed = [variant["name"] for variant in results if "error" in variant]
+        return {"status": "partial" if failed else "ok", "variants": results, "failed": failed}
+
+    return section
 
 
-def tests(session: Session, seconds: float) -> dict[str, Any]:
-    options = session.options
-    return processes.run_tests(options.root, options.out, session.environment, seconds, options.dry_run)
-
-
-def measured(function: str) -> Callable[[Session, float], dict[str, Any]]:
+def measured(function: str) -> Run:
     """Return a section of a single function."""
 
     def section(session: Session, seconds: float) -> dict[str, Any]:
@@ -134,7 +74,16 @@ def measured(function: str) -> Callable[[Session, float], dict[str, Any]]:
     return section
 
 
-def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], dict[str, Any]]:
+def asked(function: str) -> Run:
+    """Return a section of a single function that times nothing."""
+
+    def section(session: Session, seconds: float) -> dict[str, Any]:
+        return dict(session.ask(function, seconds))
+
+    return section
+
+
+def cases(title: str, names: str, run_case: str) -> Run:
     """Return a section of many cases: one that fails is recorded, and the others continue; cases beyond the time limit
     are listed."""
 
@@ -145,13 +94,8 @@ def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], d
             if deadline - time.monotonic() < 1.0:
                 result["out_of_time"].append(name)
                 continue
-            outcome = attempt(session, run_case, name, deadline, result["failures"])
-            if outcome is None:
-                continue
-            result["rows"] += outcome["rows"]
-            result["unmeasured"] += outcome["unmeasured"]
-            session.results["sections"][title] = {**result, "status": "running"}
-            session.save()
+            attempt(session, title, run_case, name, deadline, result)
+            session.show(title, result)
         if result["out_of_time"] or result["failures"]:
             result["status"] = "partial"
         return result
@@ -159,23 +103,37 @@ def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], d
     return section
 
 
-def attempt(
-    session: Session, run_case: str, name: str, deadline: float, failures: list[dict[str, Any]]
-) -> dict[str, Any] | None:
-    """Run one case. If a peer crashed the process, the case is retried without it; return None if it fails."""
+def attempt(session: Session, title: str, run_case: str, name: str, deadline: float, result: dict[str, Any]) -> None:
+    """Run one case and add its rows, each saved as soon as it exists. If a peer crashed the process, the case is
+    retried without it; a case that fails keeps the rows that it had."""
     without: list[str] = []
+    before = list(result["rows"])
+
+    def partial(rows: list[dict[str, Any]]) -> None:
+        result["rows"] += _marked(rows, session.options.dry_run)
+        session.show(title, result)
+
     while True:
         arguments = {"name": name, "seconds": session.options.seconds_per_measure}
         try:
             left = min(deadline - time.monotonic(), CASE_SECONDS)
-            return dict(session.ask(run_case, left, **arguments, **({"without": without} if without else {})))
+            outcome = session.ask(run_case, left, partial, **arguments, **({"without": without} if without else {}))
         except WorkerFailed as error:
             peer = error.attempted
-            failures.append({"case": name, "reason": str(error), "attempted": peer, "lines": error.lines})
+            result["failures"].append({"case": name, "reason": str(error), "attempted": peer, "lines": error.lines})
             again = peer is not None and peer != FASTBERT and peer not in without and len(without) < MOST_RETRIES
             if not again or deadline - time.monotonic() < 1.0:
-                return None
+                return
             without.append(str(peer))
+            result["rows"] = list(before)
+            continue
+        result["rows"] = before + _marked(outcome["rows"], session.options.dry_run)
+        result["unmeasured"] += outcome["unmeasured"]
+        return
+
+
+def _marked(rows: Sequence[dict[str, Any]], dry_run: bool) -> list[dict[str, Any]]:
+    return [{**row, "dry_run": True} if dry_run else row for row in rows]
 
 
 def charts(session: Session, seconds: float) -> dict[str, Any]:
@@ -186,112 +144,102 @@ def charts(session: Session, seconds: float) -> dict[str, Any]:
     return {"status": "ok", "files": names}
 
 
-@dataclass(frozen=True)
-class Section:
-    """A name, its share of the remaining time, and the function that runs it."""
-
-    name: str
-    share: float
-    run: Callable[[Session, float], dict[str, Any]]
+def _cases(title: str, share: float, module: str, run_case: str = "run_case", names: str = "case_names") -> Section:
+    return Section(title, share, cases(title, f"gpu.{module}:{names}", f"gpu.{module}:{run_case}"))
 
 
-SECTIONS = (
-    Section("environment", 8, examine),
-    Section("build", 5, built),  # done before: the share only prevents that it is skipped
-    Section("compile", 75, compile_kernels),
-    Section("tune", 150, tune),
-    Section("tests", 70, tests),
-    Section("ceilings", 8, measured("gpu.softmax:ceilings")),
-    Section("attention", 120, cases("attention", "gpu.attention:case_names", "gpu.attention:run_case")),
-    Section("softmax", 12, cases("softmax", "gpu.softmax:case_names", "gpu.softmax:run_case")),
-    Section("fused", 65, cases("fused", "gpu.fused:case_names", "gpu.fused:run_case")),
-    Section("loss", 20, cases("loss", "gpu.loss:case_names", "gpu.loss:run_case")),
-    Section("layer", 45, cases("layer", "gpu.layer:case_names", "gpu.layer:run_case")),
-    Section("encoder", 25, cases("encoder", "gpu.models:encoder_names", "gpu.models:run_encoder")),
-    Section("pretraining", 60, cases("pretraining", "gpu.models:pretraining_names", "gpu.models:run_pretraining")),
-    Section("charts", 8, charts),
+FIRST = (
+    Section("build", 1, built, floor=1.0),  # done before
+    Section("environment", 10, examine, floor=COLD_SECONDS),
 )
+# The headline first: what it needs is compiled before, the rest when its turn comes.
+COMMANDS: dict[str, tuple[Section, ...]] = {
+    "measure": (
+        *FIRST,
+        Section("ceilings", 8, measured("gpu.softmax:ceilings"), floor=CEILING_SECONDS),
+        Section("compile", 35, compile_kernels("steps")),
+        _cases("pretraining", 90, "steps", "run_pretraining", "pretraining_names"),
+        _cases("encoder", 30, "models", "run_encoder", "encoder_names"),
+        Section("compile-kernels", 45, compile_kernels("kernels")),
+        _cases("layer", 50, "layer"),
+        _cases("attention", 70, "attention", names="headline_names"),
+        _cases("linear", 15, "linear"),
+        _cases("loss", 25, "loss"),
+        _cases("fused", 55, "fused"),
+        Section("compile-rest", 20, compile_kernels("rest")),
+        _cases("softmax", 10, "softmax"),
+        _cases("attention-rest", 60, "attention", names="other_names"),
+        Section("resources", 10, asked("gpu.precompile:resources")),
+        Section("profile", 40, profiling.profile),
+        Section("charts", 8, charts),
+    ),
+    "tests": (*FIRST, Section("tests", 100, testing.tests)),
+    "tune": (*FIRST, Section("tune", 100, tuning.tune)),
+}
 
 
 def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any]:
-    """Return a section's result, or the reason why there is none."""
+    """Run a section; a failure becomes its result."""
     began = time.monotonic()
     try:
         result = {"status": "ok", **section.run(session, seconds)}
     except WorkerFailed as error:
-        result = {"status": "failed", "reason": str(error), "lines": error.lines}
-    except Exception as error:  # noqa: BLE001 - recorded, and the next section goes on
+        result = {"status": "failed", "reason": str(error), "lines": error.lines, "fatal": error.by_user}
+    except Exception as error:  # noqa: BLE001 - recorded; the other sections go on
         lines = traceback.format_exc().splitlines()[-LAST_LINES:]
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}", "lines": lines}
+    if result["status"] == "failed":
+        # What it had shown before it failed.
+        earlier = session.results["sections"].get(section.name, {})
+        result = {**earlier, **result}
     # The build reports its own duration: it ran before.
     result = {"seconds": round(time.monotonic() - began, 1), "allowed_seconds": round(seconds, 1), **result}
     if session.options.dry_run:
         result["dry_run"] = True
-        for row in result.get("rows", ()):
-            row["dry_run"] = True
+        if "rows" in result:
+            result["rows"] = _marked(result["rows"], True)
     return result
 
 
-def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
-    """Run the selected sections and print the table; return 0 if none failed."""
-    session = Session(options)
-    selected = [section for section in sections if section.name in options.only]
+def chosen(options: Options, sections: Sequence[Section]) -> list[Section]:
+    """Return the selected sections. Raises UserError for a name that the command does not have."""
+    names = [section.name for section in sections]
+    unknown = sorted(set(options.only) - set(names))
+    if unknown:
+        raise UserError(f"--only names {', '.join(unknown)}: choose among {', '.join(names)}")
+    return [section for section in sections if not options.only or section.name in options.only]
+
+
+def run(options: Options, results: dict[str, Any] | None = None, sections: Sequence[Section] = ()) -> int:
+    """Run the selected sections of a command, and print the goals; return 0 if none failed.
+
+    Without a GPU that can be used, nothing else is tried, and the reason is the only line. Raises UserError for a
+    section that does not exist.
+    """
+    selected = chosen(options, sections or COMMANDS[options.command])
+    session = Session(options, results)
     try:
         for index, section in enumerate(selected):
             left = session.left()
             # Each may use its share of the remaining time; unused time goes to the later ones.
-            allowed = left * section.share / sum(later.share for later in selected[index:])
+            allowed = max(left * section.share / sum(later.share for later in selected[index:]), section.floor)
             if allowed < 1.0:
                 result: dict[str, Any] = {"status": "skipped", "reason": "out of time"}
             else:
                 result = guarded(session, section, allowed)
             session.results["sections"][section.name] = result
             session.save()
-            print(f"[{time.time() - options.started:5.0f} s] {section.name}: {_brief(result)}", flush=True)
+            if result.pop("fatal", False):
+                print(f"error: {result['reason'].removeprefix('UserError: ')}")
+                return 1
+            print(f"[{time.time() - options.started:5.0f} s] {section.name}: {report.brief(result)}", flush=True)
     finally:
         session.worker.close()
-    table = goals.verdicts(session.results["sections"], options.dry_run)
-    ratios = goals.ratios(session.results["sections"])
-    session.results |= {"ratios": ratios, "table": table, "seconds": round(time.time() - options.started, 1)}
+    if options.command == "measure":
+        table = goals.verdicts(session.results["sections"], options.dry_run)
+        ratios = goals.ratios(session.results["sections"])
+        session.results |= {"ratios": ratios, "table": table}
+    session.results["seconds"] = round(time.time() - options.started, 1)
     session.save()
-    if options.record:
-        print(f"recorded: {record(session)}")
-    print(report.text(session.results["sections"], ratios, table))
+    print(report.text(session.results["sections"], session.results.get("ratios", []), session.results["table"]))
     return int(any(result["status"] == "failed" for result in session.results["sections"].values()))
-
-
-def _brief(result: dict[str, Any]) -> str:
-    words = [result["status"], f"{result.get('seconds', 0):g} s"]
-    words += [f"{len(result[name])} {name}" for name in ("rows", "failures", "out_of_time") if result.get(name)]
-    words += [str(result["counts"])] if result.get("counts") else []
-    words += [f"not compiled: {', '.join(result['failed'])}"] if result.get("failed") else []
-    words += [result["reason"]] if result.get("reason") else []
-    return ", ".join(words)
-
-
-def record(session: Session) -> Path:
-    """Write the results as a record in the repository, named after the GPU's architecture, and return its path.
-
-    Rows name their section; what else the sections returned, and the table of goals, are the record's settings.
-    """
-    results = {name: dict(section) for name, section in session.results["sections"].items()}
-    environment = results.pop("environment", {})
-    rows = [{"section": name, **row} for name, section in results.items() for row in section.pop("rows", ())]
-    gpu = environment.get("gpu", {})
-    architecture = f"sm_{gpu['compute_capability'].replace('.', '')}" if "compute_capability" in gpu else None
-    written = {
-        "schema": records.SCHEMA_VERSION,
-        "benchmark": "gpu",
-        "machine": {**environment.get("machine", {}), **gpu, "architecture": architecture},
-        "versions": environment.get("versions", {}),
-        "commit": environment.get("commit"),
-        "settings": {
-            "sections": results,
-            **{name: value for name, value in session.results.items() if name != "sections"},
-        },
-        "rows": rows,
-    }
-    folder = session.options.root / "benchmarks" / "results" / "gpu"
-    path = folder / f"{records.machine_class(written['machine'])}.json"
-    records.write(path, written)
-    return path

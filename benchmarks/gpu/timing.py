@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from fastbert.benchmarks.gpu.device import Device, Sample
-from fastbert.benchmarks.gpu.worker import announce
+from fastbert.benchmarks.gpu.worker import announce, finished
 from fastbert.benchmarks.harness import measure
 
 Calls = Sequence[Callable[[], Any]]
 SAMPLE_SECONDS = 2e-3  # calls are repeated to make a sample about as long, up to MOST_CALLS
 MOST_CALLS = 32
-ROUNDS, DRY_ROUNDS = (5, 60), (2, 2)  # minimum and maximum
+ROUNDS, DRY_ROUNDS = (5, 60), (1, 1)  # minimum and maximum
 # Exceptions of a contender that does not support a case, or does not fit into memory.
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, AttributeError)
 
@@ -45,6 +45,11 @@ class Case:
 
     rows: list[Measured] = field(default_factory=list)
     unmeasured: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, rows: Sequence[Measured]) -> None:
+        """Add rows, and report them at once: what comes later may crash the process."""
+        self.rows += rows
+        finished([row.as_json() for row in rows])
 
     def leave_out(self, workload: str, contender: str, reason: str) -> None:
         """Record that a contender was not measured."""
@@ -113,7 +118,8 @@ def contest(
     round_seconds = sum(watch().seconds * len(watch.calls) + watch.asleep for watch in watches.values())
     fewest, most = DRY_ROUNDS if device.dry_run else ROUNDS
     rounds = max(fewest, min(most, int(seconds / max(round_seconds, 1e-9))))
-    measure.warm(watches, patience=2 * seconds)
+    if not device.dry_run:
+        measure.warm(watches, patience=2 * seconds)
     for watch in watches.values():
         watch.samples.clear()
     timings = measure.interleave(watches, rounds, warming=False)

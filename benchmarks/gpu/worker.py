@@ -15,11 +15,14 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from fastbert.kernels.tuning.processes import end_with_parent
 
 LAST_LINES = 12
 
@@ -31,6 +34,11 @@ class WorkerFailed(Exception):
         super().__init__(message)
         self.lines, self.attempted = lines, attempted
 
+    @property
+    def by_user(self) -> bool:
+        """Return whether it is a `UserError`: a machine that cannot do what is asked, not a failure."""
+        return str(self).startswith("UserError: ")
+
 
 ANNOUNCED = "attempting: "
 
@@ -38,6 +46,15 @@ ANNOUNCED = "attempting: "
 def announce(label: str) -> None:
     """Write to the log what comes next, so that the cause of a crash is known."""
     print(f"{ANNOUNCED}{label}", file=sys.stderr, flush=True)
+
+
+_answers: IO[str] | None = None
+
+
+def finished(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Send rows of a case to the parent before the case has ended: a later crash must not cost them."""
+    if _answers is not None:
+        print(json.dumps({"rows": rows}), file=_answers, flush=True)
 
 
 def written(path: Path, begin: int) -> list[str]:
@@ -55,30 +72,44 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
         self.answers: queue.Queue[str | None] = queue.Queue()
 
-    def call(self, function: str, *, timeout: float, **arguments: Any) -> Any:
-        """Return the result of `module:function` for these arguments, as JSON represents it. Raises `WorkerFailed`."""
+    def call(
+        self, function: str, *, timeout: float, partial: Callable[[Any], None] | None = None, **arguments: Any
+    ) -> Any:
+        """Return the result of `module:function` for these arguments, as JSON represents it. Raises `WorkerFailed`.
+
+        `partial` gets the rows that the function has `finished` before it returns.
+        """
         begin = self.log.stat().st_size if self.log.exists() else 0
         process = self._running()
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps({"function": function, "arguments": arguments}) + "\n")
             process.stdin.flush()
-            line = self.answers.get(timeout=timeout)
+            answer = self._answer(time.monotonic() + timeout, partial)
         except queue.Empty:
             self.close()
             raise self._failure(f"no answer within {timeout:.0f} s", begin) from None
         except BrokenPipeError:
-            line = None
-        if line is None:
+            answer = None
+        if answer is None:
             code = process.wait()
             self.close()
             raise self._failure(f"its process ended with code {code}", begin)
-        answer = json.loads(line)
         if answer.get("unusable"):
             self.close()
         if "error" in answer:
             raise self._failure(answer["error"], begin, answer["lines"])
         return answer["result"]
+
+    def _answer(self, deadline: float, partial: Callable[[Any], None] | None) -> dict[str, Any] | None:
+        """Return the last answer of a call, None if the process has ended. Raises `queue.Empty` after the deadline."""
+        while True:
+            line = self.answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            answer = None if line is None else json.loads(line)
+            if answer is None or "rows" not in answer:
+                return answer
+            if partial is not None:
+                partial(answer["rows"])
 
     def _failure(self, message: str, begin: int, lines: list[str] | None = None) -> WorkerFailed:
         lines_since = written(self.log, begin)
@@ -127,8 +158,10 @@ def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) ->
 
 def serve() -> None:
     """Answer requests from standard input until it ends."""
+    global _answers
+    end_with_parent()
     # Output of libraries must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = _answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
         question = json.loads(line)
@@ -159,4 +192,5 @@ def _device_answers() -> bool:
 
 
 if __name__ == "__main__":
-    serve()
+    # Under its real name, where `finished` finds the pipe.
+    import_module("fastbert.benchmarks.gpu.worker").serve()

@@ -59,14 +59,15 @@ def machine() -> dict[str, Any]:
 
 
 def machine_class(machine: Mapping[str, Any] | None) -> str:
-    """Return the class a record is named after: the GPU's architecture, else the widest feature of the processor.
+    """Return the class a record is named after: the GPU or its architecture, else the widest feature of the processor.
 
     "any" is the class of results that do not depend on the machine (`machine` is None).
     """
     if machine is None:
         return ANY_CLASS
-    if machine.get("architecture"):
-        return str(machine["architecture"])
+    for name in ("device", "architecture"):
+        if machine.get(name):
+            return str(machine[name])
     features = machine.get("features", ())
     return next((name for feature, name in CPU_CLASSES if feature in features), UNKNOWN_CLASS)
 

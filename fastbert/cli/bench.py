@@ -62,7 +62,7 @@ class _Cpu(_Machine):
     GROUP: ClassVar = MACHINE
 
     device: Literal["cpu"] = "cpu"
-    """Device; benchmarks/bench_gpu.py measures GPUs."""
+    """Device; benchmarks/gpu.py measures GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

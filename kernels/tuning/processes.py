@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
+from pathlib import Path
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
@@ -47,10 +48,10 @@ def end_with_parent() -> None:
 class _Child:
     """A process that answers one job at a time."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], log: Path | None) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, function), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, function, log), daemon=True)
         self.process.start()
         theirs.close()
         self.job: Any = None
@@ -77,8 +78,12 @@ class _Child:
         self.pipe.close()
 
 
-def _serve(pipe: Any, function: Callable[[Any], Any]) -> None:
+def _serve(pipe: Any, function: Callable[[Any], Any], log: Path | None) -> None:
     end_with_parent()
+    if log is not None:
+        with log.open("ab") as file:
+            for stream in (1, 2):  # of compilers too, which print all that they failed on
+                os.dup2(file.fileno(), stream)
     while True:
         try:
             job = pipe.recv()
@@ -100,11 +105,13 @@ def run_jobs(
     processes: int,
     seconds: float,
     deadline: float = float("inf"),
+    log: Path | None = None,
 ) -> Iterator[tuple[Job, Any]]:
     """Yield each job with its result or a `Failure`, as they finish; with one process, in the order of `jobs`.
 
     `function` is importable by name. A job may take `seconds`, the start of its process included; jobs that are not
-    finished at `deadline` (of `time.monotonic`) fail. All processes have ended when the iterator ends or is closed.
+    finished at `deadline` (of `time.monotonic`) fail. What the processes print is appended to `log`. All processes have
+    ended when the iterator ends or is closed.
     """
     waiting = list(jobs)
     waiting.reverse()
@@ -114,7 +121,7 @@ def run_jobs(
         while waiting or busy:
             late = time.monotonic() >= deadline
             while waiting and not late and len(busy) < processes:
-                child = idle.pop() if idle else _Child(function)
+                child = idle.pop() if idle else _Child(function, log)
                 child.send(waiting.pop(), seconds)
                 busy.append(child)
             yield from _finished(busy, idle, deadline)

@@ -254,13 +254,14 @@ def tune_for(
     seconds: float = float("inf"),
     measured: Callable[[Measured], None] = lambda result: None,
     select: Callable[[list[Trial]], list[Trial]] = lambda pending: pending,
+    log: Path | None = None,
     timer: Callable[[Job], Measured] = measure,
     runner: Runner = run_jobs,
 ) -> tuple[Path, list[Measured]]:
     """Measure and save as `run`, for a GPU of the given architecture, within `seconds`.
 
-    `measured` is called after each trial, when the table on disk holds its result; `select` chooses among the trials.
-    Of a run that is stopped the table keeps what was measured so far.
+    What trials print is appended to `log`. `measured` is called after each trial, when the table on disk holds its
+    result; `select` chooses among the trials. Of a run that is stopped the table keeps what was measured so far.
     """
     path = tables.saved_path()
     tuning_tables.require_writable(path)
@@ -277,7 +278,12 @@ def tune_for(
 
     processes = max(1, min(os.cpu_count() or 1, MOST_PROCESSES, len(jobs)))
     compiled = runner(
-        compile_trial, jobs, processes=processes, seconds=COMPILE_SECONDS, deadline=began + COMPILE_SHARE * seconds
+        compile_trial,
+        jobs,
+        processes=processes,
+        seconds=COMPILE_SECONDS,
+        deadline=began + COMPILE_SHARE * seconds,
+        log=log,
     )
     dropped: dict[int, str] = {}
     for done, (job, outcome) in enumerate(compiled, 1):
@@ -290,7 +296,7 @@ def tune_for(
         if job.number in dropped:
             keep(Measured(job.trial, None, dropped[job.number]))
     timed = [job for job in jobs if job.number not in dropped]
-    for job, outcome in runner(timer, timed, processes=1, seconds=MEASURE_SECONDS, deadline=began + seconds):
+    for job, outcome in runner(timer, timed, processes=1, seconds=MEASURE_SECONDS, deadline=began + seconds, log=log):
         keep(Measured(job.trial, None, outcome.reason) if isinstance(outcome, Failure) else outcome)
     report(2 * len(jobs), 2 * len(jobs), "done")
     return path, results

@@ -4,22 +4,27 @@ import ast
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpu_rows import row
+import torch
 
-from fastbert.benchmarks import bench_gpu
+from fastbert.benchmarks.gpu import device as gpu_device
+from fastbert.benchmarks.gpu import precompile
 from fastbert.benchmarks.gpu import processes as gpu_processes
 from fastbert.benchmarks.gpu import report as gpu_report
 from fastbert.benchmarks.gpu import sections as gpu_sections
-from fastbert.benchmarks.gpu.sections import Options, Section, Session
+from fastbert.benchmarks.gpu import session as gpu_session
+from fastbert.benchmarks.gpu.sections import Section
+from fastbert.benchmarks.gpu.session import Options, Session
 from fastbert.benchmarks.gpu.worker import Worker, WorkerFailed
-from fastbert.benchmarks.harness import records
+from fastbert.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-MODULES = [ROOT / "benchmarks" / "bench_gpu.py", *sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))]
+MODULES = [ROOT / "benchmarks" / "gpu.py", *sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))]
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "__init__.py").touch()
     (package / "cases.py").write_text(
         "import os, sys, time\n"
-        "from fastbert.benchmarks.gpu.worker import announce\n"
+        "from fastbert.benchmarks.gpu.worker import announce, finished\n"
         "def names(dry): return ['first', 'dies', 'refuses', 'hangs', 'peer', 'last']\n"
         "def run(name, dry, seconds, without=()):\n"
         "    if name == 'peer':\n"
@@ -40,6 +45,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "            if peer == 'cudnn':\n"
         "                os._exit(9)\n"
         "    if name == 'dies':\n"
+        "        finished([{'workload': 'half of it', 'process': 0}])\n"
         "        print('last words', file=sys.stderr, flush=True)\n"
         "        os._exit(7)\n"
         "    if name == 'refuses':\n"
@@ -50,7 +56,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    return {'rows': [{'workload': name, 'process': os.getpid()}], 'unmeasured': []}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    monkeypatch.setattr(gpu_sections, "PACKAGE", "faults")
+    monkeypatch.setattr(gpu_session, "PACKAGE", "faults")
 
 
 def options(out: Path, *names: str) -> Options:
@@ -66,8 +72,8 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
         actual = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 60.0)
     finally:
         session.worker.close()
-    assert [row["workload"] for row in actual["rows"]] == ["first", "peer", "last"]
-    assert len({row["process"] for row in actual["rows"]}) == 2
+    assert [row["workload"] for row in actual["rows"]] == ["first", "half of it", "peer", "last"]
+    assert len({row["process"] for row in actual["rows"]}) == 3
     died, refused, hung, peer = actual["failures"]
     assert (died["case"], died["reason"], died["lines"]) == ("dies", "its process ended with code 7", ["last words"])
     assert (refused["case"], refused["reason"]) == ("refuses", "ValueError: not this one")
@@ -78,7 +84,7 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
     )
     assert actual["status"] == "partial"
     written = json.loads((tmp_path / "out" / "results.json").read_text())["sections"]["attention"]
-    assert [row["workload"] for row in written["rows"]] == ["first", "peer", "last"], "written after each case"
+    assert written["rows"] == actual["rows"], "written after each case"
 
 
 def test_cases_that_come_too_late_are_named(faults: None, tmp_path: Path) -> None:
@@ -97,9 +103,8 @@ def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: p
     def works(session: Session, seconds: float) -> dict[str, Any]:
         return {"rows": [], "seconds_given": seconds}
 
-    code = gpu_sections.run(
-        options(tmp_path, "attention", "softmax"), (Section("attention", 3, breaks), Section("softmax", 1, works))
-    )
+    chosen = (Section("attention", 3, breaks), Section("softmax", 1, works))
+    code = gpu_sections.run(options(tmp_path, "attention", "softmax"), None, chosen)
     results = json.loads((tmp_path / "results.json").read_text())["sections"]
     assert code == 1
     assert results["attention"]["reason"] == "RuntimeError: an illegal memory access was encountered"
@@ -109,19 +114,20 @@ def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: p
     assert "attention: failed: RuntimeError: an illegal memory access" in capsys.readouterr().out
 
 
-def test_without_time_sections_are_skipped_and_said_so(tmp_path: Path) -> None:
-    late = Options(out=tmp_path, root=ROOT, started=0.0, only=("environment",), dry_run=True)
+def test_without_time_sections_are_skipped_and_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late = Options(out=tmp_path, root=ROOT, started=0.0, only=("softmax", "fused"), dry_run=True)
     assert gpu_sections.run(late) == 0
-    section = json.loads((tmp_path / "results.json").read_text())["sections"]["environment"]
+    section = json.loads((tmp_path / "results.json").read_text())["sections"]["softmax"]
     assert (section["status"], section["reason"]) == ("skipped", "out of time")
+    assert "out of time: fused, softmax: raise --budget-seconds, or choose" in capsys.readouterr().out
 
 
 def test_a_worker_is_replaced_when_its_device_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text(
         "import os\n"
         "def number(): return os.getpid()\n"
-        "def spoil(): main_module()._device_answers = lambda: False\n"
-        "def main_module():\n    import sys\n    return sys.modules['__main__']\n"
+        "from fastbert.benchmarks.gpu import worker\n"
+        "def spoil(): worker._device_answers = lambda: False\n"
     )
     worker = Worker({"PYTHONPATH": str(tmp_path)}, tmp_path / "log.txt")
     try:
@@ -143,42 +149,6 @@ def test_a_variant_that_does_not_compile_is_named_with_its_last_lines() -> None:
     assert late == {"name": "late", "error": "out of time"}
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param(["--record", "--dry-run"], id="record-of-a-dry-run"),
-        pytest.param(["--only", "attention,sofmax"], id="unknown-section"),
-        pytest.param(["--fast"], id="unknown-flag"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        bench_gpu.parse(["--out", "somewhere", *flags])
-    assert refused.value.code == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert [word for word in ("--dry-run", "sofmax", "--fast") if word in message]
-
-
-def test_the_record_is_named_after_the_architecture(tmp_path: Path) -> None:
-    session = Session(Options(out=tmp_path / "out", root=tmp_path, started=0.0, only=()))
-    session.results["sections"] = {
-        "environment": {
-            "gpu": {"name": "NVIDIA H200", "compute_capability": "9.0"},
-            "machine": {"cpu": "a processor", "features": ["avx2"]},
-            "versions": {"torch": "2.13.0"},
-            "commit": "0123456789ab",
-        },
-        "softmax": {"status": "ok", "rows": [row("fastbert", 1.0)]},
-    }
-    path = gpu_sections.record(session)
-    assert path == tmp_path / "benchmarks" / "results" / "gpu" / "sm_90.json"
-    record = json.loads(path.read_text())
-    assert records.problems(record, "gpu", "sm_90") == []
-    assert record["rows"] == [{"section": "softmax", **row("fastbert", 1.0)}]
-    assert record["settings"]["sections"] == {"softmax": {"status": "ok"}}
-    assert session.results["sections"]["softmax"]["rows"], "what is written elsewhere is unchanged"
-
-
 def test_what_failed_is_printed_with_its_last_line() -> None:
     failure = {
         "case": "attention forward 128",
@@ -191,39 +161,79 @@ def test_what_failed_is_printed_with_its_last_line() -> None:
             "status": "partial",
             "variants": [{"name": "a", "error": "code 1", "lines": ["x", "OutOfResources"]}],
         },
-        "tests": {"status": "failed", "reason": "pytest ended with code 1", "failures": ["FAILED tests/a.py::b"]},
+        "tests": {
+            "status": "failed",
+            "reason": "pytest ended with code 1",
+            "failures": [{"test": "tests/a.py::b", "message": "assert 1 == 2"}],
+        },
         "attention": {"status": "partial", "failures": [failure], "out_of_time": ["attention backward 128"]},
     }
-    assert gpu_report.text(sections, [], []).splitlines()[1:9] == [
-        "compile: partial: see results.json",
+    assert gpu_report.text(sections, [], []).splitlines()[1:] == [
+        "compile: partial: the details are in the JSON",
         "  a: OutOfResources",
         "tests: failed: pytest ended with code 1",
-        "  FAILED tests/a.py::b",
-        "attention: partial: see results.json",
+        "  tests/a.py::b: assert 1 == 2",
+        "attention: partial: the details are in the JSON",
         "  attention forward 128 (attempting sdpa cudnn): no answer within 4 s",
-        "  out of time: attention backward 128",
-        "",
+        "out of time: attention (1 cases): raise --budget-seconds, or choose sections with --only",
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "expected"),
-    [
-        pytest.param("..\n2 passed, 9 deselected in 3.21s", 0, ("ok", {"passed": 2, "deselected": 9}, []), id="passed"),
-        pytest.param(
-            "F.\nFAILED tests/a.py::b - AssertionError: 1 != 2\nERROR tests/c.py\n1 failed, 1 passed, 1 error in 3s",
-            1,
-            ("failed", {"failed": 1, "passed": 1, "error": 1},
-             ["FAILED tests/a.py::b - AssertionError: 1 != 2", "ERROR tests/c.py"]),
-            id="failed",
-        ),
-        pytest.param("...", None, ("failed", {}, []), id="stopped"),
-        pytest.param("9 deselected in 1.00s", 5, ("ok", {"deselected": 9}, []), id="none-marked"),
-    ],
-)  # fmt: skip
-def test_the_output_of_the_tests_is_read(text: str, code: int | None, expected: tuple[Any, ...]) -> None:
-    actual = gpu_processes.read_tests(text, code)
-    assert (actual["status"], actual["counts"], actual["failures"]) == expected
+def test_a_machine_without_a_usable_gpu_gets_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "CUDA initialization: The NVIDIA driver on your system is too old\n(found version 11040)"
+
+    def unavailable() -> bool:
+        warnings.warn(told, stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    with pytest.raises(UserError, match=r"driver on your system is too old \(found version 11040\); --dry-run needs"):
+        gpu_device.require_gpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = SimpleNamespace(name="Tesla T4", major=7, minor=5)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    with pytest.raises(UserError, match=r"^Tesla T4 \(compute capability 7.5\) has no bf16 arithmetic.*8.0 or newer$"):
+        gpu_device.require_gpu()
+
+    def fails(session: Session, seconds: float) -> dict[str, Any]:
+        raise WorkerFailed("UserError: torch finds no GPU", [], None)
+
+    chosen = (Section("environment", 1, fails), Section("later", 1, gpu_sections.built))
+    assert gpu_sections.run(Options(out=tmp_path, root=ROOT, started=time.time()), None, chosen) == 1
+    assert capsys.readouterr().out == "error: torch finds no GPU\n"
+    assert list(json.loads((tmp_path / "results.json").read_text())["sections"]) == ["environment"]
+    with pytest.raises(UserError, match="--only names sofmax: choose among build, environment, ceilings, compile, pre"):
+        gpu_sections.run(options(tmp_path, "sofmax"))
+
+
+def test_parts_that_start_cold_have_their_time_in_any_case(tmp_path: Path) -> None:
+    def given(session: Session, seconds: float) -> dict[str, Any]:
+        return {"given": seconds}
+
+    sections = [Section(name, share, given, floor) for name, share, _, floor in (
+        ("environment", 10, None, gpu_sections.COLD_SECONDS), ("ceilings", 8, None, gpu_sections.CEILING_SECONDS),
+        ("late", 500, None, 0.0),
+    )]  # fmt: skip
+    gpu_sections.run(Options(out=tmp_path, root=ROOT, started=0.0, dry_run=True), None, sections)
+    results = json.loads((tmp_path / "results.json").read_text())["sections"]
+    assert [results[name].get("given") for name in ("environment", "ceilings", "late")] == [90.0, 30.0, None]
+    assert [section.floor for section in gpu_sections.COMMANDS["measure"][1:3]] == [90.0, 30.0]
+
+
+def test_the_headline_comes_first_and_nothing_else_is_compiled_before_it() -> None:
+    names = [section.name for section in gpu_sections.COMMANDS["measure"]]
+    assert names[:6] == ["build", "environment", "ceilings", "compile", "pretraining", "encoder"]
+    assert [name for name in names[6:13] if "compile" not in name] == [
+        "layer", "attention", "linear", "loss", "fused",
+    ]  # fmt: skip
+    kinds = {stage: {each["kind"] for each in precompile.variants(False, stage)} for stage in precompile.STAGES}
+    assert kinds["steps"] == {"steps", "model"}
+    assert "softmax" in kinds["rest"]
+    assert sum(len(precompile.variants(False, stage)) for stage in precompile.STAGES) == len(precompile.every(False))
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: file.name)
@@ -234,5 +244,5 @@ def test_modules_import_at_their_top_what_every_gpu_machine_has(file: Path) -> N
     names |= {str(node.module) for node in statements if isinstance(node, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
     assert roots <= {"torch", "triton", "numpy", "safetensors", "fastbert"}
-    if file.name == "bench_gpu.py":
+    if file.name in ("gpu.py", "command.py", "plan.py"):
         assert not roots, "it runs before anything is built"

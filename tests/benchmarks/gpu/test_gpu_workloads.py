@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from fastbert.benchmarks.gpu import attention as gpu_attention
-from fastbert.benchmarks.gpu import check, timing
+from fastbert.benchmarks.gpu import check, moments, timing
 from fastbert.benchmarks.gpu import device as gpu_device
 from fastbert.benchmarks.gpu import fused as gpu_fused
 from fastbert.benchmarks.gpu import graphs as gpu_graphs
@@ -16,6 +16,8 @@ from fastbert.benchmarks.gpu import linear as gpu_linear
 from fastbert.benchmarks.gpu import loss as gpu_loss
 from fastbert.benchmarks.gpu import models as gpu_models
 from fastbert.benchmarks.gpu import padded as gpu_padded
+from fastbert.benchmarks.gpu import steps as gpu_steps
+from fastbert.benchmarks.gpu.fused_patterns import PATTERNS
 from fastbert.config import BertConfig
 from fastbert.models import BertModel
 from fastbert.ops import dispatch
@@ -89,6 +91,44 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
     assert asleep.seconds == pytest.approx(awake.seconds, rel=0.5)
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_masks_of_another_probability_are_found_out(direction: str) -> None:
+    shape = gpu_attention.Shape(
+        length=40, sequences=3, padding="half", dropout=0.1, heads=2, head_dim=64, direction=direction
+    )
+    inputs = gpu_attention.make_inputs(DEVICE, shape, 0)
+    eager = gpu_attention.attention_peers.eager
+    torch.manual_seed(0)
+    for function, padded in ((gpu_attention.run_fastbert, False), (eager, True)):
+        with dispatch.use_backend("eager"):
+            assert gpu_attention.judge_masks(shape, inputs, function, padded) == "close"
+    key, inputs.dropout = inputs.key, 1 / 16  # as cuDNN rounds it
+    expected = inputs.__dict__["expected"]  # computed for 0.1
+    wrong = gpu_attention.judge_masks(shape, inputs, eager, True)
+    assert wrong.startswith("wrong: the variance over dropout masks is 0.")
+    assert inputs.key is key
+    draws = iter(torch.randn(moments.DRAWS, *expected["output"].mean.shape) * expected["output"].variance.sqrt() + 1)
+    shifted = moments.sample(lambda: next(draws))
+    assert moments.judge(shifted, expected["output"]).startswith("wrong: the mean over dropout masks deviates")
+
+
+def test_a_step_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = gpu_models.small(BertConfig.preset("base"), True)
+    model = gpu_models.new_model(gpu_steps.BertForPreTraining, config, DEVICE).train()
+    batch = gpu_steps._batch(DEVICE, config, gpu_steps.step_lengths(64, 16, "full"), 0)
+    assert gpu_steps.check(DEVICE, model, batch)[1] == "close"
+    assert gpu_steps.check_rival(DEVICE, config, batch, False) == "close"
+    once, calls = gpu_steps._gradients, []
+
+    def third_is_off(*arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(arguments)
+        loss, gradients = once(*arguments)
+        return loss, gradients * (1.05 if len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(gpu_steps, "_gradients", third_is_off)
+    assert gpu_steps.check(DEVICE, model, batch)[1].startswith("wrong: the gradients are off by 0.05")
+
+
 def test_outputs_may_be_off_twice_as_far_as_eager() -> None:
     exact = {"output": torch.zeros(3, dtype=torch.float64)}
     eager = {"output": torch.tensor([0.0, 0.1, 0.0])}
@@ -115,9 +155,9 @@ def test_output_and_gradients_are_judged_apart() -> None:
     assert check.judged_apart(DEVICE, refuse, exact, eager) == ((0.0, "not compared"), (0.0, "not compared"))
 
 
-@pytest.mark.parametrize("operation", gpu_fused.PATTERNS)
+@pytest.mark.parametrize("operation", PATTERNS)
 def test_the_yardstick_is_the_oracle_but_for_rounding(operation: str) -> None:
-    pattern = gpu_fused.PATTERNS[operation]
+    pattern = PATTERNS[operation]
     drawn = gpu_fused.draw(DEVICE, pattern, 16, 32, 0)
     assert (drawn.dropout is not None) == pattern.drops
     exact = gpu_fused._composed(pattern, drawn, torch.float64)
@@ -172,9 +212,9 @@ def test_a_layer_that_computes_something_else_is_found_out() -> None:
 
 def test_a_loss_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = gpu_loss.draw(DEVICE, 20)
-    assert gpu_loss._check(DEVICE, drawn)[1] == "close"
+    assert gpu_loss._check(DEVICE, drawn)["fastbert"][1] == "close"
     monkeypatch.setattr(gpu_loss, "run_fastbert", lambda *arguments: 1.01 * gpu_loss.eager(*arguments))
-    assert gpu_loss._check(DEVICE, drawn)[1].startswith("wrong: loss is off by")
+    assert gpu_loss._check(DEVICE, drawn)["fastbert"][1].startswith("wrong: loss is off by")
 
 
 def test_what_is_not_recorded_is_no_graph() -> None:
@@ -185,11 +225,11 @@ def test_what_is_not_recorded_is_no_graph() -> None:
 
 
 def test_bytes_are_the_fewest_that_a_pattern_needs() -> None:
-    norm = gpu_fused.PATTERNS["dropout_add_layer_norm"]
+    norm = PATTERNS["dropout_add_layer_norm"]
     drawn = gpu_fused.draw(DEVICE, norm, 16, 32, 0)
     count = [gpu_fused.moved_bytes(norm, drawn, *flags) for flags in ((False, False), (True, False), (True, True))]
     assert count == [8 * 16 * 32, 8 * 16 * 32, 6 * 16 * 32]
-    embedding = gpu_fused.PATTERNS["embedding_layer_norm"]
+    embedding = PATTERNS["embedding_layer_norm"]
     drawn = gpu_fused.draw(DEVICE, embedding, 16, 32, 0)
     read = 16 + 8 + 2  # all words differ, two sequences of 8 tokens, both segments
     assert gpu_fused.moved_bytes(embedding, drawn, False, False) == 2 * 16 * 32 + 4 * 32 * read
@@ -201,12 +241,12 @@ def test_bytes_are_the_fewest_that_a_pattern_needs() -> None:
 
 
 def test_two_sequences_share_a_slot() -> None:
-    lengths = gpu_models.step_lengths(32768, 512, "packed")
+    lengths = gpu_steps.step_lengths(32768, 512, "packed")
     assert len(lengths) == 128
     assert float(lengths.double().mean()) == 254.5
     assert (lengths.view(-1, 2).sum(1) == 509).all()
     assert lengths.min() < 70
-    assert gpu_models.step_lengths(1024, 128, "full").tolist() == [128] * 8
+    assert gpu_steps.step_lengths(1024, 128, "full").tolist() == [128] * 8
 
 
 def test_operations_count_what_a_token_sees() -> None:
