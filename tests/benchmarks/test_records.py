@@ -11,7 +11,8 @@ from fastbert.benchmarks.harness import records
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-RECORDS = sorted(RESULTS.rglob("*.json"))
+# The resources of compiled kernels have a schema of their own: tests/fastbert_kernels/test_kernel_resources.py.
+RECORDS = sorted({*RESULTS.rglob("*.json")} - {RESULTS / "kernel_resources.json"})
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
