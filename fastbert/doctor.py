@@ -64,6 +64,8 @@ class Diagnosis:
     """Operations with a Triton kernel."""
     triton_reason: str
     """Why no Triton kernel runs; empty if some can."""
+    kernel_failures: tuple[str, ...]
+    """Triton kernels that do not compile on this GPU, one line each: PyTorch takes their place."""
     kernel_configurations: str
     """The origin of the kernels' tiles and warps: the default table, or one that was measured here."""
     device: str | None
@@ -99,6 +101,7 @@ def examine() -> Diagnosis:
     operations: tuple[Choice, ...] = ()
     native_kernels: tuple[str, ...] = ()
     triton_kernels: tuple[str, ...] = ()
+    kernel_failures: tuple[str, ...] = ()
     device_name = dtype_name = None
     dtype_reason = ""
     if torch is None:
@@ -114,6 +117,10 @@ def examine() -> Diagnosis:
             operations = tuple(dispatch.report(device))
             dtype, dtype_reason = dispatch.fastest_dtype(device)
             dtype_name = SHORT_NAMES[dtype]
+            if any(choice.backend == "triton" for choice in operations):
+                from fastbert.models.kernel_check import failures
+
+                kernel_failures = failures(device, dtype)
     return Diagnosis(
         versions=versions,
         cpu=cpu,
@@ -123,6 +130,7 @@ def examine() -> Diagnosis:
         native_kernels=native_kernels,
         triton_kernels=triton_kernels,
         triton_reason=_triton_reason(triton_kernels, versions["triton"], bool(gpus)),
+        kernel_failures=kernel_failures,
         kernel_configurations=_configurations(triton_kernels, versions["triton"]),
         device=device_name,
         operations=operations,
@@ -209,10 +217,11 @@ def _usable_cores() -> float:
 def _gpus(torch: Any) -> tuple[tuple[Gpu, ...], str]:
     if torch is None:
         return (), "torch is missing"
-    if torch.version.cuda is None and torch.version.hip is None:
-        return (), "this torch is a CPU build, without GPU support"
-    if not torch.cuda.is_available():
-        return (), "torch finds no GPU with a working driver"
+    from fastbert.ops import gpu
+
+    problem = gpu.problem()
+    if problem:
+        return (), problem
     devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return tuple(
         Gpu(

@@ -123,3 +123,15 @@ def test_each_backend_lives_in_the_module_of_its_name() -> None:
     for record in operations().values():
         for name, backend in record.backends.items():
             assert type(backend).__module__.split(".")[-1] == name, record.name
+
+
+def test_kernels_that_do_not_compile_are_listed(
+    command_line: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fastbert.cli import doctor as command
+
+    line = "triton 3.7.1 cannot compile norm_forward for bfloat16 (40, 768) on sm_86: OutOfResources: shared memory"
+    diagnosis = dataclasses.replace(doctor.examine(), kernel_failures=(line,))
+    monkeypatch.setattr(command, "examine", lambda: diagnosis)
+    assert main(["doctor"]) == 0
+    assert any(shown.split(maxsplit=2) == ["not", "compiled", line] for shown in capsys.readouterr().out.splitlines())

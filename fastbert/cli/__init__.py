@@ -187,6 +187,13 @@ def _dispatch(words: list[str], common: _Common) -> int:
         from fastbert.cli.os_errors import describe
 
         raise UserError(describe(error, config)) from error
+    except RuntimeError as error:
+        from fastbert.cli.memory_errors import describe as describe_shortage
+
+        shortage = describe_shortage(error, config)
+        if shortage is None:
+            raise
+        raise shortage from error
     except UserError as error:
         from fastbert.cli.flag_names import in_flags
 

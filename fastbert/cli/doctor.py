@@ -129,6 +129,7 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
                 ("C++ extension", f"does not load: {problem}" if problem else "loads"),
                 ("native kernels", _kernels(diagnosis.native_kernels, problem)),
                 ("Triton kernels", _kernels(diagnosis.triton_kernels, diagnosis.triton_reason)),
+                *[("not compiled", line) for line in diagnosis.kernel_failures],
                 ("configurations", diagnosis.kernel_configurations),
             ],
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,9 +20,12 @@ from fastbert.io.atomic_write import sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_json_file
+from fastbert.ops import gpu
+from fastbert.ops.kernel_failures import until_compiled
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
+from fastbert.training.device_step import HostCopy
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
@@ -167,6 +170,9 @@ class Fit:
             recipe.freeze(model, [model.config.num_hidden_layers + 1])
         self.optimizer = recipe.optimizer(model, config, trial.lr)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
+        # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
+        self.launches = setting.device.type != "cpu"
+        self._skip = torch.zeros((), dtype=torch.float32, device=setting.device)
         self.progress = Progress()
         self.checkpoints = checkpoint.Checkpoints(setting.folder, KEEP)
         self.named: dict[str, int] = {}  # checkpoint -> its best step
@@ -239,7 +245,7 @@ class Fit:
         """
         config, now, setting = self.setting.config, self.progress, self.setting
         every = config.eval_every or self.per_epoch
-        pending: tuple[Record, Tensor] | None = None
+        pending: tuple[Record, HostCopy] | None = None
         last_epoch = -1
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
@@ -248,19 +254,19 @@ class Fit:
             last_epoch = epoch
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
-            loss, tokens = self._step(epoch, units, rate)
-            if pending is not None and setting.device.type != "cpu":
+            numbers, tokens = self._step(epoch, units, rate)
+            if pending is not None and self.launches:
                 self._report(*pending)  # the previous step, while the device computes this one
                 pending = None
             seconds = time.perf_counter() - started
             now.step, now.tokens, now.seconds = now.step + 1, now.tokens + tokens, now.seconds + seconds
             record = self._record("train", epoch=now.step / self.per_epoch, learning_rate=rate)
             record["tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
-            pending = (record, loss)
+            pending = (record, numbers)
             last = now.step == self.total
             due = setting.evaluate is not None and (now.step % every == 0 or last)
             saving = config.checkpoint_every is not None and now.step % config.checkpoint_every == 0 and not last
-            if setting.device.type == "cpu" or due or saving or self.stop.number is not None or last:
+            if not self.launches or due or saving or self.stop.number is not None or last:
                 self._report(*pending)
                 pending = None
             if due and not self._evaluate():
@@ -273,50 +279,66 @@ class Fit:
             self._save_best()
         return now
 
-    def _step(self, epoch: int, units: Any, rate: float) -> tuple[Tensor, int]:
-        """Take an optimiser step; return its loss, a scalar, and its number of tokens."""
+    def _step(self, epoch: int, units: Any, rate: float) -> tuple[HostCopy, int]:
+        """Take an optimiser step; return its loss and the norm of its gradient (0 on a CPU), and its tokens."""
         self.model.train()
         setting, rows = self.setting, self.setting.rows
         size = setting.config.micro_batch or len(units)
         keys = order.dropout_keys(units, self.trial.seed, epoch)
         batches = share_out([rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)])
         items = sum(setting.items(batch) for batch in batches)
-        total: Any = 0.0
-        for batch in batches:
-            with autocast(setting.device, setting.dtype):
-                loss = setting.objective(self.model, batch.to(setting.device), items or 1)
-            self.scaler.scale(loss).backward()
-            total = total + loss.detach()
+        with gpu.out_of_memory(self._cures(min(size, len(units)))):
+            total = until_compiled(lambda: self._backward(batches, items), self.optimizer.zero_grad)
         recipe.set_rates(self.optimizer, rate)
-        self._clip(total)
+        norm = self._clip(total)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, sum(batch.inputs.num_tokens for batch in batches)
+        return HostCopy(torch.stack((total.double(), norm.double()))), sum(b.inputs.num_tokens for b in batches)
 
-    def _clip(self, loss: Tensor) -> None:
-        """Clip the gradient's norm."""
+    def _backward(self, batches: Sequence[TaskBatch], items: float) -> Tensor:
+        """Add the gradients of a step's micro-batches; return its loss."""
+        setting, total = self.setting, torch.zeros((), device=self.setting.device)
+        for batch in batches:
+            batch = batch.pin_memory() if setting.device.type == "cuda" else batch
+            with autocast(setting.device, setting.dtype):
+                loss = setting.objective(self.model, batch.to(setting.device, non_blocking=True), items or 1)
+            self.scaler.scale(loss).backward()
+            total = total + loss.detach()
+        return total
+
+    def _cures(self, micro_batch: int) -> list[str]:
+        """Return the flags with which a step that does not fit into a GPU's memory may fit."""
+        saves = [] if self.setting.config.checkpoint_activations else ["--checkpoint-activations"]
+        return [*gpu.smaller("--micro-batch", micro_batch), *saves]
+
+    def _clip(self, loss: Tensor) -> Tensor:
+        """Clip the gradient's norm; return it as it was, on a CPU 0. A GPU skips a step whose norm is not finite."""
         max_norm = self.setting.config.max_grad_norm
-        if self.setting.device.type == "cpu":
+        if not self.launches:
             try:
                 self.optimizer.clip_gradients(max_norm)
             except GradientError as error:
-                self._refuse(float(loss), f"; {error.where}")
-            return
+                self._refuse(self.progress.step + 1, float(loss), f"; {error.where}")
+            return torch.zeros((), device=loss.device)
         self.scaler.unscale_(self.optimizer)
-        clip_gradients([p for p in self.model.parameters() if p.grad is not None], max_norm)
+        norm = clip_gradients([p for p in self.model.parameters() if p.grad is not None], max_norm)
+        if not self.scaler.is_enabled():  # a scaler sets its own
+            self._skip.copy_(norm.isfinite().logical_not())
+            self.optimizer.found_inf = self._skip  # type: ignore[attr-defined]
+        return norm
 
-    def _refuse(self, loss: float, where: str = "") -> NoReturn:
+    def _refuse(self, step: int, loss: float, where: str = "") -> NoReturn:
         raise UserError(
-            f"{self.trial}, step {self.progress.step + 1}: the gradient is not a finite number (loss {loss:g}{where});"
+            f"{self.trial}, step {step}: the gradient is not a finite number (loss {loss:g}{where});"
             f" use an --lr below {self.trial.lr:g} or a longer --warmup"
         )
 
-    def _report(self, record: Record, loss: Tensor) -> None:
+    def _report(self, record: Record, numbers: HostCopy) -> None:
         """Report a step; when a line of metrics.jsonl is due, write the mean loss since the last one."""
-        record["loss"] = float(loss)
-        if not math.isfinite(record["loss"]) and not self.scaler.is_enabled():
-            self._refuse(record["loss"])
+        record["loss"], norm = map(float, numbers.numbers())
+        if not (math.isfinite(record["loss"]) and math.isfinite(norm)) and not self.scaler.is_enabled():
+            self._refuse(record["step"], record["loss"])
         window = self.progress.unlogged
         window.append(record["loss"])
         every, step = self.setting.config.log_every, record["step"]

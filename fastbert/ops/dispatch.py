@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
+from fastbert.ops import gpu
 from fastbert.ops.operation import (
     BACKENDS,
     Arguments,
@@ -36,6 +37,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 _forced: BackendName | None = None
 _logged: set[tuple[str, str]] = set()
+# By index, the GPUs seen so far and why they have no Triton kernels; empty if they have.
+_without_triton: dict[int | None, str] = {}
 logger = logging.getLogger("fastbert")
 
 
@@ -83,7 +86,21 @@ def _candidates(operation: Operation[Any], device: torch.device) -> tuple[str, .
         return ("eager",)
     if device.type == "cpu" and not torch.compiler.is_compiling():
         cpu_capability.apply()
-    return PREFERENCE.get(device.type, ("eager",)) if _forced is None else (_forced, "eager")
+    return _preference(device) if _forced is None else (_forced, "eager")
+
+
+def _preference(device: torch.device) -> tuple[str, ...]:
+    """Return the backends of a device, the fastest first."""
+    names = PREFERENCE.get(device.type, ("eager",))
+    if device.type != "cuda" or not HAS_TRITON:
+        return names
+    if device.index not in _without_triton and not torch.compiler.is_compiling():
+        _without_triton[device.index] = gpu.lacks_triton(device)
+        if _without_triton[device.index]:
+            logger.warning("PyTorch computes all operations on %s: %s", device, _without_triton[device.index])
+    if _without_triton.get(device.index):
+        return tuple(name for name in names if name != "triton")
+    return names
 
 
 def _is_present(operation: Operation[Any], name: str) -> bool:
@@ -195,7 +212,7 @@ def _explain(operation: Operation[Any], device: torch.device) -> tuple[str, str]
             return _forced, "forced by use_backend"
         return "none", f"forced backend {_forced!r} has no kernel for it"
     names = PREFERENCE.get(device.type, ("eager",))
-    name = next(name for name in names if _is_present(operation, name))
+    name = next(name for name in _preference(device) if _is_present(operation, name))
     summary = operation.backends[name].summary
     if name == "native":
         return name, f"{cpu_capability.current()} kernels: {summary}"
@@ -203,6 +220,8 @@ def _explain(operation: Operation[Any], device: torch.device) -> tuple[str, str]
         return name, f"the fastest on {device.type}"
     if names[0] == "triton" and not HAS_TRITON:
         return name, "triton is not installed"
+    if names[0] == "triton" and _without_triton.get(device.index):
+        return name, _without_triton[device.index]
     return name, summary or f"this version has no {names[0]} kernel for it"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.errors import UserError
+from fastbert.ops import gpu
 from fastbert.ops.dispatch import fastest_dtype
 
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -47,7 +48,7 @@ def choose_inference(device: str, dtype: str, scored: ScoringDtype | None = None
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
-        raise UserError("--device cuda: torch finds no GPU; use --device cpu")
+        raise UserError(f"--device cuda: {gpu.problem()}; use --device cpu")
     if device == "auto":
         device = "cuda" if has_gpu and dtype != "int8" else "cpu"
     if dtype == "int8":

@@ -35,13 +35,22 @@ class TaskBatch:
         """The number of pairs of tokens in the same row."""
         return int(self.inputs.cu_seqlens.diff().long().square().sum())
 
-    def to(self, device: torch.device | str) -> TaskBatch:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> TaskBatch:
         """Return the batch on a different device."""
         return replace(
             self,
-            inputs=self.inputs.to(device),
-            targets={name: tensor.to(device) for name, tensor in self.targets.items()},
-            decoder=None if self.decoder is None else self.decoder.to(device),
+            inputs=self.inputs.to(device, non_blocking),
+            targets={name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.targets.items()},
+            decoder=None if self.decoder is None else self.decoder.to(device, non_blocking),
+        )
+
+    def pin_memory(self) -> TaskBatch:
+        """Return the batch in page-locked memory, from which copies to a GPU are asynchronous."""
+        return replace(
+            self,
+            inputs=self.inputs.pin_memory(),
+            targets={name: tensor.pin_memory() for name, tensor in self.targets.items()},
+            decoder=None if self.decoder is None else self.decoder.pin_memory(),
         )
 
 

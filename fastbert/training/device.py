@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fastbert.errors import UserError
+from fastbert.ops import gpu
 from fastbert.ops.dispatch import HAS_TRITON, fastest_dtype
 
 KERNEL_TABLE = "kernels.json"
@@ -22,10 +23,12 @@ def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) ->
     """Return the device (auto, cpu or cuda) and the dtype of matmuls (auto or one of `DTYPES`); `auto` selects
     the fastest. Both are reported."""
     name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "--device cuda: torch finds no CUDA device here; use --device cpu or install a CUDA build of torch"
-        )
+    problem = "" if name == "cuda" and torch.cuda.is_available() else gpu.problem()
+    if name == "cuda" and problem:
+        cure = "update the driver" if gpu.has_old_driver(problem) else "install a CUDA build of torch"
+        raise UserError(f"--device cuda: {problem}; use --device cpu, or {cure}")
+    if device == "auto" and gpu.has_old_driver(problem):
+        on_message(f"the GPU is not used: {problem}")
     selected = torch.device(name)
     if dtype == "auto":
         chosen, reason = fastest_dtype(selected, training=True)
@@ -37,6 +40,8 @@ def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) ->
     where = torch.cuda.get_device_name(selected) if name == "cuda" else f"CPU, {torch.get_num_threads()} {threads}"
     short = next(key for key, value in DTYPES.items() if value == chosen)
     on_message(f"training on {where} in {short} ({reason})")
+    if chosen == torch.bfloat16 and gpu.lacks_bf16(selected):
+        on_message("this GPU emulates bf16 matmuls: --dtype fp16 is faster")
     return selected, chosen
 
 

@@ -20,12 +20,10 @@ from fastbert.training.optimizer import clip_and_step, clip_gradients, set_learn
 from fastbert.training.step_loss import StepLoss
 
 
-class StepStats:
-    """Statistics of a step, copied to the host asynchronously: sums of losses, counts, and the gradient's norm."""
+class HostCopy:
+    """Numbers of a device, copied to the host asynchronously; the device's may be overwritten by what it does next."""
 
-    def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
-        """`numbers` are those of `StepSums`; the next step may overwrite them."""
-        self.has_pairs = has_pairs
+    def __init__(self, numbers: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None
         if numbers.is_cuda:
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -36,14 +34,27 @@ class StepStats:
             self._host = numbers.clone()
 
     def wait(self) -> None:
-        """Wait until the step has been computed."""
+        """Wait until the numbers have arrived: they, and all that the device did before, have been computed."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
+    def numbers(self) -> tuple[Tensor, ...]:
+        """Return the numbers, scalars on the host."""
+        self.wait()
+        return self._host.unbind()
+
+
+class StepStats(HostCopy):
+    """Statistics of a step: sums of losses, counts, and the gradient's norm."""
+
+    def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
+        """`numbers` are those of `StepSums`."""
+        super().__init__(numbers)
+        self.has_pairs = has_pairs
+
     def read(self) -> tuple[PreTrainingOutput, float]:
         """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
-        self.wait()
-        *sums, norm = self._host.unbind()
+        *sums, norm = self.numbers()
         output = PreTrainingOutput()
         for name, value in zip(Totals.NAMES if self.has_pairs else Totals.NAMES[:3], sums):
             setattr(output, name, value)

@@ -23,6 +23,7 @@ from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.models import BertForPreTraining
 from fastbert.models.heads.pretraining import ForPreTraining
+from fastbert.ops import gpu
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training import defaults
@@ -149,7 +150,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     try:
-        with kernels_of_run(config.out, device, reporter.on_message):
+        with kernels_of_run(config.out, device, reporter.on_message), gpu.out_of_memory(_cures(trainer)):
             validation = trainer.run()
     except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
@@ -171,6 +172,16 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     }
     run.write()
     return _result(run, validation, unigram, bert.hidden_size)
+
+
+def _cures(trainer: Trainer) -> list[str]:
+    """Return the flags with which a run that does not fit into a GPU's memory may fit."""
+    cures = gpu.smaller("--micro-batch", trainer.micro_batch)
+    if not trainer.config.checkpoint_activations:
+        cures.append("--checkpoint-activations")
+    if trainer.graphs is not None:
+        cures.append("--cuda-graphs off")
+    return cures
 
 
 def _result(run: Run, validation: Metrics, unigram: float, hidden_size: int) -> PretrainResult:

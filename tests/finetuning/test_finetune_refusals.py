@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_runs import config, weights, wrong
+from finetune_runs import config, same, weights, wrong
 from safetensors.torch import save_file
 
 from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.fit import Fit
 from fastbert.finetuning.run import finetune
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
@@ -130,3 +131,62 @@ def test_a_run_is_not_trained_from_the_model_that_it_removes(place: Path, tmp_pa
     finetune(config(place, tmp_path / "run", epochs=(0.1,)))
     message = wrong(place, tmp_path, model=str(tmp_path / "run" / "model"), overwrite=True)
     assert "belongs to the run that --overwrite removes" in message
+
+
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the steps of a GPU: launched, and reported after the next."""
+    init = Fit.__init__
+
+    def launching(self: Fit, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.launches = True
+
+    monkeypatch.setattr(Fit, "__init__", launching)
+
+
+def test_launched_steps_report_the_same_one_step_later(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, reported = [], []
+    for kind in ("ordinary", "launched"):
+        steps: list[tuple[int, float]] = []
+        if kind == "launched":
+            launched(monkeypatch)
+        finetune(
+            config(place, tmp_path / kind, epochs=(1.0,), max_grad_norm=1e6),  # nothing is clipped, in any order
+            Reporter(on_step=lambda record, _, steps=steps: steps.append((record["step"], record["loss"]))),
+        )
+        runs.append(weights(tmp_path / kind / "model"))
+        reported.append(steps)
+    assert reported[0] == reported[1]
+    assert same(*runs)
+
+
+def test_a_launched_step_without_finite_gradient_changes_nothing_and_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch)
+    before: list[list[torch.Tensor]] = []
+    clip = Fit._clip
+
+    def broken(self: Fit, loss: torch.Tensor) -> torch.Tensor:
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        if self.progress.step >= 1:
+            parameters[0].grad.fill_(torch.nan)
+            before.append([p.detach().clone() for p in parameters])
+        if self.progress.step >= 2:
+            assert all(map(torch.equal, *before[:2]))
+        return clip(self, loss)
+
+    monkeypatch.setattr(Fit, "_clip", broken)
+    assert "step 2: the gradient is not a finite number (loss 0." in wrong(place, tmp_path)
+    assert len(before) == 2, "it was read after the next step had been launched"
+
+
+def test_a_lack_of_memory_names_the_micro_batch(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Fit, "_backward", full)
+    message = wrong(place, tmp_path)
+    assert message.endswith("(2.00 GiB asked for); use --micro-batch 8 (now 16) or --checkpoint-activations")

@@ -145,3 +145,17 @@ def test_a_failure_that_no_fallback_avoids_is_raised() -> None:
     with pytest.raises(KernelError, match="the optimiser's kernel"):
         kernel_failures.until_compiled(run)
     assert len(calls) == 1
+
+
+def test_doctors_check_names_every_kernel_that_fails(monkeypatch, caplog, seed: int) -> None:
+    from fastbert.models import kernel_check
+
+    monkeypatch.setattr(kernel_check, "WIDTH", 64)
+    monkeypatch.setattr(kernel_check, "HEADS", 2)
+    monkeypatch.setattr(kernel_check, "LENGTHS", (3, 7))
+    assert kernel_check.failures(DEVICE, torch.float32) == ()
+    for module, name in ((norm_kernels, "norm_backward"), (gelu_kernels, "bias_gelu_forward")):
+        refuse(monkeypatch, module, name)
+    lines = kernel_check.failures(DEVICE, torch.float32)
+    assert {line.split(" for ")[0].rpartition(" ")[2] for line in lines} == {"norm_backward", "bias_gelu_forward"}
+    assert not caplog.records

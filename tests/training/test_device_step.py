@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from graphed_runs import Data, Run, assert_same
+from graphed_runs import EXACT, Data, Run, assert_same
 from torch.profiler import ProfilerActivity, profile
 
 import fastbert
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining, encoder, labels
+from fastbert.ops import gpu
 from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.training import pretrain
 from fastbert.training.device_step import DeviceStep, StepStats
 from fastbert.training.optimizer import adamw
 from fastbert.training.step_loss import StepLoss
@@ -160,3 +162,12 @@ def test_a_step_that_raised_leaves_nothing_to_the_next(seed: int) -> None:
         assert counts == len(data.batch(0, 0, 3).labels)
     for first, second in zip(*(step.loss.model.parameters() for step in steps)):
         assert torch.equal(first, second)
+
+
+def test_a_lack_of_memory_names_the_flags_of_the_run(tmp_path: Path, seed: int) -> None:
+    runs = [Run(tmp_path / str(i), Data(seed), buckets, micro_batch=i + 1) for i, buckets in enumerate((None, EXACT))]
+    plain, graphed = (pretrain._cures(run.trainer) for run in runs)
+    assert plain == ["--checkpoint-activations"]
+    assert graphed == ["--micro-batch 1 (now 2)", "--checkpoint-activations", "--cuda-graphs off"]
+    with pytest.raises(UserError, match=r"out of memory; use --checkpoint-activations$"), gpu.out_of_memory(plain):
+        raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -87,7 +87,7 @@ def test_a_loss_that_is_no_number_stops_the_run(config: PretrainConfig) -> None:
         ({"max_length": 65}, "--max-length 65 is more than the model's max_position_embeddings=64"),
         ({"corpus": ()}, "nothing to train on: give --corpus"),
         ({"corpus": (Path("/nowhere"),)}, "/nowhere"),
-        ({"device": "cuda"}, "torch finds no CUDA device"),
+        ({"device": "cuda"}, "--device cuda: this torch is a CPU build"),
         ({"dtype": "fp16"}, "--dtype fp16 needs a GPU"),
     ],
 )

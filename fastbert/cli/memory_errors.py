@@ -1,0 +1,30 @@
+"""Describe a lack of GPU memory in one line, with the command's flags that need less."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from fastbert.errors import UserError
+
+# Flags with a default of their own, in tokens, on a GPU.
+DEFAULTS = {"batch_tokens": 65536}
+NUMBERS = ("micro_batch", "batch_tokens", "batch_size")
+
+
+def describe(error: RuntimeError, config: Any) -> UserError | None:
+    """Return the error for torch.OutOfMemoryError, None for any other."""
+    torch = sys.modules.get("torch")  # not imported: nothing has run on a GPU
+    if torch is None or not isinstance(error, torch.OutOfMemoryError):
+        return None
+    from fastbert.flags import flag
+    from fastbert.ops import gpu
+
+    cures = []
+    for name in NUMBERS:
+        value = getattr(config, name, None) or (DEFAULTS.get(name) if hasattr(config, name) else None)
+        if isinstance(value, int):
+            cures += gpu.smaller(flag(name), value)
+    if getattr(config, "checkpoint_activations", True) is False:
+        cures.append("--checkpoint-activations")
+    return gpu.shortage(error, cures)
