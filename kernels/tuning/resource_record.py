@@ -35,6 +35,7 @@ from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.kernels.launch import Launch
 from fastbert.kernels.tuning.ahead_of_time import Case, brief_cases, cases, launches
+from fastbert.kernels.tuning.processes import end_with_parent
 from fastbert.kernels.tuning.resource_table import table
 from fastbert.kernels.tuning.resources import TARGETS, Body, Resources, compile_launch, source
 
@@ -143,7 +144,8 @@ def compile_all(
     """Compile entries in parallel processes; `report` gets all finished rows from time to time, and before an error."""
     rows: list[Row] = []
     reported = time.monotonic()
-    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=context, initializer=end_with_parent) as pool:
         jobs = {pool.submit(compile_entry, entry): entry for entry in pending}
         try:
             for job in as_completed(jobs):
