@@ -15,7 +15,18 @@ from typing import Any
 
 import torch
 
-from fastbert.benchmarks.gpu import attention, attention_peers, fused, layer, linear, loss, models, softmax, steps
+from fastbert.benchmarks.gpu import (
+    attention,
+    attention_peers,
+    fused,
+    graphs,
+    layer,
+    linear,
+    loss,
+    models,
+    softmax,
+    steps,
+)
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
 from fastbert.config import BertConfig
 from fastbert.kernels.tuning.processes import end_with_parent
@@ -158,11 +169,11 @@ def _steps(device: Device, variant: dict[str, Any]) -> None:
 def _model(device: Device, variant: dict[str, Any]) -> None:
     config = models.small(replace(BertConfig.preset(variant["size"]), num_hidden_layers=1), device.dry_run)
     model = models.new_model(BertForPreTraining, config, device).train()
-    step = steps.training_step(model, device)
-    for length in (16,) if device.dry_run else (128, 512):
-        batch = models.make_batch(config, torch.full((4,), length), 0).to(device.torch_device)
-        step(batch)
-    models.packed_states(model.bert.to(torch.bfloat16).eval(), batch)
+    lengths = (16,) if device.dry_run else (128, 512)
+    batches = [models.make_batch(config, torch.full((4,), length), 0).to(device.torch_device) for length in lengths]
+    for step in graphs.launched_steps(model, batches, **steps.SETTINGS):
+        step()
+    models.packed_states(model.bert.to(torch.bfloat16).eval(), batches[-1])
 
 
 if __name__ == "__main__":

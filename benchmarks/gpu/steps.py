@@ -9,6 +9,7 @@ fastbert is measured first: rivals that fail cost none of its rows.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from fastbert.benchmarks.cpu.workloads import unread_operations
 from fastbert.benchmarks.gpu import models, moments
 from fastbert.benchmarks.gpu.check import compiled_layers, judge
 from fastbert.benchmarks.gpu.device import Device, open_device
-from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_steps
+from fastbert.benchmarks.gpu.graphs import GRAPHS, copies, flat_adamw, launched_steps, replayed_steps
 from fastbert.benchmarks.gpu.padded import PaddedBatch, PaddedForPreTraining, slots
 from fastbert.benchmarks.gpu.timing import REFUSALS, Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
@@ -30,7 +31,6 @@ from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
-from fastbert.training.optimizer import adamw, clip_gradients
 
 TOKENS, REAL_SEQUENCES = 32768, 400
 SLOT, SLOT_TOKENS = 512, 509  # a slot of BERT-large, and the real tokens of the two sequences that share it
@@ -87,7 +87,7 @@ def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str]
         lengths = step_lengths(tokens, longest, variant)
         batches = [_batch(device, config, lengths, seed) for seed in range(2)]
         candidates = {
-            FASTBERT: partial(_steps, training_step(model, device), batches),
+            FASTBERT: partial(launched_steps, model, batches, **SETTINGS),
             GRAPHS: partial(_graphed_steps, device, config, batches),
         }
         contenders = willing(device, case, name, candidates, without)
@@ -133,29 +133,9 @@ def _work(config: BertConfig, lengths: Tensor) -> Work:
     return Work(tokens=real, operations=3 * (real * models.operations_per_token(config, lengths.tolist()) - unread))
 
 
-def _steps(step: Callable[[Any], None], batches: Sequence[Any]) -> Calls:
-    return [partial(step, batch) for batch in batches]
-
-
 def _graphed_steps(device: Device, config: BertConfig, batches: Sequence[PackedBatch]) -> Calls:
     """Return steps of a model of its own: a graph keeps its gradients in place, the other run drops them."""
     return replayed_steps(models.new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS)
-
-
-def training_step(model: BertForPreTraining, device: Device) -> Callable[[PackedBatch], None]:
-    """Return a function that takes one optimizer step on a batch."""
-    optimizer = adamw(model, lr=SETTINGS["lr"], weight_decay=SETTINGS["weight_decay"])
-
-    def step(batch: PackedBatch) -> None:
-        with torch.autocast(device.torch_device.type, dtype=torch.bfloat16):
-            loss = model(batch).loss
-        assert loss is not None
-        loss.backward()
-        clip_gradients(model.parameters(), SETTINGS["max_grad_norm"])
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
 
 
 # Rivals
@@ -189,7 +169,8 @@ def padded_step(device: Device, config: BertConfig, whole: bool) -> Callable[[Pa
 
 
 def _rival_steps(device: Device, config: BertConfig, batches: Sequence[PaddedBatch], whole: bool) -> Calls:
-    return _steps(padded_step(device, config, whole), batches)
+    step = padded_step(device, config, whole)
+    return [partial(step, batch) for batch in batches]
 
 
 def warm(device: Device, name: str) -> None:
@@ -211,14 +192,12 @@ def check(device: Device, model: BertForPreTraining, batch: PackedBatch) -> tupl
     """
     few = batch[:CHECKED]
     with dispatch.use_backend("eager"):
-        exact = _gradients(copy.deepcopy(model).double(), few, None)
-        eager = _gradients(model, few, device)
+        exact = _gradients(copy.deepcopy(model).double(), few, bf16=False)
+        eager = _gradients(copy.deepcopy(model), few)
     try:
-        actual = _gradients(model, few, device)
+        actual = _gradients(copy.deepcopy(model), few)
     except REFUSALS:
         return 0.0, "not compared"  # the reason is recorded when it is to be timed
-    finally:
-        model.zero_grad(set_to_none=True)
     norm = float(exact[1].norm())
     errors = [float((gradients.double() - exact[1]).norm()) / norm for _, gradients in (actual, eager)]
     losses = [abs(float(loss) - float(exact[0])) for loss, _ in (actual, eager)]
@@ -255,10 +234,13 @@ def check_rival(device: Device, config: BertConfig, batch: PackedBatch, compiles
     return judge({"states": found}, {"states": exact}, {"states": eager})[1]
 
 
-def _gradients(model: BertForPreTraining, batch: PackedBatch, autocast: Device | None) -> tuple[Tensor, Tensor]:
-    """Return the loss, and all gradients as one vector."""
-    with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=autocast is not None):
-        loss = model(batch).loss
-    assert loss is not None
-    gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+def _gradients(model: BertForPreTraining, batch: PackedBatch, bf16: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the loss, and all gradients as one vector; in bf16 as a training step computes them."""
+    optimizer = flat_adamw(model, SETTINGS["lr"], SETTINGS["weight_decay"]) if bf16 else None
+    with contextlib.nullcontext() if optimizer is None else copies(optimizer):
+        with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=bf16):
+            loss = model(batch).loss
+        assert loss is not None
+        loss.backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return loss.detach(), torch.cat([gradient.flatten() for gradient in gradients])

@@ -120,9 +120,9 @@ def test_a_step_that_computes_something_else_is_found_out(monkeypatch: pytest.Mo
     assert gpu_steps.check_rival(DEVICE, config, batch, False) == "close"
     once, calls = gpu_steps._gradients, []
 
-    def third_is_off(*arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def third_is_off(*arguments: object, **flags: bool) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(arguments)
-        loss, gradients = once(*arguments)
+        loss, gradients = once(*arguments, **flags)
         return loss, gradients * (1.05 if len(calls) == 3 else 1.0)
 
     monkeypatch.setattr(gpu_steps, "_gradients", third_is_off)
