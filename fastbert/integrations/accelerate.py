@@ -1,7 +1,7 @@
 """`accelerate(model)`: run a model of another library on fastbert's kernels, in place; `restore(model)` undoes it.
 
-Only the forward of its encoders is replaced: parameters stay where they are, so state dicts, optimizers, saving, hooks
-and adapters work as before, in either state.
+Only the forward of its encoders is replaced: parameters stay what they are, so state dicts, optimizers, saving, hooks
+and adapters work as before, in either state. On a GPU the memory of query, key and value weights becomes one tensor.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
         raise UserError(_unknown(model))
     for _, patch in replacements:
         patch.install()
+        if isinstance(patch, PackedForward) and patch.is_on_gpu():
+            patch.join_projections()
     for line in explain(model):
         logger.info("%s", line)
     return model

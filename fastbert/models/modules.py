@@ -6,8 +6,9 @@ names (`fastbert.models.key_map`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from fastbert.models.fusibility import (
     project_without_bias,
     runs_as_written,
 )
+from fastbert.models.joined_projections import join_projections
 from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, saving_matmuls
 from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.dropout.op import dropout as apply_dropout
@@ -91,13 +93,26 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """The three projections of self-attention."""
+    """The three projections of self-attention. On a GPU their weights lie in one storage."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply a function to all tensors, as `to` and `cuda` do, and join those of a GPU (so do the RNNs of torch)."""
+        super()._apply(fn, recurse)
+        weight = self.query._parameters.get("weight")
+        if weight is not None and self._joins(weight.device):
+            join_projections(self.query, self.key, self.value)
+        return self
+
+    @staticmethod
+    def _joins(device: torch.device) -> bool:
+        """Return whether matmuls on a device read the projections as one weight; a CPU prepacks them."""
+        return device.type == "cuda"
 
 
 class Output(nn.Module):

@@ -11,6 +11,8 @@ from torch.nn.utils import parametrize
 
 import fastbert
 from fastbert.integrations.accelerate import explain
+from fastbert.integrations.transformers.encoder import PackedForward
+from fastbert.ops.encoder_layer.operands import are_adjacent
 
 pytest.importorskip("transformers", reason="needs transformers")
 from toys import gradients, inputs, masks, real, toy
@@ -70,6 +72,20 @@ def test_lora(family: str, before: bool, seed: int) -> None:
     close(grads[1], grads[0])
     with accelerated.disable_adapter(), torch.no_grad():
         torch.testing.assert_close(accelerated(**kwargs).last_hidden_state[THERE], plain[THERE], rtol=1e-4, atol=1e-4)
+
+
+def test_projections_joined_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    model, kwargs = toy("BertModel", seed), inputs(seed, RIGHT)
+    names, expected = [name for name, _ in model.named_parameters()], model(**kwargs).last_hidden_state[THERE]
+    attention = model.encoder.layer[0].attention.self
+    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
+    monkeypatch.setattr(PackedForward, "is_on_gpu", lambda self: True)
+    fastbert.accelerate(model)
+    assert are_adjacent([attention.query.weight, attention.key.weight, attention.value.weight])
+    assert all(a is b for a, b in zip(weights, (attention.query.weight, attention.key.weight, attention.value.weight)))
+    torch.testing.assert_close(model(**kwargs).last_hidden_state[THERE], expected, rtol=1e-4, atol=1e-4)
+    assert [name for name, _ in fastbert.restore(model).named_parameters()] == names
+    torch.testing.assert_close(model(**kwargs).last_hidden_state[THERE], expected)
 
 
 def test_adapters_by_sample(seed: int) -> None:

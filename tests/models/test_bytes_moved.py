@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from batches import random_batch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig
 from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.layers import layer_batch
 from fastbert.models.modules import Layer
+from fastbert.ops.encoder_layer import gradients
 from fastbert.ops.encoder_layer.arguments import SAVE_ALL, EncoderLayerArguments, GradMask
 from fastbert.ops.encoder_layer.triton import Triton
+from fastbert.training.optimizer import AdamW
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.launch import interpreted, observing
@@ -25,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(not interpreted(), reason="counted in the interpreter"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "performance-gpu.md").read_text()
 TOKENS, WIDTH = 160, 64
 CONFIG = BertConfig(
     vocab_size=50, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4 * WIDTH,
@@ -41,6 +44,8 @@ class Traffic(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.units: Counter[str] = Counter()
+        self.cast = 0
+        """Bytes that casts and concatenations of fp32 matrices without tokens read and write."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -48,6 +53,10 @@ class Traffic(TorchDispatchMode):
         if name in self.NAMES:
             tensors = [*(arg for arg in args if isinstance(arg, torch.Tensor)), result]
             self.units[name] += sum(units_of(tensor) for tensor in tensors)
+        if name in ("_to_copy", "cat") and result.dim() == 2 and TOKENS not in result.shape:
+            sources = args[0] if name == "cat" else args[:1]
+            if sources[0].dtype == torch.float32:
+                self.cast += sum(tensor.nbytes for tensor in (*sources, result))
         return result
 
 
@@ -60,8 +69,7 @@ def units_of(tensor: torch.Tensor) -> int:
 
 def documented(kind: str) -> int:
     """The sum that the document gives for a direction."""
-    text = (ROOT / "docs" / "performance-gpu.md").read_text()
-    match = re.search(rf"^\| \*\*{kind}\*\* \|.*\| \*\*(\d+)\*\* \|", text, re.MULTILINE)
+    match = re.search(rf"^\| \*\*{kind}\*\* \|.*\| \*\*(\d+)\*\* \|", DOCUMENT, re.MULTILINE)
     assert match is not None, kind
     return int(match[1])
 
@@ -85,6 +93,37 @@ def test_a_layer_moves_what_is_documented(seed: int) -> None:
         units["backward"] = count(launches) + traffic.units
     for kind, counted in units.items():
         assert sum(counted.values()) == documented(kind), counted
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["ordinary", "flat"])
+def test_bytes_of_weights_are_what_is_documented(monkeypatch: pytest.MonkeyPatch, flat: bool, seed: int) -> None:
+    """Casts of a layer's matrices in bytes per parameter; with flat parameters the layer moves the same rows."""
+    layer = Layer(bert_spec(CONFIG).layers[0], 0, drops=True)
+    buffers = AdamW(layer.parameters()).flatten(nn.ModuleList([layer]), torch.half)
+    parameters = layer.fusible_parameters()
+    assert parameters is not None
+    x, grad = (torch.randn(TOKENS, WIDTH).half() for _ in range(2))
+    view = layer_batch(random_batch([60, 60, 40], 50, 5, seed), 0.1, 0.1, True)
+    arguments, kernels = EncoderLayerArguments(x, parameters, layer.spec, view, 0, torch.half), Triton()
+    found = buffers.layer(parameters, torch.half)
+    assert found is not None
+    units: Counter[str] = Counter()
+
+    def accumulate_matmul(_: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        units["weights"] += units_of(a) + units_of(b)
+
+    monkeypatch.setattr(gradients, "accumulate_matmul", accumulate_matmul)
+    with torch.no_grad(), observing() as launches, Traffic() as traffic:
+        _, *saved = kernels.forward(arguments, SAVE_ALL, found.operands if flat else None)
+        if flat:
+            kernels.accumulate(arguments, found, grad, saved, True)
+        else:
+            kernels.backward(arguments, grad, saved, GradMask(*[True] * len(GradMask._fields)))
+    units += count(launches) + traffic.units
+    assert sum(units.values()) == documented("forward") + documented("backward"), units
+    ordinary, without = re.search(r"^\| weights cast, .* \| (\d \+ \d) \| (\d) \|$", DOCUMENT, re.MULTILINE).groups()
+    expected = int(without) if flat else sum(map(int, ordinary.split("+")))
+    assert traffic.cast == expected * sum(matrix.numel() for matrix in parameters.matrices)
 
 
 def count(launches: list[Any]) -> Counter[str]:

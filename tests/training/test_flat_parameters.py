@@ -23,6 +23,7 @@ from fastbert.training.flat_parameters import FlatParameters, reason_not_flat
 from fastbert.training.optimizer import AdamW, adamw
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels.loss import linear_cross_entropy
 
 GPU = torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
@@ -175,6 +176,18 @@ def test_copies_follow_every_write_that_torch_counts(seed: int) -> None:
         before = now
     assert flat_layer.owner(parameters, torch.bfloat16) is None, "outside of the block nothing answers for the copies"
     assert flat_layer.in_dtype(attention.key.weight, torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_the_loss_multiplies_by_the_copy_too(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    model, optimizer = model_and_optimizer(seed, torch.bfloat16)
+    seen, original = [], linear_cross_entropy.forward
+    monkeypatch.setattr(
+        linear_cross_entropy, "forward", lambda inputs: seen.append(inputs.weight.data_ptr()) or original(inputs)
+    )
+    backward(model, [labelled(seed)], torch.bfloat16, optimizer.flat)
+    table = model.bert.embeddings.word_embeddings.weight
+    assert seen == [optimizer.flat.shadow(table, torch.bfloat16).data_ptr()]
+    assert table.grad.dtype == torch.float32
 
 
 def test_layers_that_are_not_all_here_are_ordinary(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:

@@ -32,6 +32,7 @@ from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
 from fastbert.models.fusibility import has_hooks, project, project_without_bias
+from fastbert.models.joined_projections import join_projections
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -175,6 +176,13 @@ class PackedForward(ForwardPatch):
             if self._layer_modules(layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
 
+    def join_projections(self) -> None:
+        """Lay the projections of each layer out as one weight, which calls on a GPU would otherwise concatenate."""
+        for layer in layouts.stack(self.layout, self.module)[1]:
+            modules = self._layer_modules(layer)
+            if modules is not None:
+                join_projections(modules.query, modules.key, modules.value)
+
     def _layer_modules(self, layer: nn.Module) -> LayerModules | None:
         """Return the leaves of a layer; None where the layer must run as a whole, for its hooks for example."""
         if has_hooks_inside(layer) or not layouts.is_as_written(self.layout, layer):
@@ -224,6 +232,10 @@ class PackedForward(ForwardPatch):
         embeddings: Any = self.module.embeddings
         weight: Tensor = embeddings.LayerNorm.weight
         return weight
+
+    def is_on_gpu(self) -> bool:
+        """Return whether the encoder is on a GPU."""
+        return self._weight().is_cuda
 
     def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, arguments: dict[str, Any]) -> Tensor:
         """Run a layer's own forward on the padded states and the mask that the library would pass."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fastbert.ops.autocast import without_autocast
 from fastbert.ops.cross_entropy.arguments import CrossEntropyArguments
+from fastbert.ops.encoder_layer.flat_layer import in_dtype
 from fastbert.ops.linear.arguments import GradMask
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
@@ -31,6 +32,7 @@ class Triton(TritonBackend[CrossEntropyArguments]):
         from fastbert.kernels.loss import linear_cross_entropy as kernels
 
         x, weight, bias, labels, options = arguments
+        weight = in_dtype(weight, x.dtype)
         with torch.no_grad(), without_autocast(x.device):
             return kernels.forward(kernels.LossInputs(x, weight, bias, labels.contiguous(), *options, *mask))
 

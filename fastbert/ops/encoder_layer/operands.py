@@ -12,22 +12,23 @@ from fastbert.ops.encoder_layer.arguments import LayerParameters
 
 
 class Operands(NamedTuple):
-    """Weights (out, in) in the dtype of matmuls; `projections` (3 x width, width) and its bias are those of queries,
-    keys and values."""
+    """Weights (out, in) in the dtype of matmuls; `projections` (3 x width, width) and its bias, which backward does not
+    read, are those of queries, keys and values."""
 
     projections: Tensor
-    projection_bias: Tensor
+    projection_bias: Tensor | None
     attention_output: Tensor
     intermediate: Tensor
     output: Tensor
 
 
-def cast(parameters: LayerParameters, dtype: torch.dtype) -> Operands:
-    """Return the operands of parameters: they themselves where they are joined and have the dtype already."""
+def cast(parameters: LayerParameters, dtype: torch.dtype, *, bias: bool) -> Operands:
+    """Return the operands of parameters, with `bias` that of the projections: the parameters themselves where they are
+    joined and have the dtype already."""
     w = parameters
     return Operands(
         joined((w.query, w.key, w.value)).to(dtype),
-        joined((w.query_bias, w.key_bias, w.value_bias)).to(dtype),
+        joined((w.query_bias, w.key_bias, w.value_bias)).to(dtype) if bias else None,
         w.attention_output.to(dtype),
         w.intermediate.to(dtype),
         w.output.to(dtype),

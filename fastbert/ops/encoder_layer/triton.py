@@ -65,7 +65,7 @@ class Triton(TritonBackend[EncoderLayerArguments]):
 
         x, w, _, batch, index, dtype, *_ = arguments
         keep, eps = save != SAVE_NOTHING, arguments.eps
-        operands = cast(w, dtype) if operands is None else operands
+        operands = cast(w, dtype, bias=True) if operands is None else operands
         qkv = F.linear(x.to(dtype), operands.projections, operands.projection_bias)
         attention = arguments.attention(qkv)
         attention.check_offsets()
@@ -91,7 +91,7 @@ class Triton(TritonBackend[EncoderLayerArguments]):
     ) -> list[Tensor]:
         """Return the gradients in the order of `GradMask`; matrices that are not computed are empty."""
         sink = Returned(arguments.parameters, mask)
-        operands = cast(arguments.parameters, arguments.dtype)
+        operands = cast(arguments.parameters, arguments.dtype, bias=False)
         dx = _backward(arguments, operands, grad, saved, sink, needs_x=mask.x)
         return [arguments.x.new_empty(0) if dx is None else dx, *sink.results()]
 
