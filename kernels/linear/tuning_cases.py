@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastbert.kernels.configs.configuration import Config, shape_class
+from fastbert.kernels.configs.linear import FEW_ROWS, row_class
 from fastbert.kernels.linear import feed_forward
 
 # One shape class holds for base and large: depths of 768 and 1024.
@@ -28,6 +29,8 @@ _TILES = (
     (256, 128, 32, 8, 3),
     (64, 256, 32, 4, 3),
 )
+# For up to 16 rows: BLOCK_N, BLOCK_K, warps, stages.
+_FEW_ROWS_TILES = ((16, 128, 2, 6), (16, 128, 4, 6), (16, 64, 2, 8), (16, 64, 4, 8), (32, 128, 4, 4), (32, 64, 4, 6))
 
 
 def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, str, int, list[Config]]]:
@@ -46,7 +49,22 @@ def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple
     # The forward kernel decides for both whether they run.
     depth = WIDTHS[-1]
     shape = shape_class(torch.bfloat16, False, depth)
-    return [("matmul_gelu", shape, depth, [*fused, unfused]), ("matmul_gelu_backward", shape, depth, fused)]
+    few = FEW_ROWS[0]
+    narrow = [
+        replace(
+            fused[-1],
+            constants={"BLOCK_M": few, "BLOCK_N": n, "BLOCK_K": k, "EPILOGUE_N": n, "TMA": 0, "FUSED": 1},
+            num_warps=warps,
+            num_stages=stages,
+        )
+        for n, k, warps, stages in _FEW_ROWS_TILES
+    ]
+    library = replace(narrow[0], constants={**narrow[0].constants, "FUSED": 0})
+    return [
+        ("matmul_gelu", shape, depth, [*fused, unfused]),
+        ("matmul_gelu_backward", shape, depth, fused),
+        ("matmul_gelu", shape + row_class(few), depth, [*narrow, library]),
+    ]
 
 
 def milliseconds(
@@ -57,7 +75,10 @@ def milliseconds(
     tokens: int,
     time: Callable[[Callable[[], object]], float],
 ) -> float:
-    """Return what `time` measures of both directions at all widths of the shape class, with the present table."""
+    """Return what `time` measures of both directions at all widths of the shape class, with the present table; of a
+    class of few rows, forward without gradients alone, on as many tokens."""
+    few = shape.partition("-rows")[2]
+    tokens = min(tokens, int(few)) if few else tokens
     generator = torch.Generator(device).manual_seed(tokens)
 
     def random(*shape: int) -> Tensor:
@@ -67,6 +88,9 @@ def milliseconds(
     for width in WIDTHS:
         x, grad, bias = random(tokens, width), random(tokens, width), random(4 * width)
         up, down = random(4 * width, width) / width**0.5, random(width, 4 * width) / width**0.5
+        if few:
+            total += time(lambda x=x, up=up, bias=bias: feed_forward.up_projection(x, up, bias, False, False))  # type: ignore[misc]
+            continue
         _, u = feed_forward.up_projection(x, up, bias, False, True)
         total += time(lambda x=x, up=up, bias=bias: feed_forward.up_projection(x, up, bias, False, True))  # type: ignore[misc]
         total += time(

@@ -251,3 +251,30 @@ def test_the_timed_matmuls_follow_the_table(monkeypatch: pytest.MonkeyPatch) -> 
     assert names[0] >= {"matmul_gelu", "matmul_gelu_backward"}
     assert names[1] >= {"bias_gelu_forward", "bias_gelu_backward"}
     assert not names[1] & {"matmul_gelu", "matmul_gelu_backward"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_few_rows_are_tuned_by_a_pass_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_cases, "WIDTHS", (64,))
+    kernel, shape, _, candidates = linear_cases.candidates("sm_90")[-1]
+    assert (kernel, shape) == ("matmul_gelu", "half-64-rows16")
+    assert lookup("matmul_gelu", "half-1024-rows16", "sm_90") in candidates
+    for config in candidates:
+        with tables.overridden(kernel, "half-256-rows16", config), launch.observing() as launches:
+            assert linear_cases.milliseconds(kernel, shape, 64, torch.device("cpu"), 4096, tune.once) == 0.0
+        (seen,) = launches
+        assert (seen.kernel.__name__ == "matmul_gelu") == bool(config.constants["FUSED"])
+        assert next(value for value in seen.arguments if isinstance(value, torch.Tensor)).shape[0] == 16
+
+
+def test_a_class_of_few_rows_falls_back_to_that_of_many(path: Path) -> None:
+    assert lookup("matmul_gelu", "half-1024-rows16", "interpreter") == lookup("matmul_gelu", "half-1024", "interpreter")
+    few = lookup("matmul_gelu", "half-1024-rows16", "sm_90")
+    many = lookup("matmul_gelu", "half-1024", "sm_90")
+    assert few != many
+    with tables.overridden("matmul_gelu", "half-1024", OTHER):
+        assert lookup("matmul_gelu", "half-1024-rows16", "sm_90") == OTHER
+    measured = dataclasses.replace(many, num_stages=2)
+    tables.save(path, {"sm_90": {"matmul_gelu": {"half-1024": measured}}})
+    assert lookup("matmul_gelu", "half-1024-rows16", "sm_90") == few
+    assert lookup("matmul_gelu", "half-1024", "sm_90") == measured
