@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from fastbert.kernels.common import LOG2_E, narrow
 from fastbert.kernels.configs.loss import NARROWEST, WIDEST
 from fastbert.kernels.launch import architecture, launch, multiprocessors
+from fastbert.kernels.matmul import add_matmul
 from fastbert.kernels.tuning import tables
 
 # Rows of the buffer start at multiples of this many elements: at a cache line in every dtype.
@@ -197,37 +198,6 @@ def scale(x_ptr, factor_ptr, out_ptr, elements, BLOCK_N: tl.constexpr):
     inside = offset < elements - first
     x = tl.load(x_ptr + first + offset, mask=inside, other=0.0).to(tl.float32) * tl.load(factor_ptr)
     tl.store(out_ptr + first + offset, narrow(x, out_ptr.dtype.element_ty), mask=inside)
-
-
-# Before torch 2.10 a matmul with a result wider than its operands could not be added to a tensor.
-ADDS_WIDE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
-
-
-def add_matmul(out: Tensor, a: Tensor, b: Tensor, *, fresh: bool, alpha: float = 1.0) -> None:
-    """Compute out += alpha * a @ b, or out = alpha * a @ b where `fresh`. `out` may be fp32 where a and b are half.
-
-    The matmul's result is then fp32 too; on AMD GPUs it is rounded to the operands' dtype before it is added.
-    """
-    wide = out.dtype != a.dtype
-    kind = {"out_dtype": out.dtype} if wide else {}
-    beta = 0.0 if fresh else 1.0
-    if wide and torch.version.hip:
-        rounded = torch.empty(out.shape, dtype=a.dtype, device=a.device)
-        torch.addmm(rounded, a, b, beta=0.0, alpha=alpha, out=rounded)
-        if fresh:
-            out.copy_(rounded)
-        else:
-            out.add_(rounded)
-    elif wide and not out.is_cuda:
-        torch.addmm(out, a.float(), b.float(), beta=beta, alpha=alpha, out=out)
-    elif fresh and alpha == 1.0:
-        torch.mm(a, b, out=out, **kind)
-    elif not wide or ADDS_WIDE:
-        torch.addmm(out, a, b, beta=beta, alpha=alpha, out=out, **kind)
-    else:
-        if fresh:
-            out.zero_()
-        out.add_(torch.mm(a, b, **kind), alpha=alpha)
 
 
 def _config(kernel: Any, dtype: torch.dtype, vocabulary: int, device: torch.device) -> tables.Config:

@@ -109,10 +109,11 @@ def test_bytes_of_weights_are_what_is_documented(monkeypatch: pytest.MonkeyPatch
     assert found is not None
     units: Counter[str] = Counter()
 
-    def accumulate_matmul(_: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    def add_matmul(_: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, fresh: bool) -> None:
+        assert not fresh
         units["weights"] += units_of(a) + units_of(b)
 
-    monkeypatch.setattr(gradients, "accumulate_matmul", accumulate_matmul)
+    monkeypatch.setattr(gradients, "add_matmul", add_matmul)
     with torch.no_grad(), observing() as launches, Traffic() as traffic:
         _, *saved = kernels.forward(arguments, SAVE_ALL, found.operands if flat else None)
         if flat:

@@ -92,10 +92,10 @@ def one_matmul_each(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """Return the calls of a matmul from bf16 to fp32 from now on: one launch each on a GPU, several on a CPU."""
     calls, function = [], getattr(gradients, name)
 
-    def matmul(*arguments: Any) -> Any:
+    def matmul(*arguments: Any, **options: Any) -> Any:
         calls.append(name)
         with _disable_current_modes():
-            return function(*arguments)
+            return function(*arguments, **options)
 
     monkeypatch.setattr(gradients, name, matmul)
     return calls
@@ -107,7 +107,7 @@ def test_launches_of_a_layer_in_training(monkeypatch: pytest.MonkeyPatch, longes
     layer = layers.random_layer(seed, CONFIG)
     flat = AdamW(layer.parameters()).flatten(nn.ModuleList([layer]), torch.bfloat16)
     arguments = arguments_of(layer, longest, 0.1, torch.bfloat16, seed)
-    added = one_matmul_each(monkeypatch, "accumulate_matmul")
+    added = one_matmul_each(monkeypatch, "add_matmul")
     kernels, found = Triton(), flat.layer(arguments.parameters, torch.bfloat16)
     assert found is not None
     forward, (y, *saved) = counted(kernels.forward, arguments, SAVE_ALL, found.operands)

@@ -7,9 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fastbert.kernels.matmul import add_matmul
 from fastbert.ops.encoder_layer.arguments import GradMask, LayerParameters
 from fastbert.ops.encoder_layer.flat_layer import LayerGradients
-from fastbert.ops.linear.mixed_matmul import accumulate_matmul, matmul
+from fastbert.ops.linear.mixed_matmul import matmul
 
 
 class Sink(Protocol):
@@ -62,7 +63,7 @@ class Accumulated:
 
     def matrix(self, name: str, a: Tensor, b: Tensor) -> None:
         """Add a @ b."""
-        accumulate_matmul(getattr(self.gradients, name), a, b)
+        add_matmul(getattr(self.gradients, name), a, b, fresh=False)
 
     def partial_sums(self, name: str, partial: Tensor) -> None:
         """Keep the partial sums for `add_vectors`."""
