@@ -17,7 +17,7 @@ from fastbert.benchmarks.harness import measure
 Calls = Sequence[Callable[[], Any]]
 SAMPLE_SECONDS = 2e-3  # calls are repeated to make a sample about as long, up to MOST_CALLS
 MOST_CALLS = 32
-ROUNDS, DRY_ROUNDS = (5, 60), (1, 1)  # minimum and maximum
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 60
 # Exceptions of a contender that does not support a case, or does not fit into memory.
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, AttributeError)
 
@@ -115,10 +115,10 @@ def contest(
     for name, calls in contenders.items():
         announce(name)
         watches[name] = _Stopwatch(device, calls, queued)
-    round_seconds = sum(watch().seconds * len(watch.calls) + watch.asleep for watch in watches.values())
-    fewest, most = DRY_ROUNDS if device.dry_run else ROUNDS
-    rounds = max(fewest, min(most, int(seconds / max(round_seconds, 1e-9))))
+    rounds = 1
     if not device.dry_run:
+        round_seconds = sum(watch().seconds * len(watch.calls) + watch.asleep for watch in watches.values())
+        rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(round_seconds, 1e-9))))
         measure.warm(watches, patience=2 * seconds)
     for watch in watches.values():
         watch.samples.clear()

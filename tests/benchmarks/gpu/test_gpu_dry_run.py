@@ -79,8 +79,7 @@ def test_a_dry_run_times_the_interpreted_kernels_after_checking_them(dry_run: tu
     assert all(0 < row["max_abs_difference"] < 0.1 for row in rows), "compared with float64, in bf16"
     softmax = [row for row in sections["softmax"]["rows"] if row["contender"] == "fastbert"]
     assert {(row["details"]["backend"], row["outputs"]) for row in softmax} == {("triton", "close")}
-    compiled = [sections[name]["variants"] for name in ("compile-kernels", "compile-rest")]
-    assert all(variant["seconds"] > 0 for variants in compiled for variant in variants)
+    assert [variant["seconds"] > 0 for variant in sections["compile-rest"]["variants"]] == [True]
 
 
 def test_a_dry_run_measures_the_fused_operations_beside_eager_torch(dry_run: tuple[Path, str, float]) -> None:
