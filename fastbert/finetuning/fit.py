@@ -26,6 +26,7 @@ from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
 from fastbert.training.device_step import HostCopy
+from fastbert.training.flat_parameters import reason_not_flat
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
@@ -169,6 +170,9 @@ class Fit:
         if config.frozen:
             recipe.freeze(model, [model.config.num_hidden_layers + 1])
         self.optimizer = recipe.optimizer(model, config, trial.lr)
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if reason_not_flat(trained, setting.device, setting.dtype) is None:
+            self.optimizer.flatten(model, setting.dtype)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
         self.launches = setting.device.type != "cpu"
@@ -287,13 +291,16 @@ class Fit:
         keys = order.dropout_keys(units, self.trial.seed, epoch)
         batches = share_out([rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)])
         items = sum(setting.items(batch) for batch in batches)
-        with gpu.out_of_memory(self._cures(min(size, len(units)))):
+        with gpu.out_of_memory(self._cures(min(size, len(units)))), self.optimizer.copies():
             total = until_compiled(lambda: self._backward(batches, items), self.optimizer.zero_grad)
         recipe.set_rates(self.optimizer, rate)
         norm = self._clip(total)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.optimizer.flat is None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self.optimizer.step(clear=True)
         return HostCopy(torch.stack((total.double(), norm.double()))), sum(b.inputs.num_tokens for b in batches)
 
     def _backward(self, batches: Sequence[TaskBatch], items: float) -> Tensor:
@@ -321,6 +328,8 @@ class Fit:
             except GradientError as error:
                 self._refuse(self.progress.step + 1, float(loss), f"; {error.where}")
             return torch.zeros((), device=loss.device)
+        if self.optimizer.flat is not None:
+            return self.optimizer.clip_gradients(max_norm)
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients([p for p in self.model.parameters() if p.grad is not None], max_norm)
         if not self.scaler.is_enabled():  # a scaler sets its own
@@ -351,7 +360,8 @@ class Fit:
         """Score the model, and save it if it is the best so far; return False to stop early."""
         now, setting = self.progress, self.setting
         assert setting.evaluate is not None
-        scores = setting.evaluate(self.model)
+        with self.optimizer.copies():
+            scores = setting.evaluate(self.model)
         record = self._record("validation", epoch=now.step / self.per_epoch, scores=scores)
         setting.log.append(record)
         setting.reporter.on_validation(record)

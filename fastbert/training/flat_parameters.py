@@ -141,7 +141,8 @@ class FlatParameters:
                 flat.claim(parameter)
 
         for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(hook)
+            if parameter.requires_grad:  # `begin` takes the gradients of those that are unfrozen later
+                parameter.register_post_accumulate_grad_hook(hook)
 
     def refresh(self) -> None:
         """Write the copy of the weights, after writes that torch does not count."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -139,10 +138,6 @@ class Trainer:
         self.reporter.on_message("the training step is captured in CUDA graphs; --cuda-graphs off launches its kernels")
         return GraphedStep(self.model, self.optimizer, max_grad_norm=self.config.max_grad_norm, dtype=self.dtype)
 
-    def _copies(self) -> contextlib.AbstractContextManager[None]:
-        """Let layers use the optimiser's copies of their weights, where it has any, for the run's own passes."""
-        return contextlib.nullcontext() if self.optimizer.flat is None else self.optimizer.flat.active()
-
     def save(self) -> Path:
         """Write a checkpoint of the current step; return its folder."""
         if self.log is not None:
@@ -203,7 +198,7 @@ class Trainer:
                 started = time.perf_counter()
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
-                with self._copies():
+                with self.optimizer.copies():
                     losses = self._train_step(batches) if launch is None else self._launch(launch, batches, lr)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
                 tokens = sum(batch.num_tokens for batch in batches)
@@ -280,7 +275,7 @@ class Trainer:
         """Compute losses and accuracies on the held-out sequences, without dropout."""
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
-        with torch.no_grad(), self._copies():
+        with torch.no_grad(), self.optimizer.copies():
             for batch in self.data.validation_batches(self.validation_samples(), self.micro_batch):
                 with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))

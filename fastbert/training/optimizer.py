@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import struct
@@ -91,6 +92,10 @@ class AdamW(torch.optim.AdamW):
                 )
         self.flat = FlatParameters(model, self.param_groups, dtype)
         return self.flat
+
+    def copies(self) -> contextlib.AbstractContextManager[None]:
+        """Let layers multiply by the copies of their weights, if they are flat, in the passes of the block."""
+        return contextlib.nullcontext() if self.flat is None else self.flat.active()
 
     def step(self, closure: Callable[[], Any] | None = None, *, clear: bool = False) -> Any:
         """Take a step; return the result of `closure`, which recomputes the gradients.

@@ -90,8 +90,8 @@ def run(arguments: EncoderLayerArguments, backend: Backend[EncoderLayerArguments
 def _log_casts(dtype: torch.dtype) -> None:
     """Log once that a layer trains without flat buffers: under DDP and FSDP, with another optimiser, in fp16."""
     logger.info(
-        "encoder layers cast their weights to %s in every forward and backward pass, and return their gradients:"
-        " copies of the weights and gradients that matmuls add to are for `fastbert pretrain` in bf16 on one GPU",
+        "encoder layers cast their weights to %s in every forward and backward pass, and return their gradients: only"
+        " `fastbert pretrain` and `finetune` in bf16 on one GPU keep copies, and gradients that matmuls add to",
         str(dtype).removeprefix("torch."),
     )
 
