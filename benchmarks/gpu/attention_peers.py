@@ -230,7 +230,7 @@ def compiled() -> Peer:
     def call(inputs: Inputs) -> Tensor:
         return function(*inputs.padded, inputs.visible, inputs.bias, inputs.dropout)  # type: ignore[no-any-return]
 
-    return Peer(call, compares=False)
+    return Peer(call)
 
 
 def _sdpa(backend: SDPBackend, with_dropout: bool, inputs: Inputs) -> Tensor:

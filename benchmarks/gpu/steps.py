@@ -79,22 +79,20 @@ def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str]
     _, size, length, variant = name.split()
     longest, tokens = int(length), 64 if dry else TOKENS
     config = models.small(BertConfig.preset(size), dry)
-    model = models.new_model(BertForPreTraining, config, device).train()
     announce(FASTBERT)
-    difference, verdict = check(device, model, _batch(device, config, step_lengths(tokens, longest, variant), 0))
+    difference, verdict = check(device, config, _batch(device, config, step_lengths(tokens, longest, variant), 0))
     device.free()
     while True:
         lengths = step_lengths(tokens, longest, variant)
         batches = [_batch(device, config, lengths, seed) for seed in range(2)]
         candidates = {
-            FASTBERT: partial(launched_steps, model, batches, **SETTINGS),
-            GRAPHS: partial(_graphed_steps, device, config, batches),
+            FASTBERT: partial(_own_steps, launched_steps, device, config, batches),
+            GRAPHS: partial(_own_steps, replayed_steps, device, config, batches),
         }
         contenders = willing(device, case, name, candidates, without)
         if FASTBERT in contenders or tokens // 2 < FEWEST_TOKENS:
             break
         tokens //= 2
-        model.zero_grad(set_to_none=True)
         device.free()
     timed = partial(
         contest,
@@ -107,7 +105,7 @@ def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str]
     )
     ours = dict.fromkeys(contenders, verdict)
     case.add(timed(contenders=contenders, differences=dict.fromkeys(contenders, difference), outputs=ours))
-    del model, candidates, contenders
+    del candidates, contenders
     device.free()
     if size == "base":
         padded = [PaddedBatch.of(batch) for batch in batches]
@@ -133,9 +131,9 @@ def _work(config: BertConfig, lengths: Tensor) -> Work:
     return Work(tokens=real, operations=3 * (real * models.operations_per_token(config, lengths.tolist()) - unread))
 
 
-def _graphed_steps(device: Device, config: BertConfig, batches: Sequence[PackedBatch]) -> Calls:
-    """Return steps of a model of its own: a graph keeps its gradients in place, the other run drops them."""
-    return replayed_steps(models.new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS)
+def _own_steps(make: Callable[..., Calls], device: Device, config: BertConfig, batches: Sequence[PackedBatch]) -> Calls:
+    """Return steps of a model of their own, whose parameters and gradients they move."""
+    return make(models.new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS)
 
 
 # Rivals
@@ -184,13 +182,13 @@ def warm(device: Device, name: str) -> None:
 # Comparing
 
 
-def check(device: Device, model: BertForPreTraining, batch: PackedBatch) -> tuple[float, str]:
+def check(device: Device, config: BertConfig, batch: PackedBatch) -> tuple[float, str]:
     """Compare loss and gradients of a few sequences, with dropout, with eager torch in float64 under the same masks.
 
     The norm of the gradients' error may be twice that of eager operations under the same autocast. Returns the loss's
     difference and "close", or what exceeds the rule.
     """
-    few = batch[:CHECKED]
+    few, model = batch[:CHECKED], models.new_model(BertForPreTraining, config, device).train()
     with dispatch.use_backend("eager"):
         exact = _gradients(copy.deepcopy(model).double(), few, bf16=False)
         eager = _gradients(copy.deepcopy(model), few)
