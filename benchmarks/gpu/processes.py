@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+from fastbert.kernels.tuning.processes import child_of_ours
+
 MOST_AT_ONCE = 16
 QUERY = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,memory.total,temperature.gpu,power.limit"
 LAST_LINES = 8
@@ -47,7 +49,7 @@ def compile_all(
     """Run every variant in a process, one per core at a time; return the time of each, or its last lines."""
     at_once = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
     # One thread each: a pool of compilers per process would exceed the cores.
-    environment = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **environment, **child_of_ours(), "OMP_NUM_THREADS": "1"}
     deadline = time.monotonic() + seconds
     waiting, running = list(variants), list[_Job]()
     results: list[dict[str, Any]] = []

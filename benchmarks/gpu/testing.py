@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from fastbert.benchmarks.gpu.processes import kill
 from fastbert.benchmarks.gpu.pytest_lines import VARIABLE
 from fastbert.benchmarks.gpu.session import Session
+from fastbert.kernels.tuning.processes import child_of_ours
 
 MOST_PROCESSES = 8
 LAST_LINES = 8
@@ -71,7 +72,12 @@ def _run(session: Session, commands: Sequence[Sequence[str]], folder: Path, seco
     try:
         with output.open("wb") as file:
             for index, command in enumerate(commands):
-                environment = {**os.environ, **session.environment, VARIABLE: str(folder / f"{index}.jsonl")}
+                environment = {
+                    **os.environ,
+                    **session.environment,
+                    VARIABLE: str(folder / f"{index}.jsonl"),
+                    **child_of_ours(),
+                }
                 # A process and its workers are a session of their own, which is ended as one.
                 running.append(
                     subprocess.Popen(

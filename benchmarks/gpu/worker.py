@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from fastbert.kernels.tuning.processes import end_with_parent
+from fastbert.kernels.tuning.processes import child_of_ours, end_with_parent
 
 LAST_LINES = 12
 
@@ -139,7 +139,7 @@ class Worker:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env={**os.environ, **self.environment},
+                    env={**os.environ, **self.environment, **child_of_ours()},
                     text=True,
                 )
             threading.Thread(target=_listen, args=(self.process, self.answers), daemon=True).start()

@@ -18,12 +18,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+PARENT = "FASTBERT_PARENT"
 POLL_SECONDS = 0.2
 OUT_OF_TIME = "out of time"
 
@@ -35,13 +36,22 @@ class Failure:
     reason: str
 
 
-def end_with_parent() -> None:
-    """Make the system kill this process when its parent ends, however that happens; without effect outside Linux."""
+def child_of_ours() -> dict[str, str]:
+    """Return the environment variable by which a child process knows us in `end_with_parent`."""
+    return {PARENT: str(os.getpid())}
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Make the system kill this process when its parent ends, however that happens; without effect outside Linux.
+
+    `parent` is its process id, by default that of `child_of_ours`: it may have ended before this call.
+    """
+    given = os.environ.pop(PARENT, None)
+    expected = parent or int(given or os.getppid())
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the request
+    if os.getppid() != expected:
         os._exit(1)
 
 
@@ -79,7 +89,9 @@ class _Child:
 
 
 def _serve(pipe: Any, function: Callable[[Any], Any], log: Path | None) -> None:
-    end_with_parent()
+    parent = parent_process()
+    assert parent is not None
+    end_with_parent(parent.pid)
     if log is not None:
         with log.open("ab") as file:
             for stream in (1, 2):  # of compilers too, which print all that they failed on
