@@ -26,7 +26,6 @@ from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
 from fastbert.training.device_step import HostCopy
-from fastbert.training.flat_parameters import reason_not_flat
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
@@ -170,9 +169,7 @@ class Fit:
         if config.frozen:
             recipe.freeze(model, [model.config.num_hidden_layers + 1])
         self.optimizer = recipe.optimizer(model, config, trial.lr)
-        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        if reason_not_flat(trained, setting.device, setting.dtype) is None:
-            self.optimizer.flatten(model, setting.dtype)
+        self.optimizer.flatten_if_faster(model, setting.device, setting.dtype)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
         self.launches = setting.device.type != "cpu"

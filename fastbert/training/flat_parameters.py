@@ -144,6 +144,13 @@ class FlatParameters:
             if parameter.requires_grad:  # `begin` takes the gradients of those that are unfrozen later
                 parameter.register_post_accumulate_grad_hook(hook)
 
+    def compile(self) -> None:
+        """Compile the kernels of a step, which changes nothing before the first gradient. Raises `KernelError`."""
+        from fastbert.kernels.optimizer import adamw
+
+        adamw.begin(self.tensors, 1.0)
+        adamw.update(self.tensors, clear=True)
+
     def refresh(self) -> None:
         """Write the copy of the weights, after writes that torch does not count."""
         assert self.tensors.shadow is not None

@@ -26,7 +26,6 @@ from fastbert.training.batches import PretrainingBatches, prefetch
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
-from fastbert.training.flat_parameters import reason_not_flat
 from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import GradientError, adamw, learning_rate_factor, set_learning_rate
@@ -93,10 +92,8 @@ class Trainer:
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
         self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
-        reason = reason_not_flat(list(model.parameters()), device, dtype)
-        if reason is None:
-            self.optimizer.flatten(model, dtype)
-        elif device.type == "cuda":
+        reason = self.optimizer.flatten_if_faster(model, device, dtype)
+        if reason is not None and device.type == "cuda":
             self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         self.loss = StepLoss(model, distillation)

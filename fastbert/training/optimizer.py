@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbert import _C
-from fastbert.errors import UserError
+from fastbert.errors import KernelError, UserError
 from fastbert.ops.native import prepacked_weights
 
 if TYPE_CHECKING:
@@ -92,6 +92,22 @@ class AdamW(torch.optim.AdamW):
                 )
         self.flat = FlatParameters(model, self.param_groups, dtype)
         return self.flat
+
+    def flatten_if_faster(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Flatten the parameters of a run whose matmuls are in `dtype` where that makes its steps faster.
+
+        Return the reason if they stay ordinary. The kernels of a step are compiled here.
+        """
+        from fastbert.training import flat_parameters
+
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        reason = flat_parameters.reason_not_flat(parameters, device, dtype)
+        if reason is None:
+            try:
+                self.flatten(model, dtype).compile()
+            except KernelError as error:
+                self.flat, reason = None, str(error)
+        return reason
 
     def copies(self) -> contextlib.AbstractContextManager[None]:
         """Let layers multiply by the copies of their weights, if they are flat, in the passes of the block."""

@@ -11,6 +11,7 @@ from finetune_runs import config, weights
 
 from fastbert.finetuning import fit
 from fastbert.finetuning.run import finetune
+from fastbert.training import flat_parameters
 
 pytest.importorskip("triton", reason="needs triton")
 pytestmark = [
@@ -42,7 +43,7 @@ def test_a_flat_run_is_that_of_ordinary_parameters(
     monkeypatch.setattr("fastbert.finetuning.run.Fit", OfAGpu)
     few = {"steps": 3, "epochs": (1.0,), "lr": (1e-3,), **flags}
     finetune(config(place, tmp_path / "plain", **few))
-    monkeypatch.setattr(fit, "reason_not_flat", lambda *_: None)
+    monkeypatch.setattr(flat_parameters, "reason_not_flat", lambda *_: None)
     finetune(config(place, tmp_path / "flat", **few))
     assert flat == [False, True]
     expected = weights(tmp_path / "plain" / "model")

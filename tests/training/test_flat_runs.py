@@ -1,16 +1,20 @@
 """Runs whose parameters lie in flat buffers, as on a GPU: the same weights, lines and reports as other runs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from graphed_runs import EXACT, Data, Run, assert_same
 
+from fastbert.errors import KernelError
 from fastbert.ops.encoder_layer import flat_layer
-from fastbert.training import loop
+from fastbert.training import flat_parameters, loop
 from fastbert.training.device_step import DeviceStep
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels.optimizer import adamw
+
 GPU = torch.cuda.is_available()
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -35,7 +39,7 @@ def test_a_flat_run_is_that_of_ordinary_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool, seed: int
 ) -> None:
     plain = run(tmp_path / "plain", Data(seed, same=True), captured=captured)
-    monkeypatch.setattr(loop, "reason_not_flat", lambda *_: None)
+    monkeypatch.setattr(flat_parameters, "reason_not_flat", lambda *_: None)
     whole, first, second = (
         run(tmp_path / name, Data(seed, same=True), captured=captured, checkpoint_every=2)
         for name in ("whole", "parts", "parts")
@@ -64,9 +68,19 @@ def test_a_flat_run_is_that_of_ordinary_parameters(
         assert torch.equal(second.weights()[name], value), name
 
 
-def test_a_gpus_run_says_why_it_is_not_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    reasons = []
-    monkeypatch.setattr(loop, "reason_not_flat", lambda *arguments: reasons.append(arguments) or "because")
-    messages = Run(tmp_path, Data(seed), None).messages
-    assert len(reasons) == 1
-    assert not any("because" in message for message in messages), "a CPU has its own kernels"
+def test_a_kernel_that_does_not_compile_leaves_the_parameters_ordinary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise KernelError("adamw does not compile")
+
+    plain = run(tmp_path / "plain", Data(seed, same=True), captured=False)
+    monkeypatch.setattr(flat_parameters, "reason_not_flat", lambda *_: None)
+    monkeypatch.setattr(adamw, "update", refuse)
+    other = run(tmp_path / "other", Data(seed, same=True), captured=False)
+    reason = other.trainer.optimizer.flatten_if_faster(other.trainer.model, torch.device("cpu"), torch.float32)
+    assert reason == "adamw does not compile"
+    assert other.trainer.optimizer.flat is None
+    for each in (plain, other):
+        each.trainer.run()
+    assert_same(plain, other, tolerance=0)
