@@ -84,7 +84,6 @@ def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]
 
 def compiled_layers(device: Device, layers: Iterable[nn.Module]) -> None:
     """Compile every layer of a stack, in place: layers of one kind share the code that is compiled for the first."""
-    torch._dynamo.reset()
     # Otherwise layers beyond a limit would silently run eagerly.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ def make_record(files: Sequence[Path]) -> dict[str, Any]:
         raise UserError(f"{files[0]} has no measurements to keep")
     first = returned[0]
     commit = first.get("commit") or environment.get("commit")
-    return {
+    record = {
         "schema": records.SCHEMA_VERSION,
         "benchmark": "gpu",
         "machine": {
@@ -78,6 +79,16 @@ def make_record(files: Sequence[Path]) -> dict[str, Any]:
         },
         "rows": rows,
     }
+    return dict(_finite(record))
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with null in place of NaN, the difference of wrong outputs, for which JSON has no number."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _without_details(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,12 @@ def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any
     try:
         result = {"status": "ok", **section.run(session, seconds)}
     except WorkerFailed as error:
-        result = {"status": "failed", "reason": str(error), "lines": error.lines, "fatal": error.by_user}
+        result = {
+            "status": "failed",
+            "reason": str(error),
+            "lines": error.lines,
+            "fatal": error.by_user and section.name == "environment",
+        }
     except Exception as error:  # noqa: BLE001 - recorded; the other sections go on
         lines = traceback.format_exc().splitlines()[-LAST_LINES:]
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}", "lines": lines}
@@ -235,6 +240,7 @@ def run(options: Options, results: dict[str, Any] | None = None, sections: Seque
             print(f"[{time.time() - options.started:5.0f} s] {section.name}: {report.brief(result)}", flush=True)
     finally:
         session.worker.close()
+        session.shorten_log()
     if options.command == "measure":
         table = goals.verdicts(session.results["sections"], options.dry_run)
         ratios = goals.ratios(session.results["sections"])

@@ -15,6 +15,7 @@ from fastbert.benchmarks.gpu.command import RESULTS
 from fastbert.benchmarks.gpu.worker import Worker
 
 PACKAGE = "fastbert.benchmarks"
+MOST_LOG_BYTES = 8 << 20
 LAST_SECONDS = 6.0  # of the budget: reserved for the table and for ending processes
 
 
@@ -60,6 +61,11 @@ class Session:
         partial = path.with_name(path.name + ".tmp")
         partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
+
+    def shorten_log(self) -> None:
+        """Keep the end of a log that compilers have filled with what they failed on."""
+        if self.log.stat().st_size > MOST_LOG_BYTES:
+            self.log.write_bytes(self.log.read_bytes()[-MOST_LOG_BYTES:])
 
     def show(self, section: str, result: dict[str, Any]) -> None:
         """Save the state of a section that has not ended yet."""

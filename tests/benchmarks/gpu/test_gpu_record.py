@@ -41,7 +41,9 @@ def returned(tmp_path: Path) -> Path:
     """A results.json as a GPU machine returns it, of a run that ended early."""
     name = "pretraining base 128 full"
     rows = [timed(name, "fastbert", 42.0), timed(name, "fastbert graphs", 40.0), timed(name, "eager", 120.0)]
-    wrong = timed("linear_gelu forward 768", "eager", 1.0, outputs="wrong: output is off by 3")
+    wrong = timed(
+        "linear_gelu forward 768", "eager", 1.0, outputs="wrong: output is off by nan", max_abs_difference=float("nan")
+    )
     sections = {
         "build": {"status": "ok", "lines": ["pip"]},
         "environment": {
@@ -87,6 +89,7 @@ def test_returned_results_become_a_record_tables_and_charts(returned: Path, root
     assert record["settings"]["sections"]["tests"] == {"counts": {"passed": 3}}
     assert record["settings"]["sections"]["pretraining"]["failures"] == [{"case": "x", "reason": "y"}]
     assert [each["section"] for each in record["rows"]] == ["pretraining"] * 3 + ["linear"]
+    assert record["rows"][3]["max_abs_difference"] is None
     text = (root / page.PAGE).read_text()
     assert text.startswith("# By hand\n")
     assert "old" not in text

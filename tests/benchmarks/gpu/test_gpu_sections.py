@@ -103,13 +103,19 @@ def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: p
     def works(session: Session, seconds: float) -> dict[str, Any]:
         return {"rows": [], "seconds_given": seconds}
 
-    chosen = (Section("attention", 3, breaks), Section("softmax", 1, works))
-    code = gpu_sections.run(options(tmp_path, "attention", "softmax"), None, chosen)
+    def refuses(session: Session, seconds: float) -> dict[str, Any]:
+        (session.options.out / "log.txt").write_bytes(b"x" * (gpu_session.MOST_LOG_BYTES + 9))
+        raise WorkerFailed("UserError: not on this device", [], None)
+
+    chosen = (Section("attention", 3, breaks), Section("fused", 1, refuses), Section("softmax", 1, works))
+    code = gpu_sections.run(options(tmp_path), None, chosen)
     results = json.loads((tmp_path / "results.json").read_text())["sections"]
     assert code == 1
     assert results["attention"]["reason"] == "RuntimeError: an illegal memory access was encountered"
     assert "breaks" in "".join(results["attention"]["lines"])
     assert results["softmax"]["status"] == "ok"
+    assert results["fused"]["status"] == "failed"
+    assert (tmp_path / "log.txt").stat().st_size == gpu_session.MOST_LOG_BYTES
     assert results["softmax"]["seconds_given"] > 500, "the time that the first did not need"
     assert "attention: failed: RuntimeError: an illegal memory access" in capsys.readouterr().out
 
