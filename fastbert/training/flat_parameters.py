@@ -206,18 +206,18 @@ class FlatParameters:
         index = self._indices.get(id(weight))
         return None if index is None or dtype != self.dtype else self._shadows[index]
 
-    def claim(self, parameter: Tensor) -> None:
-        """Make a parameter's gradient the view of the buffer, with the value that it has."""
+    def claim(self, parameter: Tensor) -> Tensor:
+        """Make a parameter's gradient a view of the buffer, with the value that it has; return the view."""
         index = self._indices[id(parameter)]
         view, gradient = self._gradients[index], parameter.grad
-        if gradient is view:
-            return
-        with torch.no_grad():
-            if gradient is None:
-                view.zero_()
-            else:
-                view.copy_(gradient)
-        parameter.grad = view
+        if gradient is not view:
+            with torch.no_grad():
+                if gradient is None:
+                    view.zero_()
+                else:
+                    view.copy_(gradient)
+            parameter.grad = view
+        return view
 
     @torch.no_grad()
     def begin(self, optimizer: torch.optim.Optimizer, max_norm: float = math.inf) -> Tensor:

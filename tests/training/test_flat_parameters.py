@@ -14,7 +14,7 @@ from accuracy import assert_as_accurate
 from batches import random_batch
 from torch import nn
 
-from fastbert import BertConfig, PackedBatch, use_backend
+from fastbert import BertConfig, PackedBatch, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.ops.encoder_layer import accumulating, flat_layer
@@ -130,6 +130,33 @@ def test_gradients_are_as_accurate_as_torchs(dtype: torch.dtype, seed: int) -> N
         results[name] = {"y": y.detach(), "x": leaf.grad} | {k: p.grad for k, p in layer.named_parameters()}
     for key, exact in results["exact"].items():
         assert_as_accurate(results["flat"][key], results["eager"][key], exact, key, factor=3.0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_layers_outside_of_layers(bias: bool, seed: int) -> None:
+    """Of heads: their gradients are sums in fp32, of two passes here."""
+    generator = torch.Generator().manual_seed(seed)
+    x, grad = (torch.randn(2, 7, width, generator=generator).to(DEVICE, torch.bfloat16) for width in (64, 3))
+    results = {}
+    for name in ("exact", "eager", "flat"):
+        layer = nn.Linear(64, 3, bias=bias)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+        layer.to(DEVICE, torch.float64 if name == "exact" else torch.float32)
+        optimizer = AdamW(layer.parameters())
+        leaf = x.to(torch.float64 if name == "exact" else torch.bfloat16).requires_grad_()
+        active = optimizer.flatten(layer, torch.bfloat16).active() if name == "flat" else contextlib.nullcontext()
+        for _ in range(2):
+            with active, torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=name != "exact"):
+                y = ops.linear(leaf, layer.weight, layer.bias)
+                y.backward(grad.to(y.dtype))
+            active = contextlib.nullcontext() if name != "flat" else optimizer.flat.active()
+        results[name] = {"y": y.detach(), "x": leaf.grad} | {k: p.grad for k, p in layer.named_parameters()}
+    for key, exact in results["exact"].items():
+        assert_as_accurate(results["flat"][key], results["eager"][key], exact, key)
+    with torch.no_grad(), optimizer.flat.active(), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert torch.equal(ops.linear(leaf, layer.weight, layer.bias), y)
 
 
 def test_copies_follow_every_write_that_torch_counts(seed: int) -> None:

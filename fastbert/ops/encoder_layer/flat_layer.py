@@ -48,8 +48,8 @@ class FlatWeights(Protocol):
     def shadow(self, weight: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Return the copy of one weight, None if there is none in `dtype`."""
 
-    def claim(self, parameter: Tensor) -> None:
-        """Make the gradient of a parameter the view of the buffer, which kernels are about to add to."""
+    def claim(self, parameter: Tensor) -> Tensor:
+        """Make the gradient of a parameter a view of the buffer, for kernels that add to it; return the view."""
 
 
 _active: list[FlatWeights] = []
@@ -72,6 +72,15 @@ def owner(parameters: LayerParameters, dtype: torch.dtype) -> tuple[FlatWeights,
         layer = weights.layer(parameters, dtype)
         if layer is not None:
             return weights, layer
+    return None
+
+
+def owner_of(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> FlatWeights | None:
+    """Return the active buffers that hold a linear layer with copies in `dtype`, if all of it is trained."""
+    parameters = [weight] if bias is None else [weight, bias]
+    for weights in _active:
+        if all(p.requires_grad and weights.shadow(p, dtype) is not None for p in parameters):
+            return weights
     return None
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.autocast import matmul_dtype, without_autocast
+from fastbert.ops.encoder_layer import flat_layer
 from fastbert.ops.kernel_failures import retried
-from fastbert.ops.linear import eager, mixed_matmul, native, triton
+from fastbert.ops.linear import accumulating, eager, mixed_matmul, native, triton
 from fastbert.ops.linear.arguments import GradMask, LinearArguments
 from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
@@ -47,6 +48,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
         rows = arguments.rows.to(matmul_dtype(x))
         y, _ = _linear_native(rows, weight, bias, activation)
     elif backend is _TRITON:
+        if activation is None and not torch.compiler.is_compiling():
+            weights = flat_layer.owner_of(weight, bias, matmul_dtype(x))
+            if weights is not None:
+                return accumulating.run(x, weight, bias, weights, matmul_dtype(x))
         if not _TRITON.fuses(arguments):
             return _TRITON.compose(arguments)
         dispatch.refuse_forward_mode("linear")
