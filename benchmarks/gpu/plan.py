@@ -30,8 +30,9 @@ compared with where it is installed, and pytest-xdist shares out the tests (they
 
     {check}
 
-3. Copy tuning.json to {carried}/tuning.json here, so that it is part of the next copy. Then measure again with it, and
-   profile three kernels with Nsight Compute where `ncu` is installed: results.json, log.txt, ncu.txt, charts.
+3. Copy tuning.json to {carried}/tuning.json here, so that it is part of the next copy, and leave the kernels as they
+   are: the table holds for these alone. Then measure again with it, and profile three kernels with Nsight Compute where
+   `ncu` is installed: results.json, log.txt, ncu.txt, charts.
 
     {again}
 

@@ -184,12 +184,9 @@ def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any
     try:
         result = {"status": "ok", **section.run(session, seconds)}
     except WorkerFailed as error:
-        result = {
-            "status": "failed",
-            "reason": str(error),
-            "lines": error.lines,
-            "fatal": error.by_user and section.name == "environment",
-        }
+        # Without a usable GPU no other section has anything to do.
+        fatal = error.by_user and section.name == "environment"
+        result = {"status": "failed", "reason": str(error), "lines": error.lines, "fatal": fatal}
     except Exception as error:  # noqa: BLE001 - recorded; the other sections go on
         lines = traceback.format_exc().splitlines()[-LAST_LINES:]
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}", "lines": lines}
@@ -232,9 +229,10 @@ def run(options: Options, results: dict[str, Any] | None = None, sections: Seque
                 result: dict[str, Any] = {"status": "skipped", "reason": "out of time"}
             else:
                 result = guarded(session, section, allowed)
+            fatal = result.pop("fatal", False)
             session.results["sections"][section.name] = result
             session.save()
-            if result.pop("fatal", False):
+            if fatal:
                 print(f"error: {result['reason'].removeprefix('UserError: ')}")
                 return 1
             print(f"[{time.time() - options.started:5.0f} s] {section.name}: {report.brief(result)}", flush=True)
