@@ -111,13 +111,13 @@ def build() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of installed packages, without importing them."""
-    found = {"python": sys.version.split()[0]}
+    installed = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def first_results(arguments: argparse.Namespace, sections: dict[str, Any]) -> dict[str, Any]:

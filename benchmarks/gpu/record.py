@@ -93,11 +93,11 @@ def _finite(value: Any) -> Any:
 
 def _without_details(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section without long lists of lines."""
-    kept = {name: value for name, value in section.items() if name not in LEFT_OUT}
+    short = {name: value for name, value in section.items() if name not in LEFT_OUT}
     for name in ("failures", "variants"):
-        if name in kept:
-            kept[name] = [{key: value for key, value in each.items() if key not in LEFT_OUT} for each in kept[name]]
-    return kept
+        if name in short:
+            short[name] = [{key: value for key, value in each.items() if key not in LEFT_OUT} for each in short[name]]
+    return short
 
 
 def keep(files: Sequence[Path], root: Path) -> tuple[list[str], list[str]]:
@@ -132,9 +132,9 @@ def stored(root: Path) -> dict[str, Any]:
 
 def write_page(root: Path) -> list[str]:
     """Write the measured part of the page from all records; return one line per estimate that needs an explanation."""
-    path, found = root / page.PAGE, stored(root)
+    path, devices = root / page.PAGE, stored(root)
     text = path.read_text(encoding="utf-8")
     explanations = page.explanations_on(text)
-    charts = {device: page.charts_of(root, device) for device in found}
-    write_atomic(path, page.replaced(text, page.render(found, explanations, charts)))
-    return page.unexplained(found, explanations)
+    charts = {device: page.charts_of(root, device) for device in devices}
+    write_atomic(path, page.replaced(text, page.render(devices, explanations, charts)))
+    return page.unexplained(devices, explanations)

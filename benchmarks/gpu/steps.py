@@ -228,8 +228,8 @@ def check_rival(device: Device, config: BertConfig, batch: PackedBatch, compiles
         exact = copy.deepcopy(model).double().bert(few).last_hidden_state
         with torch.autocast(device.torch_device.type, dtype=torch.bfloat16):
             eager = model.bert(few).last_hidden_state
-    found = states(_padded_model(device, config, 0.0), few)
-    return judge({"states": found}, {"states": exact}, {"states": eager})[1]
+    padded = states(_padded_model(device, config, 0.0), few)
+    return judge({"states": padded}, {"states": exact}, {"states": eager})[1]
 
 
 def _gradients(model: BertForPreTraining, batch: PackedBatch, bf16: bool = True) -> tuple[Tensor, Tensor]:

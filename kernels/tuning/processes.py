@@ -46,8 +46,8 @@ def end_with_parent(parent: int | None = None) -> None:
 
     `parent` is its process id, by default that of `child_of_ours`: it may have ended before this call.
     """
-    given = os.environ.pop(PARENT, None)
-    expected = parent or int(given or os.getppid())
+    variable = os.environ.pop(PARENT, None)
+    expected = parent or int(variable or os.getppid())
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
