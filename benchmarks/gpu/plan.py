@@ -36,8 +36,9 @@ compared with where it is installed, and pytest-xdist shares out the tests (they
 
     {again}
 
-After each: `python benchmarks/gpu.py --import results.json tests.json tune.json`, with those that have come back, writes
-the record, and the tables and charts of docs/performance-gpu.md. The figures of a tuned run replace those of the first.
+After each: `python benchmarks/gpu.py --import results.json tests.json tune.json`, with those that have come back,
+writes the record, and the tables and charts of docs/performance-gpu.md. The figures of a tuned run replace those of the
+first.
 """
 
 
