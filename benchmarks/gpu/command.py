@@ -198,6 +198,7 @@ def run(arguments: argparse.Namespace, results: dict[str, Any], started: float) 
     options = Options(
         command=arguments.command,
         out=arguments.out.resolve(),
+        results=RESULTS[arguments.command],
         root=ROOT,
         started=started,
         budget_seconds=arguments.budget_seconds,

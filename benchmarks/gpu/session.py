@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.gpu.command import RESULTS
 from fastbert.benchmarks.gpu.worker import Worker
 
 PACKAGE = "fastbert.benchmarks"
@@ -25,6 +24,8 @@ class Options:
 
     command: str = "measure"
     out: Path
+    results: str = "results.json"
+    """The file in `out` that takes the results."""
     root: Path
     started: float
     """Seconds since the epoch when the command began."""
@@ -57,7 +58,7 @@ class Session:
 
     def save(self) -> None:
         """Write the results; the file has its old content or the new one."""
-        path = self.options.out / RESULTS[self.options.command]
+        path = self.options.out / self.options.results
         partial = path.with_name(path.name + ".tmp")
         partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
