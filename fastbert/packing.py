@@ -124,6 +124,40 @@ class PackedBatch:
             next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
         )
 
+    def longest_first(self) -> PackedBatch:
+        """Return the batch, on a CPU, with its sequences sorted by length, descending; equal lengths keep their order.
+
+        A GPU starts programs in the order of the sequences: the longest must not be the last that it waits for.
+        """
+        lengths = self.cu_seqlens.diff().long()
+        order = lengths.argsort(descending=True, stable=True)
+        if torch.equal(order, torch.arange(len(self))):
+            return self
+        lengths = lengths[order]
+        ends = lengths.cumsum(0)
+        # Of each token of the result: its sequence there, and its place in this batch.
+        sequence_ids = torch.arange(len(self)).repeat_interleave(lengths)
+        first = self.cu_seqlens[:-1].long()[order] - (ends - lengths)
+        tokens = torch.arange(self.num_tokens) + first[sequence_ids]
+        masked, labels = self.masked_positions, self.labels
+        if masked is not None:
+            places = torch.empty_like(tokens)
+            places[tokens] = torch.arange(self.num_tokens)
+            masked, by_position = places[masked].sort()
+            labels = None if labels is None else labels[by_position]
+        return PackedBatch(
+            input_ids=self.input_ids[tokens],
+            token_type_ids=self.token_type_ids[tokens],
+            position_ids=self.position_ids[tokens],
+            sequence_ids=sequence_ids,
+            cu_seqlens=torch.cat((ends.new_zeros(1), ends)).to(self.cu_seqlens.dtype),
+            max_seqlen=self.max_seqlen,
+            dropout_key=None if self.dropout_key is None else self.dropout_key[order],
+            masked_positions=masked,
+            labels=labels,
+            next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[order],
+        )
+
     def padded_to(
         self, tokens: int, sequences: int, masked: int | None = None, *, max_seqlen: int | None = None
     ) -> PackedBatch:

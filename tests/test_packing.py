@@ -1,6 +1,6 @@
 """Packed batches: nothing is lost between padded and packed, and slices are batches of their own."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -49,6 +49,20 @@ def test_slices_are_batches_of_their_own() -> None:
         batch[3]
     with pytest.raises(UserError, match="only slices with step 1"):
         batch[::2]
+
+
+def test_the_longest_sequences_come_first() -> None:
+    batch = replace(batch_of([3, 0, 7, 2, 7]), position_ids=torch.arange(19).flip(0))
+    ordered = batch.longest_first()
+    assert ordered.cu_seqlens.diff().tolist() == [7, 7, 3, 2, 0]
+    for i, former in enumerate([2, 4, 0, 3, 1]):
+        actual, expected = ordered[i : i + 1], batch[former : former + 1]
+        for name in (field.name for field in fields(PackedBatch) if field.name != "max_seqlen"):
+            assert torch.equal(getattr(actual, name), getattr(expected, name)), name
+    assert ordered.max_seqlen == batch.max_seqlen
+    assert ordered.longest_first() is ordered
+    bare = PackedBatch(input_ids=torch.arange(3), cu_seqlens=torch.tensor([0, 1, 3], dtype=torch.int32), max_seqlen=2)
+    assert bare.longest_first().input_ids.tolist() == [1, 2, 0]
 
 
 def test_unpack_gives_back_padded_tensors() -> None:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings/registration.h"
+#include "bindings/tensors.h"
 #include "cpu/attention/attention.h"
 
 namespace py = pybind11;
@@ -116,6 +117,7 @@ void bind_classes(py::module_& module) {
                          std::size_t sequences, std::int64_t longest_q, std::int64_t longest_k, bool causal,
                          double scale, const std::array<std::size_t, 5>& bias, bool bias_bf16,
                          const std::array<std::size_t, 3>& dropout, double keep) {
+                 require(dropout[2] < kAttentionDraws, "the threshold of attention's dropout is above 255");
                  return Arguments{q,         k,         v,         bf16,         heads,
                                   dim,       tokens_q,  tokens_k,  cu_seqlens_q, cu_seqlens_k,
                                   sequences, longest_q, longest_k, causal,       scale,

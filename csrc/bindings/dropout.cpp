@@ -43,6 +43,7 @@ void bind_dropout(py::module_& module) {
         [](Out out, const Int64Array& keys, std::uint32_t site, std::uint32_t threshold, Element keep) {
             require(out.ndim() == 4, "out must have shape (sequences, heads, queries, keys)");
             require(keys.ndim() == 1 && keys.shape(0) == out.shape(0), "keys must have one entry per sequence");
+            require(threshold < kAttentionDraws, "the threshold of attention's dropout is above 255");
             Element* target = out.mutable_data();
             py::gil_scoped_release release;
             attention_dropout_mask<Element>(

@@ -187,6 +187,7 @@ SoftmaxCall softmax_of(const std::array<std::int64_t, 4>& sizes, Name dtype, Add
     if (dropout && rows) {
         const auto& [keys, site, threshold, keep] = *dropout;
         require(keys, "the address of a dropout's keys is 0");
+        require(threshold < kAttentionDraws, "the threshold of attention's dropout is above 255");
         call.dropout = {pointer<const std::int64_t>(keys), site, threshold, static_cast<float>(keep)};
     }
     return call;

@@ -34,37 +34,51 @@ def philox(
     return c0, c1, c2, c3
 
 
-def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Tensor:
-    """Return the 16-bit draws of `count` blocks in order, (*rows, count, 4, 2); rows, heads and key broadcast."""
+def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int, bits: int) -> Tensor:
+    """Return the draws of `count` blocks in order, (*rows, count, 4, 32 / bits); rows, heads and key broadcast.
+
+    The last two axes are the words of a block and the fields of `bits` bits of a word, the lowest first.
+    """
     blocks = torch.arange(count, device=key.device)
     rows, heads, key = (tensor.unsqueeze(-1) for tensor in (rows, heads, key))
     words = torch.stack(philox((blocks, rows, heads, site), key, DROPOUT_ROUNDS), dim=-1)
-    return torch.stack((words & 0xFFFF, words >> 16), dim=-1)
+    return words.unsqueeze(-1) >> torch.arange(0, 32, bits, device=key.device) & (1 << bits) - 1
 
 
-def dropout_mask(drawn: Tensor, p: float) -> Tensor:
-    """Return 0 where an element is dropped, 1 / (1 - p) elsewhere; p is rounded to multiples of 1/65536."""
-    threshold = min(round(p * 65536), 65535)
-    return (drawn >= threshold).double() * (65536 / (65536 - threshold))
+def token_dropout_threshold(p: float) -> int:
+    """Return the least of the 65536 draws that keeps an element of a token vector: p to the nearest 1/65536."""
+    return min(round(p * 65536), 65535)
+
+
+def attention_dropout_threshold(p: float) -> int:
+    """Return the least of the 256 draws that keeps a probability: p to the nearest 1/256, at least 1 where p > 0."""
+    return min(max(round(p * 256), int(p > 0)), 255)
+
+
+def dropout_mask(drawn: Tensor, threshold: int, count: int) -> Tensor:
+    """Return 0 for draws (of 0 to count - 1) below the threshold, elsewhere the inverse of the share that is kept."""
+    return (drawn >= threshold).double() * (count / (count - threshold))
 
 
 def token_dropout_mask(width: int, p: float, key: Tensor, sequence: Tensor, position: Tensor, site: int) -> Tensor:
     """Return the mask of dropout on token vectors, float64 (t, width); adjacent columns use a block's draws in turn."""
-    drawn = draws(position, torch.zeros_like(position), site, key[sequence], (width + 7) // 8)
-    return dropout_mask(drawn.flatten(-3)[..., :width], p)
+    drawn = draws(position, torch.zeros_like(position), site, key[sequence], (width + 7) // 8, bits=16)
+    return dropout_mask(drawn.flatten(-3)[..., :width], token_dropout_threshold(p), 65536)
 
 
 def attention_dropout_mask(heads: int, queries: int, keys: int, p: float, key: Tensor, site: int) -> Tensor:
     """Return the mask of dropout on one sequence's probabilities, float64 (h, q, k); `key` is its scalar key.
 
-    32 keys share four blocks: key 8 i + 2 t + b uses half b of word i of block t, the order in which the results of a
-    matrix unit are distributed over threads.
+    64 keys share four blocks: key 16 w + 8 half + 2 t + b uses byte 2 half + b of word w of block t, the order in which
+    the results of a matrix unit are distributed over threads.
     """
     head = torch.arange(heads, device=key.device)[:, None]
     query = torch.arange(queries, device=key.device)[None, :]
-    groups = (keys + 31) // 32
-    drawn = draws(query, head, site, key.expand(heads, queries), 4 * groups).unflatten(2, (groups, 4))
-    return dropout_mask(drawn.transpose(3, 4).flatten(2)[..., :keys], p)
+    groups = (keys + 63) // 64
+    drawn = draws(query, head, site, key.expand(heads, queries), 4 * groups, bits=8)
+    # (heads, queries, groups, t, w, half, b): t moves behind half.
+    drawn = drawn.unflatten(-1, (2, 2)).unflatten(2, (groups, 4)).movedim(3, 5)
+    return dropout_mask(drawn.flatten(2)[..., :keys], attention_dropout_threshold(p), 256)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -30,6 +30,7 @@ from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, read_json_object, shown
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.finite import first_non_finite
+from fastbert.ops.dropout.arguments import DRAWS_FORMAT
 
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -75,7 +76,16 @@ def optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) 
 
 
 def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Restore a model and an optimiser from a checkpoint. Raises `CheckpointError` for other names or shapes."""
+    """Restore a model and an optimiser from a checkpoint. Raises `CheckpointError` for other names or shapes.
+
+    One line in the log reports a checkpoint after which dropout draws other masks than the run has drawn so far.
+    """
+    if checkpoint.state.get("dropout_draws") != DRAWS_FORMAT and model.config.attention_probs_dropout_prob:
+        logger.warning(
+            "%s: was written by a fastbert that drew attention's dropout masks differently; the run continues, but not"
+            " to the bits of an uninterrupted one",
+            checkpoint.folder,
+        )
     tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in model.tied_keys}
     if tensors.keys() != checkpoint.model.keys():
         difference = sorted(tensors.keys() ^ checkpoint.model.keys())
@@ -201,7 +211,8 @@ def _write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
     """Write the files of a checkpoint and flush them to the disk."""
     save_tensors(model_tensors(model), folder / MODEL, {"format": "pt"})
     save_tensors(optimizer_tensors(model, optimizer), folder / OPTIMIZER)
-    write_synced(folder / STATE, json.dumps({"format_version": FORMAT_VERSION, **state}, indent=2) + "\n")
+    formats = {"format_version": FORMAT_VERSION, "dropout_draws": DRAWS_FORMAT}
+    write_synced(folder / STATE, json.dumps({**formats, **state}, indent=2) + "\n")
     hashes = {name: _digest(folder / name) for name in (MODEL, OPTIMIZER, STATE)}
     for name in hashes:
         sync(folder / name)

@@ -303,7 +303,8 @@ class Trainer:
 
     def _load(self, step: int) -> list[Any]:
         """Return a step's micro-batches: of type `FilledBatch` for CUDA graphs, else packed batches."""
-        batches: list[Any] = self.data.training_step(step, self.batch_size, self.micro_batch)
+        micro_batches = self.data.training_step(step, self.batch_size, self.micro_batch)
+        batches: list[Any] = [batch.longest_first() for batch in micro_batches]
         launch = self.graphs or self.device_step
         return batches if launch is None else [launch.prepare(batch) for batch in batches]
 

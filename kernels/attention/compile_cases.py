@@ -32,30 +32,30 @@ class AttentionCase:
     def launch(self) -> None:
         """Launch the kernels of all length classes. Without a bias, gradients are joined as in an encoder layer."""
         dtype = DTYPES[self.dtype]
-        q = torch.zeros(4, 2, self.head_dim, dtype=dtype)
+        q, k, v = torch.zeros(4, 3, 12, self.head_dim, dtype=dtype).unbind(1)
         offsets = torch.tensor([0, 4], dtype=torch.int32)
         inputs = launchers.AttentionInputs(
             q=q,
-            k=q,
-            v=q,
+            k=k,
+            v=v,
             cu_seqlens_q=offsets,
             cu_seqlens_k=offsets,
-            max_seqlen_q=512,
-            max_seqlen_k=512,
+            max_seqlen_q=1024,
+            max_seqlen_k=1024,
             causal=self.causal,
             dropout_key=torch.zeros(1, dtype=torch.int64) if self.dropout else None,
-            dropout_threshold=6554 if self.dropout else 0,
-            dropout_scale=65536 / (65536 - 6554) if self.dropout else 1.0,
+            dropout_threshold=26 if self.dropout else 0,
+            dropout_scale=256 / (256 - 26) if self.dropout else 1.0,
             dropout_site=1,
-            bias=torch.zeros(2, 512, 512) if self.bias else None,
+            bias=torch.zeros(12, 512, 512) if self.bias else None,
             scale=0.125,
             tf32=self.tf32,
         )
-        out, lse = launchers.forward(inputs)
+        out, lse, rest = launchers.forward(inputs)
         if self.bias:
-            launchers.backward(inputs, out, lse, out, True)
+            launchers.backward(inputs, out, lse, rest, out, True)
         else:
-            launchers.backward_joined(inputs, out, lse, out)
+            launchers.backward_joined(inputs, out, lse, rest, out)
 
 
 def demanding() -> list[AttentionCase]:

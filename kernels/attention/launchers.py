@@ -9,7 +9,9 @@ import triton
 from torch import Tensor
 
 from fastbert.kernels.attention.bias import backward_bias
+from fastbert.kernels.attention.heads import backward_heads, forward_heads
 from fastbert.kernels.attention.long import backward_keys, backward_queries, forward_long
+from fastbert.kernels.attention.medium import backward_medium
 from fastbert.kernels.attention.short import backward_short, forward_short
 from fastbert.kernels.launch import architecture, launch, multiprocessors
 from fastbert.kernels.tuning import tables
@@ -29,7 +31,7 @@ class AttentionInputs(NamedTuple):
     dropout_key: Tensor | None
     """int64 (sequences,); None without dropout."""
     dropout_threshold: int
-    """16-bit draws below it are dropped."""
+    """8-bit draws below it are dropped."""
     dropout_scale: float
     """The factor of what is not dropped."""
     dropout_site: int
@@ -55,7 +57,11 @@ class AttentionInputs(NamedTuple):
 
 def _config(inputs: AttentionInputs, kernel: str) -> tables.Config:
     shape = tables.shape_class(
-        inputs.q.dtype, inputs.tf32, inputs.q.shape[2], masked=inputs.causal or inputs.bias is not None
+        inputs.q.dtype,
+        inputs.tf32,
+        inputs.q.shape[2],
+        masked=inputs.causal or inputs.bias is not None,
+        dropout=inputs.dropout_key is not None,
     )
     return tables.lookup(kernel, shape, architecture(inputs.q.device))
 
@@ -68,13 +74,9 @@ def _shared_arguments(inputs: AttentionInputs, *sizes: int) -> tuple[Any, ...]:
         inputs.cu_seqlens_k,
         inputs.dropout_key,
         bias,
-        inputs.q.stride(0),
-        inputs.k.stride(0),
-        inputs.v.stride(0),
         *((0, 0, 0, 0, 0) if bias is None else (*bias.stride(), *bias.shape[1:])),
         inputs.q.shape[0],
         inputs.k.shape[0],
-        inputs.heads,
         *sizes,
         inputs.scale,
         inputs.dropout_scale,
@@ -87,7 +89,12 @@ def _constants(inputs: AttentionInputs) -> dict[str, Any]:
     """Return the compile-time constants that all kernels share."""
     head_dim = inputs.q.shape[2]
     return {
+        "HEADS": inputs.heads,
+        "STRIDE_Q": inputs.q.stride(0),
+        "STRIDE_K": inputs.k.stride(0),
+        "STRIDE_V": inputs.v.stride(0),
         "CAUSAL": inputs.causal,
+        "HAS_BIAS": inputs.bias is not None,
         "DROPOUT": inputs.dropout_key is not None,
         "HEAD_DIM": head_dim,
         "BLOCK_D": triton.next_power_of_2(head_dim),
@@ -95,19 +102,17 @@ def _constants(inputs: AttentionInputs) -> dict[str, Any]:
     }
 
 
-def _groups(inputs: AttentionInputs, rows: int) -> int:
-    """Return the programs per sequence on the short path: one per head, fewer if no sequence is longer than 32."""
-    if inputs.max_seqlen > 32:
-        return inputs.heads
-    return triton.cdiv(inputs.heads, rows // (16 if inputs.max_seqlen <= 16 else 32))
+def _is_nvidia(inputs: AttentionInputs) -> bool:
+    return architecture(inputs.q.device).startswith("sm_")
 
 
-def _launch_short(inputs: AttentionInputs, kernel: Any, *tensors: Tensor | None, **constants: Any) -> int:
-    """Launch a kernel of the short path, and return the length up to which it has computed sequences."""
+def _launch_heads(inputs: AttentionInputs, kernel: Any, *tensors: Tensor | None, **constants: Any) -> int:
+    """Launch a kernel of sequences of up to 32 tokens; return the length up to which it has computed sequences."""
     config = _config(inputs, kernel.__name__)
-    if config.constants["MAX_SEQLEN"] == 0:
+    rows = config.constants["BLOCK_ROWS"]
+    if rows == 0:
         return 0
-    groups = _groups(inputs, config.constants["BLOCK_ROWS"])
+    groups = triton.cdiv(inputs.heads, rows // (16 if inputs.max_seqlen <= 16 else 32))
     launch(
         kernel,
         (inputs.sequences * groups,),
@@ -115,22 +120,37 @@ def _launch_short(inputs: AttentionInputs, kernel: Any, *tensors: Tensor | None,
         *_shared_arguments(inputs, groups),
         **_constants(inputs),
         **constants,
-        HAS_BIAS=inputs.bias is not None,
         config=config,
     )
-    return config.constants["MAX_SEQLEN"]
+    return 32
 
 
-def _launch_long(
-    inputs: AttentionInputs,
-    kernel: Any,
-    *tensors: Tensor | None,
-    by: str,
-    max_seqlen: int,
-    short: int,
-    **constants: Any,
+def _launch_head(inputs: AttentionInputs, kernel: Any, done: int, *tensors: Tensor | None, **constants: Any) -> int:
+    """Launch a kernel with a program per sequence and head, for sequences longer than `done`, unless none is left.
+
+    Return the length up to which sequences have been computed.
+    """
+    config = _config(inputs, kernel.__name__)
+    longest = config.constants.get("MAX_SEQLEN", 0) or config.constants.get("MAX_MEDIUM", 0)
+    if longest <= done or inputs.max_seqlen <= done:
+        return done
+    launch(
+        kernel,
+        (inputs.sequences * inputs.heads,),
+        *(inputs.q, inputs.k, inputs.v, *tensors),
+        *_shared_arguments(inputs),
+        **_constants(inputs),
+        SHORT=done,
+        **constants,
+        config=config,
+    )
+    return longest
+
+
+def _launch_tiles(
+    inputs: AttentionInputs, kernel: Any, by: str, max_seqlen: int, *tensors: Tensor | None, **constants: Any
 ) -> None:
-    """Launch a kernel of the long path, with one program per tile of queries or keys; `by` names the tile's size."""
+    """Launch a kernel with a program per tile of queries or keys; `by` names the tile's size."""
     config = _config(inputs, kernel.__name__)
     tiles = triton.cdiv(max_seqlen, config.constants[by])
     launch(
@@ -140,37 +160,52 @@ def _launch_long(
         *_shared_arguments(inputs, tiles),
         **_constants(inputs),
         **constants,
-        HAS_BIAS=inputs.bias is not None,
-        SHORT=short,
         config=config,
     )
 
 
-def forward(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Return out, contiguous, shape and dtype of q, and lse (heads, tokens_q) fp32 in units of log2."""
+def rest_rows(inputs: AttentionInputs) -> int:
+    """Return the tokens of `rest`: all where backward sums delta from the output, 0 where it recomputes delta.
+
+    In fp32 nothing is rounded away.
+    """
+    if inputs.q.dtype == torch.float32:
+        return 0
+    recomputed = 32 if _config(inputs, backward_heads.__name__).constants["BLOCK_ROWS"] else 0
+    recomputed = max(recomputed, _config(inputs, backward_short.__name__).constants["MAX_SEQLEN"])
+    return inputs.q.shape[0] if inputs.max_seqlen > recomputed else 0
+
+
+def forward(inputs: AttentionInputs, with_rest: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Return out, contiguous, shape and dtype of q; lse (heads, tokens_q) fp32 in units of log2; and for backward rest,
+    (rest_rows, heads, head_dim) in the dtype of q: what rounding removed from out."""
     q = inputs.q
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(inputs.heads, q.shape[0], dtype=torch.float32, device=q.device)
-    short = _launch_short(inputs, forward_short, out, lse)
-    if inputs.max_seqlen > short:
-        _launch_long(inputs, forward_long, out, lse, by="BLOCK_M", max_seqlen=inputs.max_seqlen_q, short=short)
-    return out, lse
+    rest = torch.empty(rest_rows(inputs) if with_rest else 0, *q.shape[1:], dtype=q.dtype, device=q.device)
+    tensors = (out, rest if rest.shape[0] else None, lse)
+    ptx = _is_nvidia(inputs)
+    done = _launch_heads(inputs, forward_heads, *tensors)
+    done = _launch_head(inputs, forward_short, done, *tensors, PTX=ptx)
+    if inputs.max_seqlen > done:
+        _launch_tiles(inputs, forward_long, "BLOCK_M", inputs.max_seqlen_q, *tensors, SHORT=done, PTX=ptx)
+    return out, lse, rest
 
 
 def backward(
-    inputs: AttentionInputs, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias; `grad` is contiguous."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v))
-    delta = _backward(inputs, out, lse, grad, (dq, dk, dv), bias_gradient, spacing=1)
+    delta = _backward(inputs, out, lse, rest, grad, (dq, dk, dv), bias_gradient, spacing=1)
     return dq, dk, dv, _bias_gradient(inputs, grad, lse, delta) if bias_gradient else None
 
 
-def backward_joined(inputs: AttentionInputs, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
+def backward_joined(inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor) -> Tensor:
     """Return the gradients of q, k, v of the same tokens as one tensor (tokens, 3, heads, head_dim)."""
     q = inputs.q
     joined = torch.empty(q.shape[0], 3, *q.shape[1:], dtype=q.dtype, device=q.device)
-    _backward(inputs, out, lse, grad, joined.unbind(1), False, spacing=3)
+    _backward(inputs, out, lse, rest, grad, joined.unbind(1), False, spacing=3)
     return joined
 
 
@@ -178,6 +213,7 @@ def _backward(
     inputs: AttentionInputs,
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
     grad: Tensor,
     gradients: tuple[Tensor, ...],
     bias_gradient: bool,
@@ -186,14 +222,28 @@ def _backward(
     """Write dq, dk and dv, whose tokens are `spacing` times their size apart; return delta for the bias gradient."""
     dq, dk, dv = gradients
     delta = torch.empty_like(lse)
-    delta_out = delta if bias_gradient else None
-    short = _launch_short(inputs, backward_short, out, grad, lse, dq, dk, dv, delta_out, SPACING=spacing)
-    if inputs.max_seqlen > short:
+    recomputing = (grad, lse, dq, dk, dv)
+    done = _launch_heads(inputs, backward_heads, *recomputing, delta if bias_gradient else None, SPACING=spacing)
+    done = _launch_head(inputs, backward_short, done, *recomputing, delta, SPACING=spacing)
+    outputs = (out, rest if rest.shape[0] else None, grad, lse)
+    sums = _sums_of_dq(inputs, done)
+    done = _launch_head(inputs, backward_medium, done, *outputs, sums, dq, dk, dv, delta, SPACING=spacing)
+    if inputs.max_seqlen > done:
+        constants = {"SHORT": done, "SPACING": spacing}
         queries, keys = inputs.max_seqlen_q, inputs.max_seqlen_k
-        common = {"short": short, "SPACING": spacing}
-        _launch_long(inputs, backward_queries, out, grad, lse, dq, delta, by="BLOCK_M", max_seqlen=queries, **common)
-        _launch_long(inputs, backward_keys, grad, lse, delta, dk, dv, by="BLOCK_N", max_seqlen=keys, **common)
+        _launch_tiles(inputs, backward_queries, "BLOCK_M", queries, *outputs, dq, delta, **constants)
+        _launch_tiles(inputs, backward_keys, "BLOCK_N", keys, grad, lse, delta, dk, dv, **constants)
     return delta
+
+
+def _sums_of_dq(inputs: AttentionInputs, done: int) -> Tensor | None:
+    """Allocate the partial sums of `backward_medium`: whole tiles for every head; None where it is not launched."""
+    constants = _config(inputs, backward_medium.__name__).constants
+    if constants["MAX_MEDIUM"] <= done or inputs.max_seqlen <= done:
+        return None
+    rows = inputs.q.shape[0] + inputs.sequences * constants["BLOCK_M"]
+    size = rows * inputs.heads * triton.next_power_of_2(inputs.q.shape[2])
+    return torch.empty(size, dtype=torch.float32, device=inputs.q.device)
 
 
 def _bias_gradient(inputs: AttentionInputs, grad: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
@@ -213,7 +263,7 @@ def _bias_gradient(inputs: AttentionInputs, grad: Tensor, lse: Tensor, delta: Te
         (columns_of_tiles, rows_of_tiles, parts * heads),
         *(inputs.q, inputs.k, inputs.v, grad, lse, delta, partial),
         *_shared_arguments(inputs, inputs.sequences, parts),
-        **_constants(inputs),
+        **{name: value for name, value in _constants(inputs).items() if name != "HAS_BIAS"},
         config=config,
     )
     return partial.sum(0).to(inputs.bias.dtype)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastbert.kernels.attention.dropout import drop_and_narrow, kept
 from fastbert.kernels.attention.tiles import (
     add_bias,
-    after_dropout,
-    keep_mask,
+    gradient_factor,
     load_full_rows,
     load_rows,
     load_statistic,
     reciprocal,
     score_gradient,
+    store_delta,
+    store_output,
     store_rows,
     store_statistic,
 )
@@ -28,14 +30,14 @@ from fastbert.kernels.common import LOG2_E, add_dot, dot, flip, narrow, sequence
 # A row's maximum before the first key: finite, so that masked keys (-inf) are 0 relative to it, and below every score,
 # because the scores after the masked ones may all be far below 0.
 LOWEST = tl.constexpr(-3e38)
-RUNTIME = ["tokens_q", "tokens_k", "heads", "tiles", "bias_rows", "bias_columns", "threshold", "site"]
+RUNTIME = ["tokens_q", "tokens_k", "tiles", "bias_rows", "bias_columns", "threshold", "site"]
 
 
 @triton.jit
-def _locate_tile(cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, heads, tiles):
+def _locate_tile(cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, tiles, HEADS: tl.constexpr):
     """Return tile, head and sequence of this program, and the sequence's first tokens and lengths."""
     program = tl.program_id(0)
-    tile, head, sequence = program % tiles, (program // tiles) % heads, program // tiles // heads
+    tile, head, sequence = program % tiles, (program // tiles) % HEADS, program // tiles // HEADS
     begin_q, length_q = sequence_span(cu_seqlens_q_ptr, sequence, tokens_q)
     begin_k, length_k = sequence_span(cu_seqlens_k_ptr, sequence, tokens_k)
     return tile, head, sequence, begin_q, length_q, begin_k, length_k
@@ -54,72 +56,73 @@ def _key_range(first, length_q, length_k, CAUSAL: tl.constexpr, BLOCK_M: tl.cons
 
 @triton.jit(do_not_specialize=RUNTIME)
 def forward_long(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, key_ptr, bias_ptr,
-    stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
-    tokens_q, tokens_k, heads, tiles, scale, dropout_scale, threshold, site,
+    q_ptr, k_ptr, v_ptr, out_ptr, rest_ptr, lse_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, key_ptr, bias_ptr,
+    stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
+    tokens_q, tokens_k, tiles, scale, dropout_scale, threshold, site,
+    HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    SHORT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, PTX: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: sequences x heads x tiles of BLOCK_M up to the longest sequence."""
     tile, head, sequence, begin_q, length_q, begin_k, length_k = _locate_tile(
-        cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, heads, tiles
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, tiles, HEADS
     )
     first = tile * BLOCK_M
     if (first < length_q) & (tl.maximum(length_q, length_k) > SHORT):
-        strides = (stride_k, stride_v)
+        strides = (STRIDE_K, STRIDE_V)
         bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
         dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
         row = tl.arange(0, BLOCK_M)[:, None]
-        q = load_rows(q_ptr, begin_q + first, row, length_q - first, stride_q, head, heads, HEAD_DIM, BLOCK_D)
+        q = load_rows(q_ptr, begin_q + first, row, length_q - first, STRIDE_Q, head, HEADS, HEAD_DIM, BLOCK_D)
         full, end = _key_range(first, length_q, length_k, CAUSAL, BLOCK_M, BLOCK_N)
+        # The sums are of every eighth probability, so that no threads exchange them in the loop.
         state = (
             tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
             tl.full((BLOCK_M, 1), LOWEST, tl.float32),
-            tl.zeros((BLOCK_M, 1), tl.float32),
+            tl.zeros((BLOCK_M, 8), tl.float32),
         )
         rows = (begin_k, length_k, first, length_k - length_q)
         state = _attend(
-            state, q, k_ptr, v_ptr, 0, full, rows, strides, bias, dropout, head, heads, scale,
-            CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, BLOCK_M, BLOCK_N, MASKED=False,
+            state, q, k_ptr, v_ptr, 0, full, rows, strides, bias, dropout, head, scale,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED=False,
         )  # fmt: skip
         state = _attend(
-            state, q, k_ptr, v_ptr, full, end, rows, strides, bias, dropout, head, heads, scale,
-            CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, BLOCK_M, BLOCK_N, MASKED=True,
+            state, q, k_ptr, v_ptr, full, end, rows, strides, bias, dropout, head, scale,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED=True,
         )  # fmt: skip
         out, highest, total = state
+        total = tl.sum(total, 1, keep_dims=True)
         out *= dropout_scale * reciprocal(total)
         lse = tl.where(total == 0.0, 0.0, highest + tl.log2(total))
-        store_rows(out_ptr, out, begin_q + first, row, length_q - first, head, heads, HEAD_DIM, BLOCK_D)
-        store_statistic(lse_ptr, lse, begin_q + first, row, length_q - first, head, heads, tokens_q)
+        store_output(out_ptr, rest_ptr, out, begin_q + first, row, length_q - first, head, HEADS, HEAD_DIM, BLOCK_D)
+        store_statistic(lse_ptr, lse, begin_q + first, row, length_q - first, head, HEADS, tokens_q)
 
 
 @triton.jit
 def _attend(
-    state, q, k_ptr, v_ptr, start, end, rows, strides, bias, dropout, head, heads, scale,
-    CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    state, q, k_ptr, v_ptr, start, end, rows, strides, bias, dropout, head, scale,
+    HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Continue the running softmax over keys from `start` to `end`; MASKED: a tile may have invisible keys."""
     out, highest, total = state
     begin_k, length_k, first, shift = rows
     stride_k, stride_v = strides
-    key, site, threshold = dropout
-    row, key_row, column = (
-        tl.arange(0, BLOCK_M)[:, None],
-        tl.arange(0, BLOCK_N)[:, None],
-        tl.arange(0, BLOCK_N)[None, :],
-    )
-    query = first + row
+    key_row, column = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    query = first + tl.arange(0, BLOCK_M)[:, None]
+    k_ptr += tl.cast(begin_k + start, tl.int64) * stride_k + head * HEAD_DIM
+    v_ptr += tl.cast(begin_k + start, tl.int64) * stride_v + head * HEAD_DIM
     for here in range(start, end, BLOCK_N):
         if MASKED:
-            k = load_rows(k_ptr, begin_k + here, key_row, length_k - here, stride_k, head, heads, HEAD_DIM, BLOCK_D)
-            v = load_rows(v_ptr, begin_k + here, key_row, length_k - here, stride_v, head, heads, HEAD_DIM, BLOCK_D)
+            k = load_rows(k_ptr, 0, key_row, length_k - here, stride_k, 0, HEADS, HEAD_DIM, BLOCK_D)
+            v = load_rows(v_ptr, 0, key_row, length_k - here, stride_v, 0, HEADS, HEAD_DIM, BLOCK_D)
         else:
-            k = load_full_rows(k_ptr, begin_k + here, key_row, stride_k, head, HEAD_DIM, BLOCK_D)
-            v = load_full_rows(v_ptr, begin_k + here, key_row, stride_v, head, HEAD_DIM, BLOCK_D)
+            k = load_full_rows(k_ptr, 0, key_row, stride_k, 0, HEAD_DIM, BLOCK_D)
+            v = load_full_rows(v_ptr, 0, key_row, stride_v, 0, HEAD_DIM, BLOCK_D)
         s = dot(q, flip(k), PRECISION)
         if HAS_BIAS:
-            s = add_bias(s * (scale * LOG2_E), bias, head, heads, query, here + column)
+            s = add_bias(s * (scale * LOG2_E), bias, head, HEADS, query, here + column)
         if MASKED:
             visible = here + column < length_k
             if CAUSAL:
@@ -134,121 +137,143 @@ def _attend(
             new = tl.maximum(highest, new * (scale * LOG2_E))
             p = tl.exp2(s * (scale * LOG2_E) - new)
         decay = tl.exp2(highest - new)
-        total = total * decay + tl.sum(p, 1, keep_dims=True)
+        total = total * decay + tl.sum(tl.reshape(p, (BLOCK_M, BLOCK_N // 8, 8)), 1)
         if DROPOUT:
-            p = tl.where(keep_mask(key, here, query, head, site, threshold, BLOCK_M, BLOCK_N), p, 0.0)
+            p = drop_and_narrow(p, dropout, here, query, head, v.dtype, PTX, BLOCK_M, BLOCK_N)
         out = add_dot(narrow(p, v.dtype), v, out * decay, PRECISION)
         highest = new
+        k_ptr += BLOCK_N * stride_k
+        v_ptr += BLOCK_N * stride_v
     return out, highest, total
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_queries(
-    q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, dq_ptr, delta_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, rest_ptr, grad_ptr, lse_ptr, dq_ptr, delta_ptr,
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, key_ptr, bias_ptr,
-    stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
-    tokens_q, tokens_k, heads, tiles, scale, dropout_scale, threshold, site,
+    stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
+    tokens_q, tokens_k, tiles, scale, dropout_scale, threshold, site,
+    HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    SHORT: tl.constexpr, PRECISION: tl.constexpr, SPACING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute delta and dq of a tile of queries; grid as in forward."""
     tile, head, sequence, begin_q, length_q, begin_k, length_k = _locate_tile(
-        cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, heads, tiles
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, tiles, HEADS
     )
     first = tile * BLOCK_M
     if (first < length_q) & (tl.maximum(length_q, length_k) > SHORT):
+        strides = (STRIDE_K, STRIDE_V)
         bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
-        key = tl.load(key_ptr + sequence) if DROPOUT else 0
-        row, length = tl.arange(0, BLOCK_M)[:, None], length_q - first
-        key_row, column = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
-        begin = begin_q + first
-        out = load_rows(out_ptr, begin, row, length, heads * HEAD_DIM, head, heads, HEAD_DIM, BLOCK_D)
-        grad = load_rows(grad_ptr, begin, row, length, heads * HEAD_DIM, head, heads, HEAD_DIM, BLOCK_D)
-        delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1, keep_dims=True)
-        store_statistic(delta_ptr, delta, begin, row, length, head, heads, tokens_q)
-        q = load_rows(q_ptr, begin, row, length, stride_q, head, heads, HEAD_DIM, BLOCK_D)
-        lse = load_statistic(lse_ptr, begin, row, length, head, heads, tokens_q, float("inf"))
+        dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
+        row, length, begin = tl.arange(0, BLOCK_M)[:, None], length_q - first, begin_q + first
+        delta = store_delta(
+            delta_ptr, out_ptr, rest_ptr, grad_ptr, begin, row, length, dropout_scale, head, tokens_q,
+            HEADS, HEAD_DIM, BLOCK_D,
+        )  # fmt: skip
+        grad = load_rows(grad_ptr, begin, row, length, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D)
+        q = load_rows(q_ptr, begin, row, length, STRIDE_Q, head, HEADS, HEAD_DIM, BLOCK_D)
+        lse = load_statistic(lse_ptr, begin, row, length, head, HEADS, tokens_q, float("inf"))
+        full, end = _key_range(first, length_q, length_k, CAUSAL, BLOCK_M, BLOCK_N)
+        rows = (begin_k, length_k, first, length_k - length_q)
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        end = _key_range(first, length_q, length_k, CAUSAL, BLOCK_M, BLOCK_N)[1]
-        for here in range(0, end, BLOCK_N):
-            k = load_rows(k_ptr, begin_k + here, key_row, length_k - here, stride_k, head, heads, HEAD_DIM, BLOCK_D)
-            v = load_rows(v_ptr, begin_k + here, key_row, length_k - here, stride_v, head, heads, HEAD_DIM, BLOCK_D)
-            s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
-            if HAS_BIAS:
-                s = add_bias(s, bias, head, heads, first + row, here + column)
+        dq = _query_gradient(
+            dq, q, grad, lse, delta, k_ptr, v_ptr, 0, full, rows, strides, bias, dropout, dropout_scale, head, scale,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, BLOCK_M, BLOCK_N, MASKED=False,
+        )  # fmt: skip
+        dq = _query_gradient(
+            dq, q, grad, lse, delta, k_ptr, v_ptr, full, end, rows, strides, bias, dropout, dropout_scale, head, scale,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, BLOCK_M, BLOCK_N, MASKED=True,
+        )  # fmt: skip
+        dq *= gradient_factor(scale, dropout_scale, length_k)
+        store_rows(dq_ptr, dq, begin, row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
+
+
+@triton.jit
+def _query_gradient(
+    dq, q, grad, lse, delta, k_ptr, v_ptr, start, end, rows, strides, bias, dropout, dropout_scale, head, scale,
+    HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the keys from `start` to `end` to dq; MASKED: a tile may have invisible keys."""
+    begin_k, length_k, first, shift = rows
+    stride_k, stride_v = strides
+    key_row, column = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    query = first + tl.arange(0, BLOCK_M)[:, None]
+    zero = tl.minimum(dropout_scale, 0.0)
+    k_ptr += tl.cast(begin_k + start, tl.int64) * stride_k + head * HEAD_DIM
+    v_ptr += tl.cast(begin_k + start, tl.int64) * stride_v + head * HEAD_DIM
+    for here in range(start, end, BLOCK_N):
+        if MASKED:
+            k = load_rows(k_ptr, 0, key_row, length_k - here, stride_k, 0, HEADS, HEAD_DIM, BLOCK_D)
+            v = load_rows(v_ptr, 0, key_row, length_k - here, stride_v, 0, HEADS, HEAD_DIM, BLOCK_D)
+        else:
+            k = load_full_rows(k_ptr, 0, key_row, stride_k, 0, HEAD_DIM, BLOCK_D)
+            v = load_full_rows(v_ptr, 0, key_row, stride_v, 0, HEAD_DIM, BLOCK_D)
+        s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
+        if HAS_BIAS:
+            s = add_bias(s, bias, head, HEADS, query, here + column)
+        p = tl.exp2(s - lse)
+        if MASKED:
             visible = here + column < length_k
             if CAUSAL:
-                visible = visible & (here + column <= first + row + (length_k - length_q))
-            p = tl.where(visible, tl.exp2(s - lse), 0.0)
-            if DROPOUT:
-                p = tl.where(keep_mask(key, here, first + row, head, site, threshold, BLOCK_M, BLOCK_N), p, -p)
-            dp = dot(grad, flip(v), PRECISION)
-            ds = score_gradient(p, dp, delta, dropout_scale, DROPOUT)
-            dq = add_dot(narrow(ds, k.dtype), k, dq, PRECISION)
-        store_rows(dq_ptr, dq * scale, begin, row, length, head, heads, HEAD_DIM, BLOCK_D, SPACING)
+                visible = visible & (here + column <= query + shift)
+            p = tl.where(visible, p, 0.0)
+        kept_p = kept(p, dropout, here, query, head, zero, DROPOUT, BLOCK_M, BLOCK_N)
+        ds = score_gradient(kept_p, p, dp, delta, query, shift, zero, CAUSAL & MASKED)
+        dq = add_dot(narrow(ds, k.dtype), k, dq, PRECISION)
+        k_ptr += BLOCK_N * stride_k
+        v_ptr += BLOCK_N * stride_v
+    return dq
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_keys(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, key_ptr, bias_ptr,
-    stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
-    tokens_q, tokens_k, heads, tiles, scale, dropout_scale, threshold, site,
+    stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
+    tokens_q, tokens_k, tiles, scale, dropout_scale, threshold, site,
+    HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    SHORT: tl.constexpr, PRECISION: tl.constexpr, SPACING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of a tile of keys; grid: sequences x heads x tiles of BLOCK_N up to the longest sequence.
-
-    Without dropout, scores have keys as rows, so that probabilities and gradients are left operands as they are. With
-    dropout they have queries as rows, in the order of the draws, and are transposed before the matmul.
-    """
+    """Compute dk and dv of a tile of keys, with tokens as columns, because the left operand of a matmul has at least 64
+    rows on Hopper; grid: sequences x heads x tiles of BLOCK_N up to the longest sequence."""
     tile, head, sequence, begin_q, length_q, begin_k, length_k = _locate_tile(
-        cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, heads, tiles
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, tiles, HEADS
     )
     first = tile * BLOCK_N
     if (first < length_k) & (tl.maximum(length_q, length_k) > SHORT):
         bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
-        key = tl.load(key_ptr + sequence) if DROPOUT else 0
+        dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
+        zero = tl.minimum(dropout_scale, 0.0)
         row, key_row, length = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[:, None], length_k - first
-        k = load_rows(k_ptr, begin_k + first, key_row, length, stride_k, head, heads, HEAD_DIM, BLOCK_D)
-        v = load_rows(v_ptr, begin_k + first, key_row, length, stride_v, head, heads, HEAD_DIM, BLOCK_D)
-        dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-        dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-        if DROPOUT:
-            query, column = row, tl.arange(0, BLOCK_N)[None, :]
-        else:
-            query, column = tl.arange(0, BLOCK_M)[None, :], key_row
+        column = first + tl.arange(0, BLOCK_N)[None, :]
+        k = load_rows(k_ptr, begin_k + first, key_row, length, STRIDE_K, head, HEADS, HEAD_DIM, BLOCK_D)
+        v = load_rows(v_ptr, begin_k + first, key_row, length, STRIDE_V, head, HEADS, HEAD_DIM, BLOCK_D)
+        dk = tl.zeros((BLOCK_D, BLOCK_N), tl.float32)
+        dv = tl.zeros((BLOCK_D, BLOCK_N), tl.float32)
         start = 0
         if CAUSAL:
             start = tl.maximum(first - (length_k - length_q), 0) // BLOCK_M * BLOCK_M
         for here in range(start, length_q, BLOCK_M):
-            left = length_q - here
-            q = load_rows(q_ptr, begin_q + here, row, left, stride_q, head, heads, HEAD_DIM, BLOCK_D)
-            grad = load_rows(grad_ptr, begin_q + here, row, left, heads * HEAD_DIM, head, heads, HEAD_DIM, BLOCK_D)
-            lse = load_statistic(lse_ptr, begin_q + here, query, left, head, heads, tokens_q, float("inf"))
-            delta = load_statistic(delta_ptr, begin_q + here, query, left, head, heads, tokens_q, 0.0)
-            if DROPOUT:
-                s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
-            else:
-                s = dot(k, flip(q), PRECISION) * (scale * LOG2_E)
+            begin, left, query = begin_q + here, length_q - here, here + row
+            q = load_rows(q_ptr, begin, row, left, STRIDE_Q, head, HEADS, HEAD_DIM, BLOCK_D)
+            grad = load_rows(grad_ptr, begin, row, left, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D)
+            lse = load_statistic(lse_ptr, begin, row, left, head, HEADS, tokens_q, float("inf"))
+            delta = load_statistic(delta_ptr, begin, row, left, head, HEADS, tokens_q, 0.0)
+            s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
             if HAS_BIAS:
-                s = add_bias(s, bias, head, heads, here + query, first + column)
+                s = add_bias(s, bias, head, HEADS, query, column)
             # Queries beyond the sequence have an infinite lse, and keys beyond it are not stored.
             p = tl.exp2(s - lse)
             if CAUSAL:
-                p = tl.where(first + column <= here + query + (length_k - length_q), p, 0.0)
-            if DROPOUT:
-                p = tl.where(keep_mask(key, first, here + row, head, site, threshold, BLOCK_M, BLOCK_N), p, -p)
-                dv = add_dot(flip(narrow(after_dropout(p, DROPOUT), v.dtype)), grad, dv, PRECISION)
-                dp = dot(grad, flip(v), PRECISION)
-                ds = score_gradient(p, dp, delta, dropout_scale, DROPOUT)
-                dk = add_dot(flip(narrow(ds, q.dtype)), q, dk, PRECISION)
-            else:
-                dv = add_dot(narrow(p, v.dtype), grad, dv, PRECISION)
-                dp = dot(v, flip(grad), PRECISION)
-                ds = score_gradient(p, dp, delta, dropout_scale, DROPOUT)
-                dk = add_dot(narrow(ds, q.dtype), q, dk, PRECISION)
-        store_rows(
-            dv_ptr, dv * dropout_scale, begin_k + first, key_row, length, head, heads, HEAD_DIM, BLOCK_D, SPACING
-        )
-        store_rows(dk_ptr, dk * scale, begin_k + first, key_row, length, head, heads, HEAD_DIM, BLOCK_D, SPACING)
+                p = tl.where(column <= query + (length_k - length_q), p, 0.0)
+            kept_p = kept(p, dropout, first, query, head, zero, DROPOUT, BLOCK_M, BLOCK_N)
+            ds = score_gradient(kept_p, p, dp, delta, query, length_k - length_q, zero, CAUSAL)
+            dv = add_dot(flip(grad), narrow(kept_p, v.dtype), dv, PRECISION)
+            dk = add_dot(flip(q), narrow(ds, q.dtype), dk, PRECISION)
+        dv = flip(dv) * dropout_scale
+        store_rows(dv_ptr, dv, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
+        dk = flip(dk) * gradient_factor(scale, dropout_scale, length_k)
+        store_rows(dk_ptr, dk, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.common import DROPOUT_ROUNDS, LOG2_E, narrow
+from fastbert.kernels.common import LOG2_E, narrow
 
 
 @triton.jit
 def _row_offsets(row, stride, head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return 32-bit offsets (rows, BLOCK_D) or (heads, rows, BLOCK_D) from the first row, and the columns' mask."""
-    column = tl.arange(0, BLOCK_D)
+    """Return offsets (rows, BLOCK_D) or (heads, rows, BLOCK_D) from the first row, and the columns' mask.
+
+    In 64 bits, the constant distances between a thread's rows stay constants, which need no instruction of their own.
+    """
+    column, row = tl.arange(0, BLOCK_D), row.to(tl.int64)
     if len(row.shape) == 2:
         return row * stride + column[None, :], column[None, :] < HEAD_DIM
     else:
@@ -102,14 +105,15 @@ def add_bias(s, bias, head, heads, query, key_row):
 
 
 @triton.jit
-def softmax_row(s):
+def softmax_row(s, factor):
     """Return the unnormalised probabilities of whole rows, their sum, and log2 of the sum of exponentials.
 
-    A row without a visible key (all scores -inf) has probabilities, sum and logarithm 0.
+    Scores are `s` times the positive `factor`, which follows the maximum and joins the difference in one instruction. A
+    row without a visible key (all scores -inf) has probabilities, sum and logarithm 0.
     """
-    highest = tl.max(s, len(s.shape) - 1, keep_dims=True)
+    highest = tl.max(s, len(s.shape) - 1, keep_dims=True) * factor
     highest = tl.where(highest == float("-inf"), 0.0, highest)
-    p = tl.exp2(s - highest)
+    p = tl.exp2(s * factor - highest)
     total = tl.sum(p, len(s.shape) - 1, keep_dims=True)
     return p, total, tl.where(total == 0.0, 0.0, highest + tl.log2(total))
 
@@ -121,57 +125,48 @@ def reciprocal(total):
 
 
 @triton.jit
-def keep_mask(key, first_key, query, head, site, threshold, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the mask of attention dropout, bool (BLOCK_M, BLOCK_N), False where a probability is dropped.
+def gradient_factor(scale, dropout_scale, length_k):
+    """Return the factor of dq and dk: 0 where there is one key, whose probability is constant."""
+    return tl.where(length_k == 1, 0.0, scale * dropout_scale)
 
-    `first_key`, a multiple of 32, is the first column; `query` is (BLOCK_M, 1). The order of a block's eight draws is
-    that of a matmul's accumulator, so a thread computes only the blocks that its own elements need.
+
+@triton.jit
+def score_gradient(kept_p, p, dp, delta, query, shift, zero, CAUSAL: tl.constexpr):
+    """Return the gradients of the scores, without the factor of dropout: exactly 0 for a query with one visible key.
+
+    delta is the row sum of kept_p * dp; `shift` is how many keys the first query sees besides its own. See `kept` for
+    `zero`.
     """
-    block = first_key // 8 + tl.arange(0, BLOCK_N // 8)[None, :]
-    w0, w1, w2, w3 = tl.philox(key, block, query, head, site, DROPOUT_ROUNDS)
-    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    words = tl.trans(tl.reshape(words, (BLOCK_M, BLOCK_N // 32, 4, 4)), 0, 1, 3, 2)
-    # Comparing whole words with the threshold in the upper half ignores the lower half.
-    draws = tl.reshape(tl.join(words << 16, words), (BLOCK_M, BLOCK_N))
-    return draws >= (threshold.to(tl.uint32) << 16)
+    ds = kept_p * dp - p * delta
+    if CAUSAL:
+        ds = tl.where(query + shift == 0, zero, ds)
+    return ds
 
 
 @triton.jit
-def keep_mask_heads(
-    key, query, head, site, threshold, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+def store_output(
+    out_ptr, rest_ptr, out, first, row, length, head, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Return the mask for several heads, bool (HEADS, BLOCK_M, BLOCK_N), from key 0 on; BLOCK_N is 16 or 32."""
-    block = tl.arange(0, 4)[None, None, :]
-    w0, w1, w2, w3 = tl.philox(key, block, query, head, site, DROPOUT_ROUNDS)
-    if BLOCK_N == 16:
-        words = tl.join(w0, w1)
-    else:
-        words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (HEADS, BLOCK_M, 4, 4))
-    words = tl.trans(words, 0, 1, 3, 2)
-    draws = tl.reshape(tl.join(words << 16, words), (HEADS, BLOCK_M, BLOCK_N))
-    return draws >= (threshold.to(tl.uint32) << 16)
+    """Store a tile of the output, and what rounding removes from it unless `rest_ptr` is None."""
+    store_rows(out_ptr, out, first, row, length, head, HEADS, HEAD_DIM, BLOCK_D)
+    if rest_ptr is not None:
+        out -= narrow(out, out_ptr.dtype.element_ty).to(tl.float32)
+        store_rows(rest_ptr, out, first, row, length, head, HEADS, HEAD_DIM, BLOCK_D)
 
 
 @triton.jit
-def after_dropout(p, DROPOUT: tl.constexpr):
-    """Return the probabilities after dropout, before its scale; negative `p` are dropped."""
-    if DROPOUT:
-        return tl.maximum(p, 0.0)
-    else:
-        return p
+def store_delta(
+    delta_ptr, out_ptr, rest_ptr, grad_ptr, first, row, length, dropout_scale, head, tokens,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Store delta of a tile of queries, the row sum of out * grad, divided by the factor of dropout, and return it.
 
-
-@triton.jit
-def probability_gradient(dp, p, dropout_scale, DROPOUT: tl.constexpr):
-    """Return the gradient before dropout from the gradient after it, and the probabilities without their sign."""
-    if DROPOUT:
-        return tl.where(p > 0.0, dp * dropout_scale, 0.0), tl.abs(p)
-    else:
-        return dp, p
-
-
-@triton.jit
-def score_gradient(p, dp, delta, dropout_scale, DROPOUT: tl.constexpr):
-    """Return the gradient of the scores, p * (dp - delta), where delta is the row sum of p * dp."""
-    dp, p = probability_gradient(dp, p, dropout_scale, DROPOUT)
-    return p * (dp - delta)
+    `rest_ptr` holds what rounding removed from the output.
+    """
+    out = load_rows(out_ptr, first, row, length, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D).to(tl.float32)
+    if rest_ptr is not None:
+        out += load_rows(rest_ptr, first, row, length, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D).to(tl.float32)
+    grad = load_rows(grad_ptr, first, row, length, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D)
+    delta = tl.sum(out * grad.to(tl.float32), 1, keep_dims=True) / dropout_scale
+    store_statistic(delta_ptr, delta, first, row, length, head, HEADS, tokens)
+    return delta

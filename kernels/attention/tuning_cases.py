@@ -1,9 +1,13 @@
-"""The candidate configurations of the attention kernels on long sequences, and the passes that are timed."""
+"""The candidate configurations of the attention kernels, and the passes that are timed.
+
+Each kernel is timed on sequences of the length that it is for, with dropout where its shape class has it. Dropout takes
+registers and instructions, so both classes are tuned apart.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -11,58 +15,86 @@ from fastbert.kernels.attention import launchers
 from fastbert.kernels.configs.configuration import Config, shape_class
 
 WIDTHS = (64, 32, 128)
+# Of the sequences that a kernel is timed on.
+LENGTHS = {
+    "forward_heads": 32,
+    "forward_short": 128,
+    "forward_long": 512,
+    "backward_heads": 32,
+    "backward_short": 128,
+    "backward_medium": 512,
+    "backward_queries": 1024,
+    "backward_keys": 1024,
+}
+THRESHOLD = 26  # of dropout with p = 0.1
 
 
-def _tiles(queries: tuple[int, ...], keys: tuple[int, ...], stages: tuple[int, ...]) -> list[Config]:
+def _configs(constants: dict[str, int], warps: tuple[int, ...], stages: tuple[int, ...] = (1,)) -> list[Config]:
     return [
-        Config(constants={"BLOCK_M": q, "BLOCK_N": k}, num_warps=warps, num_stages=depth)
-        for q, k, warps, depth in itertools.product(queries, keys, (4, 8), stages)
-        # Fewer than 1,024 scores per warp are too little work, more than 4,096 do not fit into its registers.
-        if 1024 <= q * k // warps <= 4096
+        Config(constants=constants, num_warps=count, num_stages=depth)
+        for count, depth in itertools.product(warps, stages)
     ]
 
 
+def _tiles(sizes: tuple[tuple[int, int, int], ...], stages: tuple[int, ...], **constants: int) -> list[Config]:
+    """Return configurations by queries, keys and warps."""
+    return [
+        config
+        for queries, keys, warps in sizes
+        for config in _configs({**constants, "BLOCK_M": queries, "BLOCK_N": keys}, (warps,), stages)
+    ]
+
+
+# 64 registers per thread hold scores of 64 x 128 on four warps, or of 128 x 128 on eight.
+_SIZES = ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
+_THREE_PROGRAMS = Config(constants={"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=4, max_registers=168)
 CANDIDATES = {
-    "forward_long": _tiles((64, 128), (64, 128), (2, 3)),
-    "backward_queries": _tiles((64, 128), (32, 64, 128), (1, 2)),
-    "backward_keys": _tiles((32, 64), (64, 128), (1, 2)),
+    "forward_heads": [config for rows in (64, 128) for config in _configs({"BLOCK_ROWS": rows}, (2, 4))],
+    "forward_short": _configs({"MAX_SEQLEN": 128}, (4, 8)),
+    "forward_long": [*_tiles(_SIZES, (1, 2, 3)), _THREE_PROGRAMS],
+    "backward_heads": [config for rows in (64, 128) for config in _configs({"BLOCK_ROWS": rows}, (2, 4))],
+    "backward_short": [*_configs({"MAX_SEQLEN": 128}, (4, 8)), *_configs({"MAX_SEQLEN": 64}, (4,))],
+    "backward_medium": [
+        *_tiles(((64, 64, 4), (64, 64, 8), (128, 64, 8)), (1, 2), MAX_MEDIUM=512),
+        Config(constants={"MAX_MEDIUM": 0, "BLOCK_M": 64, "BLOCK_N": 64}),
+    ],
+    "backward_queries": _tiles(((64, 64, 4), (64, 128, 8), (128, 64, 8)), (1, 2, 3)),
+    "backward_keys": _tiles(((64, 64, 4), (64, 64, 8), (128, 64, 8)), (1, 2)),
 }
 
 
 def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, str, int, list[Config]]]:
     """Return kernel, shape class, head_dim and candidates of what is tuned; `widths` restricts the head dimensions."""
     return [
-        (kernel, shape_class(torch.bfloat16, False, width), width, CANDIDATES[kernel])
-        for width, kernel in itertools.product(widths or WIDTHS, CANDIDATES)
+        (kernel, shape_class(torch.bfloat16, False, width, dropout=dropout), width, configs)
+        for width, dropout, (kernel, configs) in itertools.product(widths or WIDTHS, (True, False), CANDIDATES.items())
     ]
 
 
-def _inputs(head_dim: int, device: torch.device, tokens: int) -> Iterator[launchers.AttentionInputs]:
-    """Yield sequences of 512 tokens, without and with dropout, as in inference and in training."""
+def _inputs(head_dim: int, length: int, dropout: bool, device: torch.device, tokens: int) -> launchers.AttentionInputs:
+    """Return sequences of one length."""
     generator = torch.Generator(device).manual_seed(head_dim)
-    heads = 1024 // head_dim
-    q, k, v = (
-        torch.randn(tokens, heads, head_dim, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(3)
+    heads = 768 // head_dim
+    shape = (max(tokens // length, 1) * length, 3, heads, head_dim)
+    q, k, v = torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator).unbind(1)
+    offsets = torch.arange(0, shape[0] + 1, length, dtype=torch.int32, device=device)
+    return launchers.AttentionInputs(
+        q=q,
+        k=k,
+        v=v,
+        cu_seqlens_q=offsets,
+        cu_seqlens_k=offsets,
+        max_seqlen_q=length,
+        max_seqlen_k=length,
+        causal=False,
+        dropout_key=torch.arange(len(offsets) - 1, device=device) if dropout else None,
+        dropout_threshold=THRESHOLD if dropout else 0,
+        dropout_scale=256 / (256 - THRESHOLD) if dropout else 1.0,
+        dropout_site=1,
+        bias=None,
+        scale=head_dim**-0.5,
+        tf32=False,
     )
-    offsets = torch.arange(0, tokens + 1, 512, dtype=torch.int32, device=device)
-    for dropout in (False, True):
-        yield launchers.AttentionInputs(
-            q=q,
-            k=k,
-            v=v,
-            cu_seqlens_q=offsets,
-            cu_seqlens_k=offsets,
-            max_seqlen_q=512,
-            max_seqlen_k=512,
-            causal=False,
-            dropout_key=torch.arange(len(offsets) - 1, device=device) if dropout else None,
-            dropout_threshold=6554 if dropout else 0,
-            dropout_scale=65536 / (65536 - 6554) if dropout else 1.0,
-            dropout_site=1,
-            bias=None,
-            scale=head_dim**-0.5,
-            tf32=False,
-        )
 
 
 def milliseconds(
@@ -74,16 +106,9 @@ def milliseconds(
     time: Callable[[Callable[[], object]], float],
 ) -> float:
     """Return what `time` measures of forward, or of backward, with the present configurations."""
-    total = 0.0
-    for inputs in _inputs(width, device, tokens):
-        if kernel.startswith("forward"):
-            total += time(lambda inputs=inputs: launchers.forward(inputs))  # type: ignore[misc]
-        else:
-            out, lse = launchers.forward(inputs)
-            grad = torch.randn_like(out)
-            total += time(
-                lambda inputs=inputs, out=out, lse=lse, grad=grad: launchers.backward(  # type: ignore[misc]
-                    inputs, out, lse, grad, False
-                )
-            )
-    return total
+    inputs = _inputs(width, LENGTHS[kernel], shape.endswith("-dropout"), device, tokens)
+    if kernel.startswith("forward"):
+        return time(lambda: launchers.forward(inputs))
+    out, lse, rest = launchers.forward(inputs)
+    grad = torch.randn_like(out)
+    return time(lambda: launchers.backward_joined(inputs, out, lse, rest, grad))

@@ -1,17 +1,24 @@
 """The default configurations of the attention kernels.
 
-Chosen by registers and shared memory of compiled code (no spills, two programs on a multiprocessor of the short path),
-not by time: no GPU has been measured yet. A shape class without `-masked` holds for both.
+Chosen by registers, shared memory and instructions of compiled code (no spills), not by time: no GPU has been measured
+yet. A shape class without `-masked` or `-dropout` holds with them too, unless there is a nearer one.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastbert.kernels.configs.configuration import Config, Table
 
 
-def _short(max_seqlen: int, rows: int = 128, num_warps: int = 4) -> Config:
-    """Return one of the short path: the longest sequence it computes (0: none), and the rows of several heads."""
-    return Config(constants={"MAX_SEQLEN": max_seqlen, "BLOCK_ROWS": rows}, num_warps=num_warps)
+def _heads(rows: int, num_warps: int = 4) -> Config:
+    """Return one of up to 32 tokens: the rows of all heads of a program (0: the class is computed elsewhere)."""
+    return Config(constants={"BLOCK_ROWS": rows}, num_warps=num_warps)
+
+
+def _short(max_seqlen: int, num_warps: int = 4, max_registers: int = 0) -> Config:
+    """Return one of whole rows in registers: the longest sequence it computes (0: none)."""
+    return Config(constants={"MAX_SEQLEN": max_seqlen}, num_warps=num_warps, max_registers=max_registers)
 
 
 def _tile(queries: int, keys: int, num_warps: int, num_stages: int, max_registers: int = 0) -> Config:
@@ -19,62 +26,116 @@ def _tile(queries: int, keys: int, num_warps: int, num_stages: int, max_register
     return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
 
 
-_HOPPER = {
+def _medium(
+    max_seqlen: int, queries: int = 64, keys: int = 64, num_warps: int = 4, num_stages: int = 1, max_registers: int = 0
+) -> Config:
+    """Return one of a head per program: the longest sequence it computes (0: none), and its tile."""
+    tile = _tile(queries, keys, num_warps, num_stages, max_registers)
+    return replace(tile, constants={"MAX_MEDIUM": max_seqlen, **tile.constants})
+
+
+# Classes that the kernels with a head or more per program do not have registers for: fp32 without tensor cores, and
+# wide heads in tf32. Tiles of 32 keys take half the registers.
+_NONE = {
+    "heads": {f"ieee-{width}": _heads(0) for width in (32, 64, 128)} | {"tf32-128": _heads(0)},
+    "short": {f"ieee-{width}": _short(0) for width in (32, 64, 128)} | {"tf32-128": _short(0)},
+    "medium": {f"ieee-{width}": _medium(0) for width in (32, 64, 128)} | {"tf32-128": _medium(0)},
+}
+_HOPPER: Table = {
+    "forward_heads": {
+        **_NONE["heads"],
+        "half-32": _heads(128),
+        "half-64": _heads(128),
+        "half-128": _heads(64),
+        "tf32-32": _heads(128),
+        "tf32-64": _heads(128),
+    },
     "forward_short": {
+        **_NONE["short"],
         "half-32": _short(128),
         "half-64": _short(128),
-        "half-128": _short(128, 64),
-        "half-128-masked": _short(64, 64),
-        "tf32-32": _short(64),
-        "tf32-64": _short(64),
-        "tf32-128": _short(0),
-        "ieee-32": _short(0),
-        "ieee-64": _short(0),
-        "ieee-128": _short(0),
+        "half-128": _short(128),
+        "half-128-masked-dropout": _short(64),
+        "tf32-32": _short(128),
+        "tf32-64": _short(128),
     },
     "forward_long": {
-        "half-32": _tile(128, 64, 8, 3),
-        "half-64": _tile(128, 64, 8, 3),
-        "half-128": _tile(128, 64, 8, 3),
-        "half-128-masked": _tile(128, 32, 8, 3),
-        "tf32-32": _tile(64, 32, 4, 2),
-        "tf32-64": _tile(64, 32, 4, 2),
+        "half-32": _tile(64, 128, 4, 2),
+        # Three programs per multiprocessor, whose turns hide the loads of the others.
+        "half-32-dropout": _tile(64, 128, 4, 1, 168),
+        "half-32-masked-dropout": _tile(64, 64, 4, 2),
+        "half-64": _tile(64, 128, 4, 2),
+        "half-64-dropout": _tile(64, 128, 4, 1, 168),
+        "half-64-masked": _tile(128, 64, 8, 3),
+        "half-64-masked-dropout": _tile(64, 64, 4, 2),
+        "half-128": _tile(64, 128, 4, 2),
+        "half-128-dropout": _tile(64, 64, 4, 2),
+        "half-128-masked": _tile(128, 128, 8, 2),
+        "half-128-masked-dropout": _tile(64, 64, 4, 1),
+        "tf32-32": _tile(64, 64, 4, 2),
+        "tf32-64": _tile(64, 64, 4, 1),
         "tf32-128": _tile(64, 32, 8, 2),
         "ieee-32": _tile(32, 32, 4, 1, 255),
         "ieee-64": _tile(32, 32, 8, 1, 168),
         "ieee-128": _tile(16, 32, 8, 1, 255),
     },
+    "backward_heads": {
+        **_NONE["heads"],
+        "half-32": _heads(128),
+        "half-64": _heads(128),
+        "half-128": _heads(0),
+        "tf32-32": _heads(128),
+        "tf32-64": _heads(0),
+    },
     "backward_short": {
+        **_NONE["short"],
         "half-32": _short(128),
-        "half-32-masked": _short(64),
         "half-64": _short(128),
-        "half-64-masked": _short(64),
-        "half-128": _short(0),
-        "tf32-32": _short(32),
-        "tf32-64": _short(32, 64),
-        "tf32-128": _short(0),
-        "ieee-32": _short(0),
-        "ieee-64": _short(0),
-        "ieee-128": _short(0),
+        "half-64-masked-dropout": _short(64),
+        "half-128": _short(64),
+        "tf32-32": _short(0),
+        "tf32-64": _short(64),
+    },
+    "backward_medium": {
+        **_NONE["medium"],
+        "half-32": _medium(512, 64, 64, 4, 2),
+        "half-32-dropout": _medium(512, 64, 64, 4, 1),
+        "half-32-masked": _medium(512, 64, 64, 4, 1),
+        "half-32-masked-dropout": _medium(512, 64, 64, 8, 1),
+        "half-64": _medium(512, 64, 64, 4, 2),
+        "half-64-dropout": _medium(512, 64, 64, 4, 1),
+        "half-64-masked-dropout": _medium(512, 128, 64, 8, 1),
+        "half-128": _medium(512, 128, 64, 8, 1),
+        "half-128-masked-dropout": _medium(512, 64, 64, 8, 1),
+        "tf32-32": _medium(512, 32, 64, 8, 1),
+        "tf32-64": _medium(512, 128, 64, 8, 1),
     },
     "backward_queries": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 64, 8, 2),
-        "tf32-32": _tile(64, 32, 4, 1),
-        "tf32-64": _tile(64, 32, 4, 1),
+        "half-128": _tile(64, 64, 4, 2),
+        "half-128-dropout": _tile(64, 64, 8, 1),
+        "half-128-masked": _tile(64, 64, 8, 1),
+        "half-128-masked-dropout": _tile(32, 64, 4, 1, 255),
+        "tf32-32": _tile(64, 64, 4, 2),
+        "tf32-64": _tile(32, 64, 4, 1),
         "tf32-128": _tile(16, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(32, 32, 16, 1, 128),
+        "ieee-128": _tile(16, 32, 8, 1, 255),
     },
     "backward_keys": {
         "half-32": _tile(64, 64, 4, 2),
+        "half-32-masked": _tile(64, 64, 4, 1),
         "half-64": _tile(64, 64, 4, 2),
-        "half-64-masked": _tile(64, 64, 8, 1, 255),
-        "half-128": _tile(32, 64, 8, 1),
+        "half-64-masked": _tile(64, 64, 4, 1),
+        "half-64-masked-dropout": _tile(64, 64, 4, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "half-128-dropout": _tile(64, 64, 8, 1),
+        "half-128-masked": _tile(64, 64, 8, 1),
+        "half-128-masked-dropout": _tile(32, 64, 8, 1),
         "tf32-32": _tile(32, 64, 4, 1),
-        "tf32-64": _tile(32, 64, 4, 1),
+        "tf32-64": _tile(32, 64, 8, 1),
         "tf32-128": _tile(32, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(16, 32, 8, 1, 255),
@@ -83,9 +144,9 @@ _HOPPER = {
     "backward_bias": {
         "half-32": _tile(64, 64, 4, 1),
         "half-64": _tile(64, 64, 4, 1),
-        "half-128": _tile(64, 64, 8, 1),
-        "tf32-32": _tile(32, 32, 4, 1),
-        "tf32-64": _tile(32, 32, 4, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "tf32-32": _tile(64, 64, 4, 1),
+        "tf32-64": _tile(64, 64, 4, 1),
         "tf32-128": _tile(16, 32, 8, 1),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
@@ -96,9 +157,12 @@ _HOPPER = {
 _INTERPRETER = {
     kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
     for kernel, config in {
+        "forward_heads": _heads(128),
         "forward_short": _short(128),
         "forward_long": _tile(32, 64, 4, 1),
+        "backward_heads": _heads(128),
         "backward_short": _short(128),
+        "backward_medium": _medium(256, 64, 64),
         "backward_queries": _tile(64, 32, 4, 1),
         "backward_keys": _tile(32, 64, 4, 1),
         "backward_bias": _tile(32, 64, 4, 1),
@@ -114,71 +178,130 @@ def _changed(base: Table, **changes: dict[str, Config]) -> Table:
 # Its matrix units take both operands from registers.
 _AMPERE = _changed(
     _HOPPER,
-    forward_long={"half-128-masked": _tile(64, 64, 8, 2), "ieee-32": _tile(32, 32, 4, 1, 168)},
-    backward_short={"half-64": _short(64)},
-    backward_queries={"half-64": _tile(64, 32, 4, 2)},
+    forward_short={
+        "half-128-dropout": _short(64),
+        "half-128-masked-dropout": _short(0),
+        "tf32-64": _short(64),
+    },
+    forward_long={
+        "half-64-dropout": _tile(64, 64, 4, 2),
+        "half-128": _tile(128, 64, 8, 3),
+        "half-128-dropout": _tile(64, 64, 8, 1),
+        "half-128-masked": _tile(64, 64, 4, 1),
+        "half-128-masked-dropout": _tile(32, 64, 8, 1),
+        "tf32-64": _tile(64, 64, 4, 2),
+        "ieee-32": _tile(32, 32, 4, 1, 168),
+    },
+    backward_heads={"half-64-masked-dropout": _heads(64)},
+    backward_short={
+        "half-32-masked": _short(64),
+        "half-64": _short(64),
+        "half-64-dropout": _short(128),
+        "half-128": _short(0),
+        "tf32-64": _short(0),
+    },
+    backward_medium={
+        "half-32-masked-dropout": _medium(0),
+        "half-64": _medium(512, 32, 64, 4, 1),
+        "half-64-dropout": _medium(512, 32, 64, 8, 1),
+        "half-64-masked": _medium(512, 32, 64, 8, 1),
+        "half-64-masked-dropout": _medium(512, 32, 64, 8, 1),
+        "half-128": _medium(512, 32, 64, 8, 1),
+        "half-128-dropout": _medium(0),
+        "half-128-masked": _medium(0),
+        "half-128-masked-dropout": _medium(0),
+        "tf32-32": _medium(0),
+        "tf32-64": _medium(0),
+    },
+    backward_queries={
+        "half-64-masked": _tile(64, 64, 4, 1),
+        "half-64-masked-dropout": _tile(32, 64, 4, 1),
+        "half-128-masked-dropout": _tile(16, 64, 8, 1),
+        "tf32-32": _tile(64, 64, 4, 1),
+    },
     backward_keys={
-        "half-64": _tile(64, 64, 8, 1),
-        "half-64-masked": _tile(64, 64, 8, 1),
+        "half-32-dropout": _tile(64, 64, 8, 1),
+        "half-32-masked": _tile(64, 64, 4, 2),
+        "half-64-dropout": _tile(32, 64, 4, 1),
+        "half-64-masked": _tile(64, 64, 4, 2),
+        "half-64-masked-dropout": _tile(16, 64, 8, 1),
+        "half-128": _tile(32, 64, 8, 1),
+        "half-128-dropout": _tile(16, 64, 8, 1),
+        "half-128-masked": _tile(32, 64, 8, 1),
+        "half-128-masked-dropout": _tile(16, 64, 8, 1),
         "tf32-64": _tile(32, 32, 4, 1),
         "ieee-64": _tile(16, 32, 4, 1),
         "ieee-128": _tile(32, 32, 8, 1, 255),
     },
-    backward_bias={"half-64": _tile(64, 64, 8, 1), "half-128": _tile(32, 64, 8, 1)},
+    backward_bias={
+        "half-128": _tile(32, 64, 4, 1),
+        "tf32-32": _tile(64, 64, 8, 1),
+        "tf32-64": _tile(32, 64, 4, 1),
+    },
 )
 _BLACKWELL = _changed(
     _HOPPER,
     forward_long={
-        "half-128-masked": _tile(64, 64, 8, 2),
-        "tf32-64": _tile(64, 32, 8, 2),
+        "half-32-masked": _tile(128, 64, 8, 3),
+        "half-128": _tile(128, 128, 8, 2),
+        "half-128-masked": _tile(128, 64, 8, 3),
+        "tf32-64": _tile(64, 64, 8, 1),
         "tf32-128": _tile(32, 32, 8, 2),
     },
-    backward_queries={
-        "half-64": _tile(64, 64, 4, 2, 255),
-        "half-128": _tile(64, 64, 8, 2, 255),
-        "tf32-128": _tile(32, 32, 8, 1, 255),
-    },
-    backward_keys={"half-64": _tile(64, 64, 4, 2, 255)},
+    backward_short={"half-32-masked-dropout": _short(64)},
+    backward_medium={"half-64": _medium(512, 64, 64, 4, 1), "tf32-32": _medium(0)},
+    backward_queries={"half-128-masked-dropout": _tile(16, 64, 8, 1)},
+    backward_keys={"half-32-masked-dropout": _tile(64, 64, 8, 1)},
+    backward_bias={"half-128": _tile(64, 64, 8, 1), "tf32-64": _tile(64, 64, 8, 1)},
 )
 # 64 KiB of shared memory for all programs of a compute unit, and 64 threads in a warp.
 _CDNA3 = _changed(
     _HOPPER,
-    forward_long={
-        "half-32": _tile(128, 64, 4, 1),
-        "half-64": _tile(128, 64, 4, 1),
-        "half-128": _tile(64, 64, 4, 1),
-        "half-128-masked": _tile(64, 64, 4, 1),
-        "ieee-32": _tile(32, 32, 4, 1),
-        "tf32-128": _tile(64, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(32, 32, 4, 1),
+    forward_long={"half-128": _tile(64, 64, 4, 1), "tf32-128": _tile(64, 32, 4, 1)},
+    backward_medium={
+        "half-32": _medium(512, 64, 64, 4, 1),
+        "half-32-masked-dropout": _medium(0),
+        "half-64-masked-dropout": _medium(0),
+        "half-128": _medium(0),
+        "half-128-masked-dropout": _medium(0),
+        "tf32-32": _medium(0),
+        "tf32-64": _medium(0),
     },
     backward_queries={
-        "half-128": _tile(64, 32, 4, 1),
-        "tf32-128": _tile(64, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 4, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "half-128-dropout": _tile(32, 64, 4, 1),
+        "tf32-128": _tile(32, 32, 4, 1),
         "ieee-128": _tile(32, 32, 4, 1),
     },
     backward_keys={
-        "half-64-masked": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 32, 4, 1),
-        "half-128-masked": _tile(32, 32, 4, 1),
+        "half-128-dropout": _tile(32, 64, 4, 1),
+        "half-128-masked-dropout": _tile(32, 32, 4, 1),
+        "tf32-64": _tile(32, 64, 4, 1),
         "tf32-128": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
         "ieee-128": _tile(32, 32, 4, 1),
     },
-    backward_bias={"ieee-128": _tile(16, 32, 8, 1)},
 )
 # 99 KiB of shared memory for a program: A10, L4, L40S, RTX 30, 40 and 50.
 _SMALL = _changed(
     _AMPERE,
-    forward_long={
-        "half-32-masked": _tile(64, 64, 4, 2),
-        "half-64-masked": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 64, 4, 2),
-        "half-128-masked": _tile(64, 32, 4, 2),
+    forward_short={"tf32-32": _short(64)},
+    forward_long={"half-32-dropout": _tile(64, 64, 4, 2), "tf32-64": _tile(32, 64, 4, 1)},
+    backward_short={"half-32-dropout": _short(64), "half-64-dropout": _short(64)},
+    backward_medium={
+        "half-32": _medium(512, 32, 64, 4, 1),
+        "half-32-dropout": _medium(512, 32, 64, 8, 1),
+        "half-64": _medium(512, 32, 64, 8, 1),
     },
-    backward_keys={"tf32-128": _tile(32, 32, 8, 1)},
+    backward_queries={
+        "tf32-32": _tile(32, 32, 4, 1),
+        "tf32-64": _tile(32, 64, 8, 1),
+        "ieee-32": _tile(32, 32, 8, 1),
+    },
+    backward_keys={
+        "half-64-masked-dropout": _tile(16, 32, 8, 1),
+        "half-128-masked-dropout": _tile(16, 32, 8, 1),
+    },
+    backward_bias={"half-32": _tile(32, 64, 4, 1), "tf32-32": _tile(32, 64, 4, 1)},
 )
 TABLES: dict[str, Table] = {
     "sm_80": _AMPERE,
@@ -191,8 +314,9 @@ TABLES: dict[str, Table] = {
 }
 # The sizes that the kernels are written for: with others they do not compile, or leave sequences out.
 SIZES: dict[str, tuple[int, ...]] = {
-    "MAX_SEQLEN": (0, 32, 64, 128),
-    "BLOCK_ROWS": (32, 64, 128, 256),
+    "MAX_SEQLEN": (0, 64, 128),
+    "MAX_MEDIUM": (0, 256, 512, 1024),
+    "BLOCK_ROWS": (0, 32, 64, 128, 256),
     "BLOCK_M": (16, 32, 64, 128, 256),
     "BLOCK_N": (32, 64, 128, 256),
 }

@@ -36,11 +36,12 @@ class Config:
 Table = dict[str, dict[str, Config]]
 
 
-def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, masked: bool = False) -> str:
-    """Return what a configuration may depend on: the arithmetic of the matmuls, the padded width of a row, and whether
-    scores have a causal mask or a bias.
+def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, masked: bool = False, dropout: bool = False) -> str:
+    """Return what a configuration may depend on: the arithmetic of the matmuls, the padded width of a row, whether
+    scores have a causal mask or a bias, and whether dropout is drawn.
 
-    `half-64`: bf16 or fp16, head_dim 64; `tf32-128-masked`; `ieee-32`: fp32 without tensor cores.
+    `half-64`: bf16 or fp16, head_dim 64; `half-64-dropout`; `tf32-128-masked-dropout`; `ieee-32`: fp32 without tensor
+    cores.
     """
     arithmetic = "half" if dtype in (torch.bfloat16, torch.float16) else "tf32" if tf32 else "ieee"
-    return f"{arithmetic}-{1 << (width - 1).bit_length()}" + ("-masked" if masked else "")
+    return f"{arithmetic}-{1 << (width - 1).bit_length()}" + "-masked" * masked + "-dropout" * dropout

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.attention.tiles import keep_mask, reciprocal, softmax_row
+from fastbert.kernels.attention.dropout import keep_mask_rows
+from fastbert.kernels.attention.tiles import reciprocal, softmax_row
 from fastbert.kernels.common import LOG2_E, narrow
 from fastbert.kernels.configs.softmax import NARROWEST, WIDEST
 from fastbert.kernels.launch import architecture, launch
@@ -75,8 +76,8 @@ def _gradient(grad_ptr, column, keys, exists, first_key, row, dropout, DROPOUT: 
     dp = tl.load(grad_ptr + column, mask=(column < keys) & exists, other=0.0).to(tl.float32)
     if DROPOUT:
         head, query = row
-        key, keep_scale, threshold, site = dropout
-        keep = keep_mask(key, first_key, query, head, site, threshold, query.shape[0], BLOCK_N)
+        draws, keep_scale = dropout
+        keep = keep_mask_rows(draws, first_key, query, head, query.shape[0], BLOCK_N)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     return dp
 
@@ -116,7 +117,7 @@ def softmax_forward(
         strides = (stride_mask_sequence, stride_mask_head, stride_mask_query)
         mask_ptr = _address(mask_ptr, sequence, head, query, strides, UNIT)
     if DROPOUT:
-        key = tl.load(key_ptr + sequence, mask=exists, other=0)
+        dropout = (tl.load(key_ptr + sequence, mask=exists, other=0), site, threshold)
     if LOOPED:
         maximum = tl.full((BLOCK_M, 1), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M, 1), tl.float32)
@@ -134,14 +135,14 @@ def softmax_forward(
             )
             p = tl.exp2(s - base) * factor
             if DROPOUT:
-                p = tl.where(keep_mask(key, first_key, query, head, site, threshold, BLOCK_M, BLOCK_N), p, 0.0)
+                p = tl.where(keep_mask_rows(dropout, first_key, query, head, BLOCK_M, BLOCK_N), p, 0.0)
             _store(out_ptr, p, first, row, first_key + column, keys, exists)
     else:
         s = _scores(x_ptr, mask_ptr, stride_mask_key, column, keys, exists, scale, HAS_MASK, MASK_CONTIGUOUS)
-        p, total, _ = softmax_row(s)
+        p, total, _ = softmax_row(s, 1.0)
         p *= reciprocal(total) * keep_scale
         if DROPOUT:
-            p = tl.where(keep_mask(key, 0, query, head, site, threshold, BLOCK_M, BLOCK_N), p, 0.0)
+            p = tl.where(keep_mask_rows(dropout, 0, query, head, BLOCK_M, BLOCK_N), p, 0.0)
         _store(out_ptr, p, first, row, column, keys, exists)
 
 
@@ -165,9 +166,9 @@ def softmax_backward(
     if HAS_MASK:
         strides = (stride_mask_sequence, stride_mask_head, stride_mask_query)
         mask_ptr = _address(mask_ptr, sequence, head, query, strides, UNIT)
-    dropout = (0, keep_scale, threshold, site)
+    dropout = ((0, site, threshold), keep_scale)
     if DROPOUT:
-        dropout = (tl.load(key_ptr + sequence, mask=exists, other=0), keep_scale, threshold, site)
+        dropout = ((tl.load(key_ptr + sequence, mask=exists, other=0), site, threshold), keep_scale)
     row_index = (head, query)
     if LOOPED:
         maximum = tl.full((BLOCK_M, 1), float("-inf"), tl.float32)
@@ -194,7 +195,7 @@ def softmax_backward(
     else:
         s = _scores(x_ptr, mask_ptr, stride_mask_key, column, keys, exists, scale, HAS_MASK, MASK_CONTIGUOUS)
         dp = _gradient(grad_ptr, column, keys, exists, 0, row_index, dropout, DROPOUT, BLOCK_N)
-        p, total, _ = softmax_row(s)
+        p, total, _ = softmax_row(s, 1.0)
         p *= reciprocal(total)
         delta = tl.sum(p * dp, 1, keep_dims=True)
         _store(dx_ptr, p * (dp - delta) * scale, first, row, column, keys, exists)
@@ -203,7 +204,7 @@ def softmax_backward(
 class SoftmaxInputs(NamedTuple):
     """Scores (sequences, heads, queries, keys), a bool mask that broadcasts to them, and the dropout of their softmax.
 
-    `key`, int64 (sequences,), is None where nothing is dropped. A probability is kept where its 16-bit draw is at least
+    `key`, int64 (sequences,), is None where nothing is dropped. A probability is kept where its 8-bit draw is at least
     `threshold`, and then multiplied by `keep_scale`; `site` is the last word of the draw's counter.
     """
 

@@ -38,12 +38,20 @@ def lookup(kernel: str, shape: str, architecture: str) -> Config:
     many_rows = shape.partition("-rows")[0]
     if shape not in overrides and many_rows in overrides:
         return overrides[many_rows]
-    # A mask takes registers: where the defaults tell masked classes apart, measurements without a mask do not apply.
-    for name in (shape, shape.removesuffix("-masked"), many_rows):
+    # A mask or dropout takes registers: where the defaults tell such classes apart, measurements without do not apply.
+    for name in _classes(shape):
         for entries in (overrides, measured, defaults):
             if name in entries:
                 return entries[name]
     raise KeyError(f"no configuration of {kernel} for {shape}")
+
+
+def _classes(shape: str) -> list[str]:
+    """Return a shape class and those that hold for it too, the nearest first."""
+    unmasked = shape.replace("-masked", "")
+    many_rows = shape.partition("-rows")[0]
+    names = (shape, unmasked, shape.removesuffix("-dropout"), unmasked.removesuffix("-dropout"), many_rows)
+    return list(dict.fromkeys(names))
 
 
 _overridden: dict[str, dict[str, Config]] = {}

@@ -42,22 +42,26 @@ def test_a_gpu_without_a_table_gets_that_of_its_elders() -> None:
 
 @pytest.mark.usefixtures("path")
 def test_a_bias_has_its_own_entry_or_shares_one() -> None:
-    assert lookup("forward_long", "half-64-masked", "sm_90") == lookup("forward_long", "half-64", "sm_90")
-    assert lookup("forward_short", "half-128-masked", "sm_90") != lookup("forward_short", "half-128", "sm_90")
+    assert lookup("forward_short", "half-64-masked", "sm_90") == lookup("forward_short", "half-64", "sm_90")
+    assert lookup("backward_keys", "half-64-masked", "sm_90") != lookup("backward_keys", "half-64", "sm_90")
+    # Dropout, too; with both, the entry with dropout holds unless there is one for both.
+    assert lookup("forward_long", "half-64-dropout", "sm_90") != lookup("forward_long", "half-64", "sm_90")
+    both = lookup("forward_short", "half-64-masked-dropout", "sm_90")
+    assert both == lookup("forward_short", "half-64-dropout", "sm_90")
     with pytest.raises(KeyError, match="forward_long for half-512"):
         lookup("forward_long", "half-512", "sm_90")
 
 
 def test_a_saved_entry_replaces_the_default_on_its_gpu_only(path: Path) -> None:
     before = lookup("forward_long", "half-64", "sm_80")
-    short = Config(constants={"MAX_SEQLEN": 32, "BLOCK_ROWS": 32})
-    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
+    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "backward_keys": {"half-64": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
-    assert lookup("forward_long", "half-64-masked", "sm_90") == OTHER
-    # Shipped with an entry of its own for a bias, which the measured one without a bias must not replace.
-    assert lookup("forward_short", "half-128", "sm_90") == short
-    assert lookup("forward_short", "half-128-masked", "sm_90") != short
+    # Shipped with an entry of its own for dropout or a bias, which the measured one without must not replace.
+    assert lookup("forward_long", "half-64-dropout", "sm_90") != OTHER
+    assert lookup("backward_keys", "half-64", "sm_90") == OTHER
+    assert lookup("backward_keys", "half-64-dropout", "sm_90") == OTHER
+    assert lookup("backward_keys", "half-64-masked", "sm_90") != OTHER
     tables.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
@@ -90,11 +94,9 @@ def test_a_table_that_cannot_be_used_is_named_and_passed_over(
 @pytest.mark.parametrize(
     ("kernel", "change"),
     [
-        pytest.param(
-            "forward_short", {"constants": {"MAX_SEQLEN": 256, "BLOCK_ROWS": 128}}, id="longer-than-the-short-path"
-        ),
-        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 64, "BLOCK_ROWS": 16}}, id="no-head-in-a-program"),
-        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 64}}, id="a-name-missing"),
+        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 256}}, id="longer-than-the-short-path"),
+        pytest.param("backward_medium", {"constants": {"MAX_MEDIUM": 256, "BLOCK_M": 64}}, id="a-name-missing"),
+        pytest.param("forward_heads", {"constants": {"BLOCK_ROWS": 16}}, id="no-head-in-a-program"),
         pytest.param("forward_long", {"constants": {"BLOCK_M": 64, "BLOCK_N": 16}}, id="keys-that-dropout-shares"),
         pytest.param("forward_long", {"constants": {"BLOCK_M": 0, "BLOCK_N": 64}}, id="nothing"),
         pytest.param("forward_long", {"num_warps": 0}, id="no-warp"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -58,6 +59,24 @@ def test_each_older_checkpoint_is_read_once_at_most(tmp_path: Path, monkeypatch:
     writer.save(4, 5, 6, 7)
     assert read == ["step-00000003", "step-00000002"]
     assert writer.names() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("draws", [None, 1, checkpoint.DRAWS_FORMAT], ids=["unnamed", "older", "same"])
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_other_dropout_masks_are_reported(
+    p: float, draws: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(tmp_path)
+    writer.model.config = dataclasses.replace(writer.model.config, attention_probs_dropout_prob=p)
+    writer.save(1)
+    saved = checkpoint.load(step(tmp_path, 1))
+    assert saved.state["dropout_draws"] == checkpoint.DRAWS_FORMAT
+    state = {name: value for name, value in saved.state.items() if name != "dropout_draws"}
+    if draws is not None:
+        state["dropout_draws"] = draws
+    checkpoint.restore(dataclasses.replace(saved, state=state), writer.model, writer.optimizer)
+    reported = "drew attention's dropout masks differently; the run continues" in caplog.text
+    assert reported == (p > 0 and draws != checkpoint.DRAWS_FORMAT)
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(

@@ -34,7 +34,7 @@ def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
     assert all(record.keys() == KEYS for record in records)
     train = [record for record in records if record["split"] == "train"]
     assert [record["step"] for record in train][:4] == [1, 2, 4, 6]
-    assert train[-1]["mlm_loss"] < train[0]["mlm_loss"] - 0.05
+    assert train[-1]["mlm_loss"] < train[0]["mlm_loss"] - 0.03
     assert result.validation.mlm_loss < records[0]["mlm_loss"]
     assert [record["step"] for record in records if record["split"] == "validation"] == [50, 100, 150]
     assert 2.5 < result.unigram_cross_entropy < 4.0

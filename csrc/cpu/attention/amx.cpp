@@ -20,8 +20,6 @@ namespace {
 
 #include "cpu/simd/vector_avx512.h"
 #include "cpu/simd/vector_math.h"
-#include "cpu/attention/dropout_factors.h"
-#include "cpu/attention/philox_avx512.h"
 #include "cpu/attention/forward.h"
 #include "cpu/simd/transpose_avx512.h"
 #include "cpu/attention/forward_bf16.h"

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/dropout/dropout.h"
 #include "cpu/simd/bfloat16.h"
 
 namespace fastbert {
@@ -17,13 +18,6 @@ namespace fastbert {
 struct HeadRows {
     const void* data = nullptr;
     std::size_t token_stride = 0, head_stride = 0;
-};
-
-// Attention dropout, see cpu/dropout/dropout.h; kept probabilities are multiplied by `keep`.
-struct AttentionDropout {
-    const std::int64_t* keys = nullptr;  // (sequences,); null for no dropout
-    std::uint32_t site = 0, threshold = 0;
-    float keep = 1;
 };
 
 struct AttentionCall {

@@ -20,16 +20,13 @@ namespace {
 
 #include "cpu/simd/vector_avx2.h"
 #include "cpu/simd/vector_math.h"
-#include "cpu/attention/dropout_factors.h"
 #include "cpu/simd/transpose_avx2.h"
-#include "cpu/attention/philox_avx2.h"
 #include "cpu/attention/forward.h"
 #include "cpu/attention/forward_fp32.h"
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_fp32.h"
 
 struct Lanes : Avx2 {
-    using Words = Avx2Words;
     static constexpr std::size_t kRows = 6, kFewRows = 2;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_lanes(rows); }

@@ -20,8 +20,6 @@ namespace {
 
 #include "cpu/simd/vector_avx512.h"
 #include "cpu/simd/vector_math.h"
-#include "cpu/attention/dropout_factors.h"
-#include "cpu/attention/philox_avx512.h"
 #include "cpu/attention/forward.h"
 #include "cpu/attention/forward_fp32.h"
 #include "cpu/attention/backward.h"
@@ -29,7 +27,6 @@ namespace {
 #include "cpu/simd/transpose_avx512.h"
 
 struct Lanes : Avx512 {
-    using Words = Avx512Words;
     static constexpr std::size_t kRows = 12, kFewRows = 4;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_lanes(rows); }

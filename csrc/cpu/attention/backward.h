@@ -21,7 +21,9 @@
 inline constexpr std::size_t kKeyTile = kGradientTile, kGroup = kGradientTile;
 inline constexpr std::size_t kGroupStride = 32;
 inline constexpr std::size_t kSlot = kKeyTile * kGroupStride;
+inline constexpr std::size_t kKeepStride = kGradientBlock / 8;
 static_assert(kGradientBlock % kGroup == 0);
+static_assert(kGroup % KeepBits::kColumnQueries == 0 && KeepBits::kKeys % kKeyTile == 0);
 
 // 2^x of a score minus lse: at most about one, larger only if the rounding of a large lse shows.
 template <class V>
@@ -90,7 +92,7 @@ class AttentionBackward {
         grad_rows_ = take<Weight>(P::value_bytes(dim));
         key_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
         value_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
-        factors_ = take<float>(kKeyTile * kGroup * sizeof(float));
+        keep_bits_ = take<std::uint8_t>(KeepBits::kKeys * kKeepStride);
         biases_ = take<float>(kKeyTile * kGroup * sizeof(float));
         weights_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
         score_gradients_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
@@ -230,16 +232,16 @@ class AttentionBackward {
         const std::size_t next = std::min(kKeyTile, item_->keys - key - keys);
         prefetch(call.k, item_->key_token + key + keys, next);
         prefetch(call.v, item_->key_token + key + keys, next);
-        for (std::size_t query = first_visible_query(key, first) / kGroup * kGroup; query < count; query += kGroup) {
+        const std::size_t begin = first_visible_query(key, first) / kGroup * kGroup;
+        // Tiles are computed in the order of their keys, and a later one's queries are among those of an earlier one.
+        if (call.dropout.keys && key % KeepBits::kKeys == 0)
+            attention_column_bits(call.dropout.of(item_->sequence, item_->head), first + begin, count - begin, key,
+                                  keep_bits_ + begin / 8, kKeepStride);
+        for (std::size_t query = begin; query < count; query += kGroup) {
             float *exponentials = slot(tile_index, query), *products = exponentials + kSlot;
             P::group(key_tile_, query_columns_, query, count, keys, dim_, exponentials);
             P::group(value_tile_, grad_columns_, query, count, keys, dim_, products);
             const std::size_t queries = std::min(kGroup, count - query);
-            if (call.dropout.keys) {
-                const HeadDropout dropout(call, *item_);
-                for (std::size_t i = 0; i < queries; i += 16)
-                    dropout.column_factors<typename P::Words>(first + query + i, key, factors_ + i, kGroup);
-            }
             const bool biased = has_bias(first + query, key);
             if (biased) {
                 if (call.bias_dtype == Dtype::fp32) load_biases<float>(first + query, queries, key, keys);
@@ -265,7 +267,9 @@ class AttentionBackward {
     void exponentiate(std::size_t first, std::size_t query, std::size_t queries, std::size_t key, std::size_t keys,
                       float* exponentials, float* products) {
         const auto factor = V::broadcast(call_->forward.scale * kLog2E);
-        const float *factors = factors_, *biases = biases_;
+        const auto keep = V::broadcast(call_->forward.dropout.keep);
+        const std::uint8_t* keep_bits = keep_bits_ + key % KeepBits::kKeys * kKeepStride + query / 8;
+        const float* biases = biases_;
         for (std::size_t c = 0; c < queries; c += V::kLanes) {
             const auto shift = V::load(shifts_ + query + c);
             auto total = V::zero(), dot = V::zero();
@@ -275,7 +279,8 @@ class AttentionBackward {
                 if constexpr (BIASED) x = V::add(x, V::load(biases + r * kGroup + c));
                 auto weight = exponential_of<V>(x);
                 auto product = V::load(products + at);
-                if constexpr (DROPS) product = V::mul(product, V::load(factors + r * kGroup + c));
+                const std::uint8_t* bits = keep_bits + r * kKeepStride + c / 8;
+                if constexpr (DROPS) product = V::where_bits(bits, V::mul(product, keep), V::zero());
                 const std::size_t first_visible = first_visible_query(key + r, first + query);
                 if (c < first_visible) {
                     weight = lanes_from<V>(weight, first_visible - c);
@@ -286,8 +291,7 @@ class AttentionBackward {
                     dot = V::fma(weight, product, dot);
                 }
                 if constexpr (DROPS) {
-                    weight = V::where_less(V::zero(), V::load(factors + r * kGroup + c), weight,
-                                           V::sub(V::zero(), weight));
+                    weight = V::where_bits(bits, weight, V::sub(V::zero(), weight));
                     V::store(products + at, product);
                 }
                 V::store(exponentials + at, weight);
@@ -431,7 +435,8 @@ class AttentionBackward {
     std::size_t used_ = 0;
     std::size_t dim_, sum_stride_;
     Weight *query_columns_, *grad_columns_, *query_rows_, *grad_rows_, *key_tile_, *value_tile_;
-    float *factors_, *biases_;
+    std::uint8_t* keep_bits_;  // of 64 keys and the block's queries
+    float* biases_;
     Weight *weights_, *score_gradients_;
     float *shifts_, *totals_, *deltas_;  // per query: -lse, t and D
     std::byte* span_;

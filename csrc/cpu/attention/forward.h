@@ -1,5 +1,5 @@
 // One work item of attention, generic over the matmuls. Included inside a target region and an anonymous namespace,
-// after a vector type, vector_math.h and dropout_factors.h.
+// after a vector type and vector_math.h.
 //
 // Products provides the matmuls: it packs a block of keys and values once and loads each tile of queries. Weight is the
 // element type of probabilities, kTile the rows per tile, kBlock the keys per block; kScoreStride and kWeightStride are
@@ -66,9 +66,9 @@ float scale_and_bias(float* scores, std::size_t visible, float factor, const B* 
 
 // Convert scores (base 2, with maximum `top`) to weights 2^(score - largest), zero-padded to `width`, and return the
 // factor that rescales earlier sums. A query whose scores are all -inf keeps a total of zero; a NaN makes the total
-// NaN. Dropout `factors` are applied after summation.
+// NaN. Weights whose `keep_bits` are not set are zeroed after summation.
 template <class P>
-FASTBERT_INLINE float exponentiate(const float* scores, const float* factors, typename P::Weight* weights,
+FASTBERT_INLINE float exponentiate(const float* scores, const std::uint8_t* keep_bits, typename P::Weight* weights,
                                    std::size_t visible, std::size_t width, float top, QueryState& state) {
     using V = typename P::Vector;
     const float before = state.largest;
@@ -80,12 +80,12 @@ FASTBERT_INLINE float exponentiate(const float* scores, const float* factors, ty
     for (; i + V::kLanes <= visible; i += V::kLanes) {
         const auto x = exp2_of<V>(V::sub(V::load(scores + i), shift));
         sum = V::add(sum, x);
-        P::store_weights(weights + i, factors ? V::mul(x, V::load(factors + i)) : x);
+        P::store_weights(weights + i, keep_bits ? V::where_bits(keep_bits + i / 8, x, V::zero()) : x);
     }
     if (i < visible) {
         const auto x = first_lanes<V>(exp2_of<V>(V::sub(V::load(scores + i), shift)), visible - i, 0.0F);
         sum = V::add(sum, x);
-        P::store_weights(weights + i, factors ? V::mul(x, V::load(factors + i)) : x);
+        P::store_weights(weights + i, keep_bits ? V::where_bits(keep_bits + i / 8, x, V::zero()) : x);
         i += V::kLanes;
     }
     for (; i < width; i += V::kLanes) P::store_weights(weights + i, V::zero());
@@ -103,7 +103,7 @@ class AttentionForward {
   public:
     static std::size_t scratch_bytes(std::size_t dim) {
         return P::query_bytes(dim) + P::key_bytes(dim) + P::value_bytes(dim) + kScoreBytes + kWeightBytes +
-               kFactorBytes + kAttentionChunk * (round_up(dim, 16) * sizeof(float) + sizeof(QueryState));
+               kAttentionChunk * (round_up(dim, 16) * sizeof(float) + sizeof(QueryState));
     }
 
     static void run(const AttentionCall& call, const AttentionItem& item, std::byte* scratch) {
@@ -115,8 +115,8 @@ class AttentionForward {
     // fp32 weights overwrite the scores in place.
     static constexpr bool kInPlace = std::is_same_v<Weight, float>;
     static constexpr std::size_t kWeightBytes = kInPlace ? 0 : P::kTile * P::kWeightStride * sizeof(Weight);
-    // Dropout factors are generated for a few rows at a time, so that short rows fill vectors.
-    static constexpr std::size_t kFactorRows = 4, kFactorBytes = kFactorRows * P::kScoreStride * sizeof(float);
+    static constexpr std::size_t kKeepBytes = KeepBits::row_bytes(P::kBlock);
+    static_assert(P::kTile % KeepBits::kRowQueries == 0 && P::kBlock % KeepBits::kKeys == 0);
 
     AttentionForward(const AttentionCall& call, const AttentionItem& item, std::byte* scratch)
         : call_(call), item_(item), sum_stride_(round_up(call.dim, 16)) {
@@ -130,7 +130,6 @@ class AttentionForward {
         values_ = reinterpret_cast<Weight*>(take(P::value_bytes(call.dim)));
         scores_ = reinterpret_cast<float*>(take(kScoreBytes));
         weights_ = kInPlace ? reinterpret_cast<Weight*>(scores_) : reinterpret_cast<Weight*>(take(kWeightBytes));
-        factors_ = reinterpret_cast<float*>(take(kFactorBytes));
         sums_ = reinterpret_cast<float*>(take(kAttentionChunk * sum_stride_ * sizeof(float)));
         states_ = reinterpret_cast<QueryState*>(scratch);
     }
@@ -170,20 +169,17 @@ class AttentionForward {
         P::scores(queries_, keys_, rows, visible, keys, call_.dim, scores_);
         const std::size_t local = row - item_.first;
         float* sums = sums_ + local * sum_stride_;
+        std::uint8_t keep_bits[KeepBits::kRowQueries][kKeepBytes];
         for (std::size_t i = 0; i < rows; ++i) {
             const std::size_t row_visible = visible_keys(row + i);
             const std::size_t block_visible = row_visible > key ? std::min(row_visible - key, visible) : 0;
             float* scores = scores_ + i * P::kScoreStride;
-            const float* factors = nullptr;
-            if (call_.dropout.keys) {
-                if (i % kFactorRows == 0)
-                    HeadDropout(call_, item_)
-                        .row_factors<typename P::Words>(row + i, std::min(kFactorRows, rows - i), key, visible,
-                                                        factors_, P::kScoreStride);
-                factors = factors_ + i % kFactorRows * P::kScoreStride;
-            }
+            if (call_.dropout.keys && i % KeepBits::kRowQueries == 0)
+                attention_row_bits(call_.dropout.of(item_.sequence, item_.head), row + i, key, visible, keep_bits[0],
+                                   kKeepBytes);
+            const std::uint8_t* row_bits = call_.dropout.keys ? keep_bits[i % KeepBits::kRowQueries] : nullptr;
             const float top = prepare(scores, row + i, key, block_visible);
-            const float shrink = exponentiate<P>(scores, factors, weights_ + i * P::kWeightStride, block_visible,
+            const float shrink = exponentiate<P>(scores, row_bits, weights_ + i * P::kWeightStride, block_visible,
                                                  round_up(visible, P::kWeightStep), top, states_[local + i]);
             if (key == 0 || shrink == 1.0F) continue;
             const auto by = V::broadcast(shrink);
@@ -212,7 +208,7 @@ class AttentionForward {
         T* out = static_cast<T*>(call_.out) + (token * call_.heads + item_.head) * call_.dim;
         const float* sums = sums_ + i * sum_stride_;
         const bool empty = state.total == 0.0F;  // the sums may be uninitialised
-        const auto by = V::broadcast(empty ? 0.0F : 1.0F / state.total);
+        const auto by = V::broadcast(empty ? 0.0F : call_.dropout.keep / state.total);
         for (std::size_t d = 0; d < call_.dim; d += V::kLanes) {
             const auto x = empty ? V::zero() : V::mul(V::load(sums + d), by);
             if (d + V::kLanes <= call_.dim) {
@@ -237,7 +233,6 @@ class AttentionForward {
     Weight* values_;
     float* scores_;
     Weight* weights_;
-    float* factors_;
     float* sums_;
     QueryState* states_;
 };

@@ -13,7 +13,6 @@ struct Bf16Products {
     using Vector = Avx512;
     using Element = BFloat16;
     using Weight = BFloat16;
-    using Words = Avx512Words;
     static constexpr std::size_t kTile = 32, kBlock = 256;
     // Odd numbers of cache lines, so that neighbouring rows map to different cache sets.
     static constexpr std::size_t kScoreStride = 272, kWeightStride = 288, kQueryStride = 288;

@@ -28,7 +28,6 @@ struct Fp32Products {
     using Vector = Lanes;
     using Element = T;
     using Weight = float;
-    using Words = typename Lanes::Words;
     static constexpr std::size_t kLanes = Lanes::kLanes, kPanel = 2 * kLanes;
     static constexpr std::size_t kTile = 24, kBlock = 256;
     // 17 cache lines, so that neighbouring rows map to different cache sets.

@@ -14,15 +14,12 @@ namespace {
 
 #include "cpu/simd/vector_portable.h"
 #include "cpu/simd/vector_math.h"
-#include "cpu/attention/dropout_factors.h"
-#include "cpu/attention/philox_portable.h"
 #include "cpu/attention/forward.h"
 #include "cpu/attention/forward_fp32.h"
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_fp32.h"
 
 struct Lanes : Portable {
-    using Words = PortableWords;
     static constexpr std::size_t kRows = 2, kFewRows = 1;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) {

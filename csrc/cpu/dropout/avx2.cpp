@@ -18,33 +18,29 @@ struct Wide {
     using Word = __m256i;
 
     static FASTBERT_INLINE Word broadcast(std::uint32_t x) { return _mm256_set1_epi64x(x); }
-    // Counters of blocks, in the order that `arrange` expects.
-    template <bool kAttention>
-    static FASTBERT_INLINE Word blocks(std::uint32_t first) {
-        const Word order = kAttention ? _mm256_setr_epi64x(0, 1, 2, 3) : _mm256_setr_epi64x(0, 2, 1, 3);
-        // 32-bit addition: counters wrap around.
-        return _mm256_add_epi32(order, broadcast(first));
+    static FASTBERT_INLINE Word load(const std::uint32_t* p) {
+        return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
     }
     static FASTBERT_INLINE Word product(Word a, Word b) { return _mm256_mul_epu32(a, b); }
     static FASTBERT_INLINE Word upper(Word x) { return _mm256_srli_epi64(x, 32); }
     static FASTBERT_INLINE Word exclusive_or(Word a, Word b, Word c) {
         return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
     }
+    // The lower halves of `even` in the even 32-bit lanes, those of `odd` in the odd ones.
+    static FASTBERT_INLINE Word join(Word even, Word odd) {
+        return _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    }
 
-    // The words of four blocks as draws: block after block, or for attention their first words, their second words, and
-    // so on.
-    template <bool kAttention>
+    // Counters of a token's blocks, in the order that `arrange` expects.
+    static FASTBERT_INLINE Word blocks(std::uint32_t first) {
+        // 32-bit addition: counters wrap around.
+        return _mm256_add_epi32(_mm256_setr_epi64x(0, 2, 1, 3), broadcast(first));
+    }
+    // The words of four blocks as draws, block after block.
     static FASTBERT_INLINE void arrange(Word c0, Word c1, Word c2, Word c3, Word& first, Word& second) {
-        const Word a = _mm256_blend_epi32(c0, _mm256_slli_epi64(c1, 32), 0xAA);
-        const Word b = _mm256_blend_epi32(c2, _mm256_slli_epi64(c3, 32), 0xAA);
-        if constexpr (kAttention) {
-            const Word order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-            first = _mm256_permutevar8x32_epi32(a, order);
-            second = _mm256_permutevar8x32_epi32(b, order);
-        } else {
-            first = _mm256_unpacklo_epi64(a, b);
-            second = _mm256_unpackhi_epi64(a, b);
-        }
+        const Word a = join(c0, c1), b = join(c2, c3);
+        first = _mm256_unpacklo_epi64(a, b);
+        second = _mm256_unpackhi_epi64(a, b);
     }
 
     // All ones where a draw is kept.
@@ -78,11 +74,50 @@ struct Wide {
         store(whole + 8, high);
         std::memcpy(out, whole, count * sizeof(whole[0]));
     }
+
+    static FASTBERT_INLINE std::uint32_t reaches(Word draws, std::uint32_t threshold) {
+        const Word least = _mm256_set1_epi8(static_cast<char>(threshold));
+        const Word kept = _mm256_cmpeq_epi8(_mm256_max_epu8(draws, least), draws);
+        return static_cast<std::uint32_t>(_mm256_movemask_epi8(kept));
+    }
+    // A query's blocks are one half of a vector of each word; the halves of two words are 32 draws.
+    static FASTBERT_INLINE void row_bits(const Word (&words)[4][2], std::uint32_t threshold, std::uint8_t* bits,
+                                         std::size_t stride) {
+        // The lower halves of a word's four blocks are eight keys, the upper halves the next eight.
+        const Word order =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+        for (std::size_t i = 0; i < 4; ++i) {
+            for (std::size_t w = 0; w < 4; w += 2) {
+                const Word a = words[w][i / 2], b = words[w + 1][i / 2];
+                const Word first = _mm256_permute2x128_si256(a, b, 0x20);
+                const Word second = _mm256_permute2x128_si256(a, b, 0x31);
+                const Word draws = _mm256_shuffle_epi8(i % 2 ? second : first, order);
+                const std::uint32_t kept = reaches(draws, threshold);
+                std::memcpy(bits + i * stride + 2 * w, &kept, sizeof(kept));
+            }
+        }
+    }
+    static FASTBERT_INLINE void column_bits(const Word (&words)[4][2], std::uint32_t threshold, std::uint8_t* bits,
+                                            std::size_t stride) {
+        const Word bytes =
+            _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        const Word quads = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        for (std::size_t w = 0; w < 4; ++w) {
+            for (std::size_t i = 0; i < 2; ++i) {
+                const Word draws = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(words[w][i], bytes), quads);
+                const std::uint32_t kept = reaches(draws, threshold);
+                for (std::size_t k = 0; k < 4; ++k)
+                    bits[(16 * w + 8 * (k / 2) + k % 2) * stride + i] = static_cast<std::uint8_t>(kept >> 8 * k);
+            }
+        }
+    }
 };
 
 #include "cpu/dropout/philox_vectors.h"
+#include "cpu/dropout/attention_bits.h"
 
-constexpr DropoutKernels kKernels = {fill<Wide, std::uint16_t>, fill<Wide, std::uint32_t>};
+constexpr DropoutKernels kKernels = {fill<Wide, std::uint16_t>, fill<Wide, std::uint32_t>, row_bits<Wide>,
+                                     column_bits<Wide>};
 
 }  // namespace
 FASTBERT_TARGET_END

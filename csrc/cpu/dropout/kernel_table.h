@@ -4,21 +4,23 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/dropout/dropout.h"
+
 namespace fastbert {
 
-// A row of draws: Philox blocks with counters (first_block + i, row, head, site) under `key`, and the order in which
-// elements use their halves.
-struct DropoutRow {
-    std::uint32_t first_block = 0, row = 0, head = 0, site = 0;
+// A row of draws for a token: Philox blocks with counters (i, position, 0, site) under `key`.
+struct TokenRow {
+    std::uint32_t position = 0, site = 0;
     std::uint64_t key = 0;
-    bool attention = false;
     std::uint32_t threshold = 0;  // below 65536
 };
 
-// Write `keep` for draws that reach the threshold, else 0, to `count` elements.
 struct DropoutKernels {
-    void (*fill16)(const DropoutRow& row, std::size_t count, std::uint16_t keep, std::uint16_t* out);
-    void (*fill32)(const DropoutRow& row, std::size_t count, std::uint32_t keep, std::uint32_t* out);
+    // Write `keep` for draws that reach the threshold, else 0, to `count` elements.
+    void (*fill16)(const TokenRow& row, std::size_t count, std::uint16_t keep, std::uint16_t* out);
+    void (*fill32)(const TokenRow& row, std::size_t count, std::uint32_t keep, std::uint32_t* out);
+    decltype(&attention_row_bits) row_bits;
+    decltype(&attention_column_bits) column_bits;
 };
 
 inline constexpr int kDropoutRounds = 7;  // the fewest that pass the BigCrush tests (Salmon et al. 2011, table 2)

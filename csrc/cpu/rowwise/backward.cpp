@@ -107,7 +107,8 @@ void embedding_layer_norm_backward(const EmbeddingNormBackwardCall& arguments) {
 void softmax_backward(const SoftmaxBackwardCall& call) {
     const SoftmaxCall& forward = call.forward;
     const std::size_t rows = forward.sizes[0] * forward.sizes[1] * forward.sizes[2], keys = forward.sizes[3];
-    run(rows, keys, 2 * keys, 0, nullptr, [&](std::size_t first, std::size_t last, float* floats, float*) {
+    const std::size_t scratch = 2 * keys + softmax_bits_floats(forward);
+    run(rows, keys, scratch, 0, nullptr, [&](std::size_t first, std::size_t last, float* floats, float*) {
         kernels().softmax[index(forward.dtype)](call, first, last, floats);
     });
 }

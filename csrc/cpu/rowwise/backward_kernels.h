@@ -210,17 +210,18 @@ void softmax_backward_rows(const SoftmaxBackwardCall& call, std::size_t first, s
     const SoftmaxCall& forward = call.forward;
     const std::size_t keys = forward.sizes[3];
     float *p = scratch, *dp = scratch + keys;
+    auto* bits = reinterpret_cast<std::uint8_t*>(scratch + 2 * keys);
+    const F keep = V::broadcast(forward.dropout.keep);
     for (std::size_t row = first; row < last; ++row) {
         const ScoreOffsets offsets(forward, row);
-        const bool drops = forward.dropout.keys;
-        if (drops) forward.dropout.mask(offsets.index, keys, dp);
+        const std::uint8_t* keep_bits = row_keep_bits(forward, offsets, row == first, bits);
         const F factor = V::broadcast(row_exponentials<V, T>(forward, offsets, p));
         const T* grad = static_cast<const T*>(call.grad) + row * keys;
         Sums<V> sums;
         for_each_vector<V>(keys, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
             const F probability = V::mul(part.load(static_cast<const float*>(p) + i), factor);
             F slope = part.load(grad + i);
-            if (drops) slope = V::mul(slope, part.load(static_cast<const float*>(dp) + i));
+            if (keep_bits) slope = V::where_bits(keep_bits + i / 8, V::mul(slope, keep), V::zero());
             part.store(p + i, probability);
             part.store(dp + i, slope);
             sums.partial[slot] = V::fma(probability, slope, sums.partial[slot]);

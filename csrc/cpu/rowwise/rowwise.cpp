@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu/dropout/dropout.h"
 #include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/rowwise/scratch.h"
@@ -69,11 +68,6 @@ void RowDropout::mask(std::size_t row, std::size_t width, float* out) const {
                       static_cast<std::uint64_t>(keys[which]), threshold, keep);
 }
 
-void ScoresDropout::mask(const std::size_t (&index)[3], std::size_t count, float* out) const {
-    attention_dropout_row(out, 0, count, static_cast<std::uint32_t>(index[2]), static_cast<std::uint32_t>(index[1]),
-                          site, static_cast<std::uint64_t>(keys[index[0]]), threshold, keep);
-}
-
 void layer_norm(const LayerNormCall& arguments) {
     LayerNormCall call = arguments;
     const Fp32Vector weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
@@ -129,7 +123,7 @@ std::optional<BadId> embedding_layer_norm(const EmbeddingCall& arguments) {
 void softmax(const SoftmaxCall& call) {
     const std::size_t rows = call.sizes[0] * call.sizes[1] * call.sizes[2];
     const std::size_t keys = call.sizes[3];
-    run(kernels().softmax[index(call.dtype)], call, rows, keys, call.dropout.keys ? 2 * keys : keys);
+    run(kernels().softmax[index(call.dtype)], call, rows, keys, keys + softmax_bits_floats(call));
 }
 
 void dropout_rows(const DropoutCall& call) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 
+#include "cpu/dropout/dropout.h"
 #include "cpu/simd/bfloat16.h"
 
 namespace fastbert {
@@ -49,16 +50,6 @@ struct RowDropout {
 
     // Write the mask of a row: `width` floats, 0 or `keep`. The sequence id is clamped to the existing keys.
     void mask(std::size_t row, std::size_t width, float* out) const;
-};
-
-// Dropout of attention probabilities.
-struct ScoresDropout {
-    const std::int64_t* keys = nullptr;  // (sequences,); null for no dropout
-    std::uint32_t site = 0, threshold = 0;
-    float keep = 1.0F;
-
-    // Write the mask row of a sequence, head and query.
-    void mask(const std::size_t (&index)[3], std::size_t keys, float* out) const;
 };
 
 // The affine part of LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias.
@@ -147,7 +138,7 @@ struct SoftmaxCall {
     std::ptrdiff_t mask_strides[4] = {};
     float scale = 1.0F;
     void* out = nullptr;
-    ScoresDropout dropout;
+    AttentionDropout dropout;
 };
 
 // y = dropout(x).

@@ -56,4 +56,9 @@ inline std::size_t scratch_stride(std::size_t scratch) {
     return scratch ? (scratch / AlignedFloats::kLine + 2) * AlignedFloats::kLine : 0;
 }
 
+// The scratch memory for the keep bits of four rows of probabilities, in floats.
+inline std::size_t softmax_bits_floats(const SoftmaxCall& call) {
+    return call.dropout.keys ? KeepBits::kRowQueries * KeepBits::row_bytes(call.sizes[3]) / sizeof(float) : 0;
+}
+
 }  // namespace fastbert

@@ -69,19 +69,32 @@ FASTBERT_INLINE float row_exponentials(const SoftmaxCall& call, const ScoreOffse
     return exponentials<V>(scratch, call.sizes[3]);
 }
 
+// Return the keep bits of a row, null without dropout. Those of four queries are drawn at once, into `bits`, when the
+// first of them is reached: the thread's first row, or one whose query is a multiple of four.
+inline const std::uint8_t* row_keep_bits(const SoftmaxCall& call, const ScoreOffsets& offsets, bool first_row,
+                                         std::uint8_t* bits) {
+    if (!call.dropout.keys) return nullptr;
+    const std::size_t keys = call.sizes[3], stride = KeepBits::row_bytes(keys);
+    const std::size_t local = offsets.index[2] % KeepBits::kRowQueries;
+    if (first_row || local == 0)
+        attention_row_bits(call.dropout.of(offsets.index[0], offsets.index[1]), offsets.index[2] - local, 0, keys, bits,
+                           stride);
+    return bits + local * stride;
+}
+
 template <class V, class T>
 void softmax_rows(const SoftmaxCall& call, std::size_t first, std::size_t last, float* scratch) {
     const std::size_t keys = call.sizes[3];
-    float* dropped = call.dropout.keys ? scratch + keys : nullptr;
+    auto* bits = reinterpret_cast<std::uint8_t*>(scratch + keys);
     for (std::size_t row = first; row < last; ++row) {
         const ScoreOffsets offsets(call, row);
-        if (dropped) call.dropout.mask(offsets.index, keys, dropped);
-        const typename V::Float factor = V::broadcast(row_exponentials<V, T>(call, offsets, scratch));
+        const std::uint8_t* keep_bits = row_keep_bits(call, offsets, row == first, bits);
+        const typename V::Float factor =
+            V::broadcast(row_exponentials<V, T>(call, offsets, scratch) * call.dropout.keep);
         T* out = static_cast<T*>(call.out) + row * keys;
         for_each_vector<V>(keys, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
-            auto value = V::mul(part.load(static_cast<const float*>(scratch) + i), factor);
-            if (dropped) value = V::mul(value, part.load(static_cast<const float*>(dropped) + i));
-            part.store(out + i, value);
+            const auto value = V::mul(part.load(static_cast<const float*>(scratch) + i), factor);
+            part.store(out + i, keep_bits ? V::where_bits(keep_bits + i / 8, value, V::zero()) : value);
         });
     }
 }

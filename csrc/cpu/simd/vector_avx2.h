@@ -98,4 +98,10 @@ struct Avx2 {
     static FASTBERT_INLINE Float where_less(Float a, Float b, Float yes, Float no) {
         return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
     }
+    static FASTBERT_INLINE Float where_bits(const std::uint8_t* bits, Float yes, Float no) {
+        // Move each lane's bit to the sign, which selects.
+        const __m256i shifts = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+        const __m256i signs = _mm256_sllv_epi32(_mm256_set1_epi32(*bits), shifts);
+        return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(signs));
+    }
 };

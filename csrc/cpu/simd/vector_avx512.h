@@ -87,4 +87,9 @@ struct Avx512 {
     static FASTBERT_INLINE Float where_less(Float a, Float b, Float yes, Float no) {
         return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
     }
+    static FASTBERT_INLINE Float where_bits(const std::uint8_t* bits, Float yes, Float no) {
+        std::uint16_t mask;
+        std::memcpy(&mask, bits, sizeof(mask));
+        return _mm512_mask_blend_ps(mask, no, yes);
+    }
 };

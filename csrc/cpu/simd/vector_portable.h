@@ -141,4 +141,10 @@ struct Portable {
         for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = a.lane[i] < b.lane[i] ? yes.lane[i] : no.lane[i];
         return r;
     }
+    // Lane i of `yes` where bit i % 8 of byte i / 8 is set, else of `no`.
+    static FASTBERT_INLINE Float where_bits(const std::uint8_t* bits, Float yes, Float no) {
+        Float r;
+        for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = *bits & 1U << i ? yes.lane[i] : no.lane[i];
+        return r;
+    }
 };

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.native import buffers, caching_allocator
 from fastbert.ops.operation import NativeBackend, Reason
 
@@ -120,7 +120,7 @@ def _kernel_inputs(arguments: AttentionArguments) -> tuple[_C.AttentionArguments
     key, dropout, dropout_scale = arguments.dropout_key, (0, 0, 0), 1.0
     if key is not None:
         key = key.contiguous()
-        threshold, dropout_scale = quantized(arguments.dropout_p)
+        threshold, dropout_scale = quantized_attention(arguments.dropout_p)
         dropout = (buffers.address("dropout_key", key), arguments.dropout_site, threshold)
     inputs = _C.AttentionArguments(
         _strided("q", q),

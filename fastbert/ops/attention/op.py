@@ -46,8 +46,10 @@ def attention(
     integers on the host, are at least the longest lengths. With `causal`, the last query attends to all keys and each
     query before it to one key fewer. `bias` (heads, queries, keys) is added to the scores and gets a gradient; it
     counts as 0 beyond its shape. `scale` defaults to 1 / sqrt(head_dim). With `dropout_p`, `dropout_key` int64
-    (sequences,) and `dropout_site` determine the mask; keys are drawn on the device if there are none. A query with no
-    visible key, or with a bias of -inf for all of them, gets zeros.
+    (sequences,) and `dropout_site` determine the mask; keys are drawn on the device if there are none. `dropout_p`
+    counts in steps of 1/256: it is rounded to the nearest, an error of at most 1/512 (a smaller positive p becomes
+    1/256), and kept probabilities are scaled by what it is rounded to. A query with no visible key, or with a bias of
+    -inf for all of them, gets zeros.
 
     Returns (tokens_q, heads, head_dim) in the dtype of q; under autocast q, k and v are cast to its dtype first. Sums
     and the softmax are fp32. fp32 matmuls follow `torch.set_float32_matmul_precision`. Results and gradients are the
@@ -104,42 +106,62 @@ tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @custom_op.operator("fastbert::attention")
-def _forward(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor]:
-    """Return the output, and the rows' log-sum-exp (heads, tokens_q) fp32 in the backend's own units."""
-    return ATTENTION.backend(backend).forward(arguments)
+def _forward(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, the rows' log-sum-exp (heads, tokens_q) fp32 in the backend's own units, and what rounding
+    removed from the output, where backward needs it: (tokens_q or 0, heads, head_dim)."""
+    out, lse, *rest = ATTENTION.backend(backend).forward(arguments)
+    return out, lse, rest[0] if rest else _empty_rest(arguments)
+
+
+def _empty_rest(arguments: AttentionArguments, rows: int = 0) -> Tensor:
+    return arguments.q.new_empty((rows, *arguments.q.shape[1:]))
 
 
 @_forward.register_fake
-def _(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor]:
+def _(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor, Tensor]:
     q = arguments.q
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+    rows = ATTENTION.backend(backend).rest_rows(arguments) if backend == "triton" else 0
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse, _empty_rest(arguments, rows)
 
 
 @custom_op.operator("fastbert::attention_backward")
 def _backward(
-    grad: Tensor, out: Tensor, lse: Tensor, arguments: AttentionArguments, backend: str, bias_gradient: bool
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rest: Tensor,
+    arguments: AttentionArguments,
+    backend: str,
+    bias_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and of the bias, the last empty without `bias_gradient`."""
-    dq, dk, dv, dbias = ATTENTION.backend(backend).backward(arguments, out, lse, grad.contiguous(), bias_gradient)
+    saved = (out, lse, rest) if backend == "triton" else (out, lse)
+    dq, dk, dv, dbias = ATTENTION.backend(backend).backward(arguments, *saved, grad.contiguous(), bias_gradient)
     return dq, dk, dv, grad.new_empty(0) if dbias is None else dbias
 
 
 @_backward.register_fake
 def _(
-    grad: Tensor, out: Tensor, lse: Tensor, arguments: AttentionArguments, backend: str, bias_gradient: bool
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rest: Tensor,
+    arguments: AttentionArguments,
+    backend: str,
+    bias_gradient: bool,
 ) -> tuple[Tensor, ...]:
     tensors: tuple[Any, ...] = (*arguments[:3], arguments.bias if bias_gradient else grad.new_empty(0))
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     custom_op.save(ctx, *output, *inputs)
     ctx.set_materialize_grads(False)
 
 
 @_forward.register_autograd(setup_context=_setup_context)
-def _(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+def _(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     if grad is not None:
         bias_gradient = ctx.needs_input_grad[_BIAS]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
 
@@ -30,8 +30,16 @@ class Triton(TritonBackend[AttentionArguments]):
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
         return unsupported_dtype("q", arguments.q) or _unsupported_strides(arguments)
 
-    def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
-        """Return the output, and lse (heads, tokens_q) fp32 in units of log2. Raises UserError for other strides."""
+    def rest_rows(self, arguments: AttentionArguments) -> int:
+        """Return the tokens of the third output of `forward`."""
+        from fastbert.kernels.attention import launchers
+
+        return launchers.rest_rows(kernel_inputs(arguments))
+
+    def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, lse (heads, tokens_q) fp32 in units of log2, and what rounding removed from the output.
+
+        The last has no rows where backward does not need it. Raises UserError for other strides."""
         from fastbert.kernels.attention import launchers
 
         arguments.check_offsets()
@@ -39,15 +47,21 @@ class Triton(TritonBackend[AttentionArguments]):
         reason = _unsupported_strides(arguments)
         if reason is not None:
             raise UserError(reason.text)
-        return launchers.forward(kernel_inputs(arguments))
+        return launchers.forward(kernel_inputs(arguments), with_lse)
 
     def backward(
-        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+        self,
+        arguments: AttentionArguments,
+        out: Tensor,
+        lse: Tensor,
+        rest: Tensor,
+        grad: Tensor,
+        bias_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias."""
         from fastbert.kernels.attention import launchers
 
-        return launchers.backward(kernel_inputs(arguments), out, lse, grad, bias_gradient)
+        return launchers.backward(kernel_inputs(arguments), out, lse, rest, grad, bias_gradient)
 
 
 def _unsupported_strides(arguments: AttentionArguments) -> Reason | None:
@@ -68,7 +82,7 @@ def kernel_inputs(arguments: AttentionArguments) -> AttentionInputs:
     """Return the arguments as the launchers of `fastbert.kernels.attention` take them."""
     from fastbert.kernels.attention.launchers import AttentionInputs
 
-    threshold, dropout_scale = quantized(arguments.dropout_p)
+    threshold, dropout_scale = quantized_attention(arguments.dropout_p)
     return AttentionInputs(
         q=arguments.q,
         k=arguments.k,

@@ -1,9 +1,14 @@
 """The sites and keys of token dropout, and the arguments of `dropout` as every backend receives them.
 
 A mask is a function of the key of a sequence, the layer and site, and the position of an element, never of state: the
-counter of an element's Philox block is (block, position in the sequence or query, head, layer and site), and the
-element owns 16 of the block's bits; `fastbert.ops.reference` defines which. A mask is therefore the same on every
-device, in every batch that holds the sequence, and when a checkpointed layer is recomputed.
+counter of an element's Philox block is (block, position in the sequence or query, head, layer and site), and an
+element of a token vector owns 16 of the block's bits, an attention probability eight; `fastbert.ops.reference` defines
+which. A mask is therefore the same on every device, in every batch that holds the sequence, and when a checkpointed
+layer is recomputed.
+
+Attention draws a number per pair of tokens, and is bound by arithmetic: with eight bits two probabilities cost as much
+as one with sixteen. Dropout of token vectors is bound by memory bandwidth: there fewer bits would gain nothing, and p
+keeps its resolution.
 """
 
 from __future__ import annotations
@@ -17,6 +22,10 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.checks import check_devices, check_dropout, check_tensor
+
+DRAWS_FORMAT = 2
+"""The number of this definition of masks. Checkpoints record it, since a run continues to the same bits only under the
+definition that it began with. 1: attention, too, owned 16 bits per element."""
 
 
 class Site(IntEnum):
@@ -97,9 +106,20 @@ def flatten(dropout: TokenDropout | None) -> FlatDropout:
 
 
 def quantized(p: float) -> tuple[int, float]:
-    """Return the 16-bit threshold of a dropout probability, and the factor 1 / (1 - p) that belongs to it."""
+    """Return the 16-bit threshold of a dropout probability of tokens, and the factor of the elements that are kept."""
     threshold = min(round(p * 65536), 65535)
     return threshold, 65536 / (65536 - threshold)
+
+
+def quantized_attention(p: float) -> tuple[int, float]:
+    """Return the 8-bit threshold of a dropout probability of attention, and the factor of what is kept.
+
+    A probability is dropped if its draw, 0 to 255, is below the threshold. p is thus rounded to the nearest of 1/256,
+    2/256, ... 255/256, and a positive p never to 0: the error is at most 1/512 for p from 1/512 to 511/512, and below
+    1/256 outside. The factor is that of the rounded p, so expectations are exact.
+    """
+    threshold = min(max(round(p * 256), int(p > 0)), 255)
+    return threshold, 256 / (256 - threshold)
 
 
 class DropoutArguments(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastbert import _C
 from fastbert.ops import dispatch, reference
 from fastbert.ops.custom_op import operator
-from fastbert.ops.dropout.arguments import TokenDropout, quantized
+from fastbert.ops.dropout.arguments import TokenDropout, quantized, quantized_attention
 from fastbert.ops.native import buffers
 
 # The generator receives the bits of 1 / (1 - p) in the dtype of the mask.
@@ -35,9 +35,9 @@ def token_mask(dropout: TokenDropout, width: int, dtype: torch.dtype) -> Tensor:
 def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site: int, dtype: torch.dtype) -> Tensor:
     """Return the mask of attention probabilities of sequences of one length, each element 0 or 1 / (1 - p).
 
-    `shape` is (sequences, heads, queries, keys), `key` int64 (sequences,).
+    `shape` is (sequences, heads, queries, keys), `key` int64 (sequences,); p is rounded as in `quantized_attention`.
     """
-    threshold, scale = quantized(p)
+    threshold, scale = quantized_attention(p)
     # A mode that records the call, or a fake tensor, has no memory to write to.
     if _has_generator(dtype, key.device) and buffers.direct(key):
         mask = torch.empty(shape, dtype=dtype, device="cpu")

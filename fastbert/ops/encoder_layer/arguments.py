@@ -58,9 +58,9 @@ class LayerBatch:
     cu_seqlens: Tensor
     max_seqlen: int
     attention_p: float = 0.0
-    """Dropout probability of attention's probabilities."""
+    """Dropout probability of attention's probabilities; rounded to a multiple of 1/256, an error of at most 1/512."""
     attention_output_p: float = 0.0
-    """Dropout probability behind attention's output projection."""
+    """Dropout probability behind attention's output projection; it counts in steps of 1/65536, as the next."""
     output_p: float = 0.0
     """Dropout probability behind the feed-forward network."""
     dropout_key: Tensor | None = None

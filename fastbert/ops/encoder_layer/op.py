@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastbert.io.log import logger
 from fastbert.ops import custom_op, dispatch
-from fastbert.ops.attention.op import tf32_allowed
+from fastbert.ops.attention.op import ATTENTION, tf32_allowed
 from fastbert.ops.autocast import matmul_dtype, without_autocast
 from fastbert.ops.encoder_layer import accumulating, eager, flat_layer, native, triton
 from fastbert.ops.encoder_layer.arguments import (
@@ -137,7 +137,7 @@ def _forward(
 def _(
     x: Tensor, parameters: list[Tensor], spec: str, batch: FlatBatch, index: int, dtype: torch.dtype, *others: Any
 ) -> list[Tensor]:
-    (tokens, width), (_, save, _) = x.shape, others
+    (tokens, width), (tf32, save, backend) = x.shape, others
     rows = tokens if batch.token_indices is None else batch.token_indices.shape[0]
     inner, heads = LayerParameters(*parameters).intermediate.shape[0], decode_spec(spec).self_attention.heads
 
@@ -149,7 +149,13 @@ def _(
         return [y]
     statistics = [empty(rows, kind=torch.float32) for _ in range(4)]
     lse = empty(heads, tokens, kind=torch.float32)
-    saved = [empty(tokens, 3 * width), empty(tokens, width), lse, empty(rows, width), *statistics[:2]]
+    saved = [empty(tokens, 3 * width), empty(tokens, width), lse]
+    if backend == "triton":
+        layer = (LayerParameters(*parameters), decode_spec(spec), batch.rebuild())
+        attention = EncoderLayerArguments(x, *layer, index, dtype, tf32).attention(saved[0])
+        rest_rows = ATTENTION.backend(backend).rest_rows(attention)
+        saved.append(empty(rest_rows, *attention.q.shape[1:]))
+    saved += [empty(rows, width), *statistics[:2]]
     saved += [empty(rows, inner), empty(rows, width), *statistics[2:]]
     return [y, *saved, *([empty(rows, width)] if save == SAVE_ALL else [])]
 

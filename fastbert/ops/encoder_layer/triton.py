@@ -57,8 +57,9 @@ class Triton(TritonBackend[EncoderLayerArguments]):
         return Reason(f"a parameter is neither {dtype} nor float32, or not on {x.device}")
 
     def forward(self, arguments: EncoderLayerArguments, save: int, operands: Operands | None = None) -> list[Tensor]:
-        """Return [y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if
-        everything is. `operands` are the weights in the dtype of matmuls; None: they are cast here."""
+        """Return [y2] and, unless nothing is saved: qkv, context, lse, what rounding removed from context, z1, mean1,
+        rstd1, u, z2, mean2, rstd2, and y1 if everything is. `operands` are the weights in the dtype of matmuls; None:
+        they are cast here."""
         from fastbert.kernels.attention import launchers
         from fastbert.kernels.linear.feed_forward import up_projection
         from fastbert.kernels.norm import layer_norm
@@ -69,7 +70,7 @@ class Triton(TritonBackend[EncoderLayerArguments]):
         qkv = F.linear(x.to(dtype), operands.projections, operands.projection_bias)
         attention = arguments.attention(qkv)
         attention.check_offsets()
-        context, lse = launchers.forward(kernel_inputs(attention))
+        context, lse, context_rest = launchers.forward(kernel_inputs(attention), keep)
         context = context.flatten(1)
         y1, z1, mean1, rstd1 = layer_norm.forward(
             batch.gather(context) @ operands.attention_output.t(), w.attention_output_bias, batch.gather(x),
@@ -83,7 +84,7 @@ class Triton(TritonBackend[EncoderLayerArguments]):
         )  # fmt: skip
         if not keep:
             return [y2]
-        saved = [qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2]
+        saved = [qkv, context, lse, context_rest, z1, mean1, rstd1, u, z2, mean2, rstd2]
         return [y2, *saved, *([y1] if save == SAVE_ALL else [])]
 
     def backward(
@@ -121,7 +122,7 @@ def _backward(
     from fastbert.kernels.norm import layer_norm
 
     x, w, _, batch, index, dtype, *_ = arguments
-    qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
+    qkv, context, lse, context_rest, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
     if rest:
         y1 = rest[0]
     else:
@@ -150,7 +151,7 @@ def _backward(
     dcontext = batch.scatter(do @ operands.attention_output, len(x))
     attention = kernel_inputs(arguments.attention(qkv))
     shape = attention.q.shape
-    dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+    dqkv = launchers.backward_joined(attention, context.view(shape), lse, context_rest, dcontext.view(shape)).flatten(1)
     sink.matrix("projections", dqkv.t(), x.to(dtype))
     sink.column_sums("projection_biases", dqkv)
     if not needs_x:

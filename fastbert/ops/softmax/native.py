@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastbert import _C
-from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.native import buffers, rowwise
 from fastbert.ops.native.caching_allocator import empty
 from fastbert.ops.operation import NativeBackend, Reason
@@ -55,7 +55,7 @@ def _kernel_inputs(arguments: SoftmaxArguments) -> tuple[_KernelInputs, tuple[Te
     dropout = None
     if dropout_key is not None:
         dropout_key = dropout_key.contiguous()
-        dropout = (dropout_key.data_ptr(), dropout_site, *quantized(dropout_p))
+        dropout = (dropout_key.data_ptr(), dropout_site, *quantized_attention(dropout_p))
     values = (
         scores.shape, buffers.DTYPES[scores.dtype], scores.data_ptr(), scores.stride(), buffers.address("mask", mask),
         (0, 0, 0, 0) if mask is None else mask.stride(), scale, dropout,

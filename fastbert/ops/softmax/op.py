@@ -32,8 +32,8 @@ def softmax(
     scores (sequences, heads, queries, keys) of any floating dtype. `mask` bool, True where a query attends to a key,
     broadcasts to `scores` and is not expanded in memory; a query without a visible key, or whose scores are all -inf,
     gets zeros, and its scores a gradient of zero. `dropout_p` is at least 0 and below 1; `dropout_key` int64
-    (sequences,) and `dropout_site` decide what is dropped, as in `attention`. Without keys, one per sequence is drawn
-    on the device.
+    (sequences,) and `dropout_site` decide what is dropped, with `dropout_p` in steps of 1/256, as in `attention`.
+    Without keys, one per sequence is drawn on the device.
 
     Returns probabilities in the shape and dtype of `scores`; maxima, exponentials and sums are fp32 inside (float64 for
     float64). Backward recomputes the probabilities from `scores`. The `triton` backend supports bf16, fp16 and fp32

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.operation import Reason
 from fastbert.ops.softmax.arguments import SoftmaxArguments
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
@@ -46,4 +46,4 @@ def _inputs(arguments: SoftmaxArguments) -> SoftmaxInputs:
     from fastbert.kernels.softmax.softmax import SoftmaxInputs
 
     scores, mask, scale, dropout_p, dropout_key, dropout_site = arguments
-    return SoftmaxInputs(scores, mask, scale, dropout_key, *quantized(dropout_p), dropout_site)
+    return SoftmaxInputs(scores, mask, scale, dropout_key, *quantized_attention(dropout_p), dropout_site)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from attention_kernels import DTYPES, GPU, NAMES, Inputs, check
 from fastbert.ops import reference
 
 pytest.importorskip("triton", reason="needs triton")
+
+from fastbert.kernels.tuning import tables
 
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([pytest.mark.gpu] if GPU else [])]
@@ -30,18 +33,52 @@ LENGTHS = [
 ]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="delta is summed from the rounded output, until the backward kernels are rewritten to sum it from P and dP",
-)
-def test_one_visible_key_of_a_long_sequence_has_no_gradient() -> None:
-    """The first query of a causal sequence sees one key: its softmax is constant, so dq and dk are zero. The kernels of
-    short sequences sum delta from P and dP already."""
-    inputs = Inputs([140], [140], seed=0, dtype=torch.bfloat16, heads=1, dropout_p=0.3, causal=True)
-    inputs.gradient[1:] = 0
-    _, dq, dk, _ = inputs.run(inputs.triton)
-    assert max(dq.abs().max(), dk.abs().max()) <= 1e-4
+@pytest.fixture
+def without_medium(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute backward of all sequences beyond the short ones by the kernels for the longest."""
+    lookup = tables.lookup
+
+    def changed(kernel: str, shape: str, architecture: str) -> tables.Config:
+        config = lookup(kernel, shape, architecture)
+        if kernel == "backward_medium":
+            return replace(config, constants={**config.constants, "MAX_MEDIUM": 0})
+        return config
+
+    monkeypatch.setattr(tables, "lookup", changed)
+
+
+def check_single_keys(seed: int, *, causal: bool) -> None:
+    for length in (9, 40, 100, 140):
+        key_lengths = [length if causal else 1]
+        options = {"dtype": torch.bfloat16, "heads": 1, "dropout_p": 0.3, "causal": causal}
+        inputs = Inputs([length], key_lengths, seed=seed, **options)
+        if causal:
+            inputs.gradient[1:] = 0
+        _, dq, dk, _ = inputs.run(inputs.triton)
+        assert not dq.any(), length
+        assert not dk.any(), length
+
+
+def test_a_query_with_one_visible_key_has_no_gradient(seed) -> None:
+    """Its softmax is constant: dq and dk are zeros, whatever rounding does."""
+    check_single_keys(seed, causal=True)
+    check_single_keys(seed, causal=False)
+
+
+def test_the_longest_sequences(without_medium: None, seed) -> None:
+    check_single_keys(seed, causal=True)
+    check_single_keys(seed, causal=False)
+    flags = {"causal": True, "dropout_p": 0.2, "bias": True}
+    check(Inputs([5, 40, 130, 0], [9, 3, 150, 140], seed=seed, dtype=torch.float32, **flags))
+    check(Inputs([140], [140], seed=seed, dtype=torch.float32, heads=1, dropout_p=0.2))
+    check(Inputs([140, 129], [140, 129], seed=seed, dtype=torch.bfloat16, heads=1))
+    lengths = [5, 140]
+    options = {"seed": seed, "dtype": torch.float16, "heads": 2}
+    inputs = Inputs(lengths, lengths, dropout_p=0.1, **options)
+    together = inputs.run(inputs.triton)
+    inputs.tensors[2][2] = math.nan
+    for mine, again in zip(inputs.run(inputs.triton), together):
+        assert torch.equal(mine[5:], again[5:])
 
 
 @pytest.mark.parametrize(("lengths_q", "lengths_k"), LENGTHS)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastbert import cpu_capability, ops, use_backend
 from fastbert.errors import UserError
+from fastbert.ops import reference
 from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.attention.native import Native
 from fastbert.ops.attention.op import _forward
@@ -111,6 +112,23 @@ def test_gradients_are_as_accurate_as_eager(
     case(LENGTHS, keys, dtype, seed, dim=64, causal=causal, **options).check()
 
 
+def test_forward_and_backward_drop_what_the_oracle_drops(dtype: torch.dtype) -> None:
+    """Equal scores and values of one column per key show the mask in the output, and in the gradient of the values."""
+    queries, keys, heads, dim = [200, 37], [190, 250], 2, 256
+    options = dropped(2, 0.3)
+    q, k = (torch.zeros(sum(lengths), heads, dim, dtype=dtype) for lengths in (queries, keys))
+    columns = torch.eye(dim, dtype=dtype)[:, None].expand(dim, heads, dim)
+    v = torch.cat([columns[:length] for length in keys])
+    grad = torch.cat([columns[:length] for length in queries])
+    out, _, _, dv = Case([q, k, v], grad, queries, keys, options).run("native")
+    outputs, gradients = out.split(queries), dv.split(keys)
+    for i, (count, length) in enumerate(zip(queries, keys, strict=True)):
+        args = (heads, count, length, 0.3, options["dropout_key"][i], options["dropout_site"])
+        mask = reference.attention_dropout_mask(*args) != 0
+        assert torch.equal(outputs[i][..., :length].transpose(0, 1) != 0, mask)
+        assert torch.equal(gradients[i][..., :count].permute(1, 2, 0) != 0, mask)
+
+
 @pytest.mark.parametrize("dim", [1, 20, 33, 80, 256])
 def test_any_head_dim(dtype: torch.dtype, dim: int, seed: int) -> None:
     case([5, 0, 35], [18, 3, 37], dtype, seed, dim=dim, causal=True, scale=0.37).check()
@@ -138,7 +156,7 @@ def test_long_sequences_go_by_blocks_of_queries(dtype: torch.dtype, causal: bool
 @pytest.mark.parametrize("dtype", [way for way in HERE if way[0] != "portable"], ids=name_of, indirect=True)
 @pytest.mark.parametrize("lengths", [(4097, 30), (30, 4097)], ids=["queries", "keys"])
 def test_4097_tokens(dtype: torch.dtype, lengths: tuple[int, int], seed: int) -> None:
-    case(*[[length] for length in lengths], dtype, seed, heads=1).check()
+    case(*[[length] for length in lengths], dtype, seed, heads=1, **dropped(1)).check()
 
 
 def test_what_sees_nothing_has_no_gradient(dtype: torch.dtype, seed: int) -> None:

@@ -10,7 +10,7 @@ from rowwise_kernels import LEVELS
 
 from fastbert import _C
 from fastbert.ops import reference
-from fastbert.ops.dropout.arguments import TokenDropout, quantized
+from fastbert.ops.dropout.arguments import TokenDropout, quantized, quantized_attention
 from fastbert.ops.dropout.masks import attention_mask, token_mask
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -39,23 +39,32 @@ def test_token_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: int) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_attention_masks_equal_the_oracle(dtype: torch.dtype, seed: int) -> None:
-    key = keys(2, seed)
-    for count in WIDTHS:
+@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 1.0 - 1e-9])
+def test_attention_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: int) -> None:
+    key, site = keys(2, seed), 11 << 8 | 1
+    # Rows are drawn four at a time, so counts that are no multiple of four end in part of a unit.
+    for count, queries in zip(WIDTHS, [1, 2, 3, 4, 5, 6] * 3, strict=True):
         oracle = torch.stack(
-            [reference.attention_dropout_mask(2, 3, count, 0.25, sequence_key, 9) for sequence_key in key]
+            [reference.attention_dropout_mask(2, queries, count, p, sequence_key, site) for sequence_key in key]
         )
-        assert torch.equal(attention_mask((2, 2, 3, count), 0.25, key, 9, dtype), oracle.to(dtype)), f"{count} keys"
+        mask = attention_mask((2, 2, queries, count), p, key, site, dtype)
+        assert torch.equal(mask, oracle.to(dtype)), f"{queries} queries, {count} keys"
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32], ids=str)
 def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, seed: int) -> None:
     key, zeros = keys(1, seed).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
-    threshold, _ = quantized(0.3)
+    threshold, attention_threshold = quantized(0.3)[0], quantized_attention(0.3)[0]
     for width in WIDTHS:
         out = Fenced(torch.zeros((1, width), dtype=dtype), behind).tensor
         _C.token_dropout_mask(out.numpy(), key, zeros, zeros, 5, threshold, 7)
         assert set(out.flatten().tolist()) <= {0, 7}
-        _C.attention_dropout_mask(out[None, None].numpy(), key, 5, threshold, 7)
+        _C.attention_dropout_mask(out[None, None].numpy(), key, 5, attention_threshold, 7)
         assert set(out.flatten().tolist()) <= {0, 7}
+
+
+def test_a_threshold_of_16_bits_is_refused() -> None:
+    out, key = torch.zeros(1, 1, 1, 8, dtype=torch.int32).view(torch.uint32), keys(1, 0)
+    with pytest.raises(ValueError, match="threshold of attention's dropout is above 255"):
+        _C.attention_dropout_mask(out.numpy(), key.numpy(), 5, 256, 7)

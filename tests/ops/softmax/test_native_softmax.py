@@ -11,7 +11,7 @@ from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, check
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
-from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.dropout.arguments import quantized_attention
 
 
 @pytest.fixture(params=LEVELS, autouse=True)
@@ -111,7 +111,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, keys: int,
     draw, key = Draw(seed), Fenced(key_of(1, seed), behind)
     scores, grad, out = (Fenced(draw.normal(5, keys, dtype=dtype), behind) for _ in range(3))
     mask = Fenced(draw.normal(5, keys) > -0.5, behind)
-    dropout = (key.address, 9, *quantized(0.3))
+    dropout = (key.address, 9, *quantized_attention(0.3))
     strides = (5 * keys, 5 * keys, keys, 1)
     call = ((1, 1, 5, keys), NAMES[dtype], scores.address, strides, mask.address, strides, -0.7, dropout)
     tensors = [x.tensor[None, None] for x in (scores, mask, grad)]

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import reference
-from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.dropout.arguments import quantized_attention
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.softmax import softmax as kernels
@@ -106,7 +106,7 @@ def test_writes_every_element_and_nothing_around(shape: tuple[int, ...], dropout
     key = keys_of(shape[0], seed) if dropout_p else None
     room_out, out = guarded()
     room_dscores, dscores = guarded()
-    inputs = kernels.SoftmaxInputs(scores, mask, 0.5, key, *quantized(dropout_p), SITE)
+    inputs = kernels.SoftmaxInputs(scores, mask, 0.5, key, *quantized_attention(dropout_p), SITE)
     kernels._launch(kernels.softmax_forward, inputs, out)
     kernels._launch(kernels.softmax_backward, inputs, dscores, gradient)
     for room, inner in ((room_out, out), (room_dscores, dscores)):
