@@ -1,4 +1,7 @@
-"""Pre-training runs: from text to a trained model in one folder, started or resumed."""
+"""Pre-training runs: from text to a trained model in one folder, started or resumed.
+
+One file: what a run does, from its start to its model, in that order.
+"""
 
 from __future__ import annotations
 

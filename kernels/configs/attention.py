@@ -256,7 +256,10 @@ _BLACKWELL = _changed(
 )
 # 64 KiB of shared memory for all programs of a compute unit, and 64 threads in a warp.
 _CDNA3 = _changed(
-    _HOPPER,
+    {
+        kernel: {shape: replace(config, max_registers=0) for shape, config in entries.items()}
+        for kernel, entries in _HOPPER.items()
+    },
     forward_long={"half-128": _tile(64, 64, 4, 1), "tf32-128": _tile(64, 32, 4, 1)},
     backward_medium={
         "half-32": _medium(512, 64, 64, 4, 1),

@@ -101,7 +101,7 @@ def one_matmul_each(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize(("longest", "more"), [(24, 0), (140, 3)], ids=["short", "long"])
+@pytest.mark.parametrize(("longest", "more"), [(24, 0), (100, 2), (140, 4), (260, 6)])
 def test_launches_of_a_layer_in_training(monkeypatch: pytest.MonkeyPatch, longest: int, more: int, seed: int) -> None:
     """bf16 with copies of the weights and gradients that matmuls add to, as `fastbert pretrain` runs on one GPU."""
     layer = layers.random_layer(seed, CONFIG)
