@@ -31,10 +31,28 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "performance-gpu.md"
 SAME_FOR_ALL = {"drop_tokens", "sum_columns"}
 # Bytes per thread that are spilled with the older version, whose register allocation the configurations do not fit yet.
 KNOWN = {
-    ("backward_short, bf16 64 dropout, sm_90, triton 3.6.0", 8),
+    ("backward_medium, bf16 32, sm_80, triton 3.6.0", 104),
+    ("backward_keys, bf16 64 dropout, sm_80, triton 3.6.0", 8),
     ("backward_keys, bf16 64 causal bias dropout, sm_80, triton 3.6.0", 8),
-    ("forward_long, bf16 64, sm_100, triton 3.6.0", 16),
-    ("backward_bias, bf16 32 causal bias dropout, sm_100, triton 3.6.0", 16),
+    ("backward_medium, bf16 128, sm_80, triton 3.6.0", 16),
+    ("backward_queries, tf32 32 causal bias dropout, sm_80, triton 3.6.0", 32),
+    ("backward_queries, tf32 64 causal bias dropout, sm_80, triton 3.6.0", 32),
+    ("backward_queries, fp32 32 causal bias dropout, sm_80, triton 3.6.0", 8),
+    ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.6.0", 232),
+    ("backward_short, bf16 32 dropout, sm_90, triton 3.6.0", 8),
+    ("backward_medium, bf16 32 causal bias dropout, sm_90, triton 3.6.0", 8),
+    ("backward_medium, bf16 128, sm_90, triton 3.6.0", 104),
+    ("backward_medium, bf16 128 dropout, sm_90, triton 3.6.0", 96),
+    ("backward_short, bf16 128 causal bias dropout, sm_90, triton 3.6.0", 24),
+    ("backward_queries, bf16 128 causal bias dropout, sm_90, triton 3.6.0", 8),
+    ("backward_medium, tf32 64 causal bias dropout, sm_90, triton 3.6.0", 8),
+    ("backward_queries, tf32 64 causal bias dropout, sm_90, triton 3.6.0", 32),
+    ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.6.0", 224),
+    ("backward_short, bf16 64 dropout, sm_100, triton 3.6.0", 56),
+    ("backward_queries, fp32 128 causal bias dropout, sm_100, triton 3.6.0", 240),
+    ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.7.1", 232),
+    ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.7.1", 224),
+    ("backward_queries, fp32 128 causal bias dropout, sm_100, triton 3.7.1", 256),
 }
 OUTDATED = f"the record is outdated: run `{resource_record.COMMAND}`"
 
