@@ -127,7 +127,8 @@ class PackedBatch:
     def longest_first(self) -> PackedBatch:
         """Return the batch, on a CPU, with its sequences sorted by length, descending; equal lengths keep their order.
 
-        A GPU starts programs in the order of the sequences: the longest must not be the last that it waits for.
+        A GPU starts programs in the order of the sequences: the longest must not be the last that it waits for. Raises
+        `UserError` as `PackedBatch` does.
         """
         lengths = self.cu_seqlens.diff().long()
         order = lengths.argsort(descending=True, stable=True)

@@ -25,7 +25,7 @@ MAKERS: dict[str, tuple[Any, str, float, dict[str, str]]] = {
     "tagging": (tagged, "conll", 95, {}),
     "span": (questions, "json", 80, {"--epochs": "6", "--stride": "8"}),
     "choice": (choices, "jsonl", 90, {"--epochs": "6"}),
-    "seq2seq": (echoes, "tsv", 40, {"--epochs": "8", "--max-target-length": "6"}),
+    "seq2seq": (echoes, "tsv", 40, {"--epochs": "12", "--max-target-length": "6"}),
 }
 KINDS = {"tagging": ".conll", "span": ".json"}
 
