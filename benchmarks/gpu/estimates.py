@@ -1,4 +1,4 @@
-"""What arithmetic predicts for the steps of base on a GPU, and how far a measurement is from it.
+"""Predict the steps of base on a GPU by arithmetic, and compare predictions with measurements.
 
 Parts of a step are sums of measured cases, each times the layers of base and, for attention, the share of heads: cases
 have 16 heads, base 12.

@@ -1,4 +1,4 @@
-"""How a goal is judged: a row of fastbert's beside its rival, a rate, or a share; or the reason why there is none."""
+"""Judge a goal: a row of fastbert's beside its rival, a rate, or a share; or give the reason why there is none."""
 
 from __future__ import annotations
 

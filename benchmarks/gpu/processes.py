@@ -1,4 +1,4 @@
-"""What runs in separate processes beside the measuring one: compiling many variants in parallel, and nvidia-smi."""
+"""Run separate processes beside the measuring one: compilers of many variants in parallel, and nvidia-smi."""
 
 from __future__ import annotations
 

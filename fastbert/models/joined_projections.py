@@ -18,8 +18,8 @@ def join_projections(*linears: nn.Module) -> None:
     layer concatenates the weights.
     """
     for name in ("weight", "bias"):
-        found = [linear._parameters.get(name) for linear in linears]
-        tensors = [tensor for tensor in found if tensor is not None and type(tensor) in PLAIN_TENSORS]
+        parameters = [linear._parameters.get(name) for linear in linears]
+        tensors = [tensor for tensor in parameters if tensor is not None and type(tensor) in PLAIN_TENSORS]
         if len(tensors) < len(linears) or any(tensor.is_meta or tensor.is_inference() for tensor in tensors):
             continue
         kinds = {(tensor.dtype, tensor.device, tensor.shape[1:]) for tensor in tensors}

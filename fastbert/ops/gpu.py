@@ -1,4 +1,4 @@
-"""What a GPU lacks, in one line each: a driver, hardware for bf16, the features that Triton needs, free memory."""
+"""Report what a GPU lacks, in one line each: a driver, hardware for bf16, features that Triton needs, free memory."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class StepSums:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(Totals.NAMES), dtype=torch.float64, device=device)
         self.numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
-        """Of the last finished step: the sums in the order of `Totals.NAMES`, and the gradient's norm."""
+        """Sums of the last finished step in the order of `Totals.NAMES`, and the norm of its gradient."""
 
     def add(self, output: PreTrainingOutput) -> None:
         """Add a micro-batch."""

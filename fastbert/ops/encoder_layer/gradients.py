@@ -1,4 +1,4 @@
-"""Where the gradients of a layer's parameters go: returned to autograd, or added to the buffer of the optimiser."""
+"""Sinks for the gradients of a layer's parameters: returned to autograd, or added to the buffer of the optimiser."""
 
 from __future__ import annotations
 
