@@ -159,7 +159,8 @@ class _Run:
         )
         self._check_metric()
         self.train = train if self.evaluations else None
-        # By evaluation file: of the newest evaluation, and of the trial's best model where this process scored it.
+        # By evaluation file: of the newest evaluation, and of the newest trial's best model where this process scored
+        # it; forgotten unless that trial is the best.
         self.newest_predictions: list[list[Prediction]] = []
         self.best_predictions: list[list[Prediction]] | None = None
         self.baselines = {file.name: self.task.baselines(file.dataset, self.train) for file in self.evaluations}
@@ -239,6 +240,8 @@ class _Run:
                 is_best = results.best_trial(done) is done[-1]
                 if is_best:
                     self._keep(done[-1])
+                else:
+                    self.best_predictions = None
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
                 description = None if linear is None else linear.description
                 results.write(
@@ -331,6 +334,8 @@ class _Run:
         if known is None:  # a resumed run did not make them itself
             model = self.task.load_head(out / "model").to(device=self.device, dtype=self.scored.weights)
             known = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
+        for name in (PREDICTIONS, REPORTS):  # what a kill left of them
+            discard(out / name)
         for file, predictions in zip(self.evaluations, known, strict=True):
             report = self.task.report(file.dataset, predictions, self.train)
             scores = (best.scores or {}).get(file.name, {})

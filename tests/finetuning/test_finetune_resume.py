@@ -24,6 +24,10 @@ from fastbert.training.run_files import sealed
 from fastbert.training.stopping import Stopped
 
 
+class Crash(Exception):
+    """What a run does not expect."""
+
+
 class _Interrupted(Reporter):
     """Asks the run to stop at a step, as a signal does."""
 
@@ -66,6 +70,32 @@ def test_a_report_that_fails_does_not_lose_its_trial(
         assert (parts.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
 
 
+def test_a_report_that_failed_is_made_from_the_kept_model_after_worse_trials(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends between recording its first trial, the best, and describing it; the one that goes on trains the
+    second."""
+    values: list[float] = []
+    monkeypatch.setattr(_Run, "_choose", lambda self, scores: values.pop(0))
+    flags = {"seeds": 2, "epochs": (1.0,), "lr": (1e-3,)}
+    values += [60, 50]
+    whole = finetune(config(place, tmp_path / "whole", **flags))
+
+    def fail(*_: object) -> None:
+        raise Crash
+
+    values += [60]
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "write_report", fail)
+        with pytest.raises(Crash):
+            finetune(config(place, tmp_path / "parts", **flags))
+    values += [50]
+    parts = finetune(FinetuneConfig(out=tmp_path / "parts", resume=True))
+    assert values == []
+    name = "predictions/dev.tsv.jsonl"
+    assert (parts.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
 def assert_same_runs(parts: FinetuneResult, whole: FinetuneResult) -> None:
     """Trials, weights and losses that were written down, to the same bits."""
     assert [replace(one, seconds=0) for one in parts.trials] == [replace(one, seconds=0) for one in whole.trials]
@@ -85,10 +115,6 @@ def test_an_interrupted_run_continues_bit_for_bit(
     with pytest.raises(Stopped):
         finetune(config(place, tmp_path / "parts", **flags), _Interrupted(step, trial))
     assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True)), whole)
-
-
-class Crash(Exception):
-    """What a run does not expect."""
 
 
 @pytest.mark.parametrize(("step", "steps_again"), [(4, 24), (5, 24), (17, 9), (20, 9), (23, 4)])
