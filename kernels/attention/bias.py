@@ -29,7 +29,8 @@ def backward_bias(
     stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
     tokens_q, tokens_k, sequences, parts, scale, dropout_scale, threshold, site,
     HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr, PTX: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of columns x tiles of rows x (parts x heads)."""
@@ -63,7 +64,7 @@ def backward_bias(
             dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
             zero = tl.minimum(dropout_scale, 0.0)
             query = first_query + row
-            kept_p = kept(p, dropout, first_key, query, head, zero, DROPOUT, BLOCK_M, BLOCK_N)
+            kept_p = kept(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK_M, BLOCK_N)
             dp = dot(grad, flip(v), PRECISION)
             ds = score_gradient(kept_p, p, dp, delta, query, length_k - length_q, zero, CAUSAL)
             total += ds * gradient_factor(1.0, dropout_scale, length_k)

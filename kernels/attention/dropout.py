@@ -104,6 +104,23 @@ _DROP_FP16 = tl.constexpr("{ .reg .b32 a, b, h, m, n; cvt.rn.f16x2.f32 a, $7, $6
 
 
 @triton.jit
+def _split(p, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return p (BLOCK_M, BLOCK_N) as four tensors in the shape of `_draw_words`, in the order of a word's bytes."""
+    p = tl.trans(tl.reshape(p, (BLOCK_M // 16, 2, 8, BLOCK_N // 64, 4, 2, 4, 2)), 1, 3, 0, 2, 6, 4, 5, 7)
+    even, odd = tl.split(p)
+    p0, p2 = tl.split(even)
+    p1, p3 = tl.split(odd)
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def _joined(p0, p1, p2, p3, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Undo `_split`."""
+    p = tl.join(tl.join(p0, p2), tl.join(p1, p3))
+    return tl.reshape(tl.trans(p, 2, 0, 3, 1, 5, 6, 4, 7), (BLOCK_M, BLOCK_N))
+
+
+@triton.jit
 def drop_and_narrow(
     p, dropout, first_key, query, head, dtype: tl.constexpr, PTX: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -112,10 +129,7 @@ def drop_and_narrow(
     if PTX and dtype.primitive_bitwidth == 16 and BLOCK_N >= 64:
         key, site, threshold = dropout
         words = _draw_words(key, first_key, query, head, site, BLOCK_M, BLOCK_N)
-        p = tl.trans(tl.reshape(p, (BLOCK_M // 16, 2, 8, BLOCK_N // 64, 4, 2, 4, 2)), 1, 3, 0, 2, 6, 4, 5, 7)
-        even, odd = tl.split(p)
-        p0, p2 = tl.split(even)
-        p1, p3 = tl.split(odd)
+        p0, p1, p2, p3 = _split(p, BLOCK_M, BLOCK_N)
         carry = (256 - threshold).to(tl.uint32) * 0x01010101
         if dtype == tl.bfloat16:
             p0, p1, p2, p3 = tl.inline_asm_elementwise(
@@ -127,20 +141,47 @@ def drop_and_narrow(
                 _DROP_FP16, "=h,=h,=h,=h,r,r,f,f,f,f", [words, carry, p0, p1, p2, p3],
                 dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=1,
             )  # fmt: skip
-        p = tl.join(tl.join(p0, p2), tl.join(p1, p3))
-        return tl.reshape(tl.trans(p, 2, 0, 3, 1, 5, 6, 4, 7), (BLOCK_M, BLOCK_N))
+        return _joined(p0, p1, p2, p3, BLOCK_M, BLOCK_N)
     else:
         return narrow(tl.where(keep_mask(dropout, first_key, query, head, BLOCK_M, BLOCK_N), p, 0.0), dtype)
 
 
+# Clear those of four probabilities whose draws, the bytes of a word, are below the threshold. Bytes under the exponent
+# 0x64 are the fp16 numbers from 1024 on, of which one instruction compares two.
+_KEEP = tl.constexpr("""{
+    .reg .b32 a, b;
+    .reg .pred p, q, r, s;
+    lop3.b32 a, $4, 0x00ff00ff, 0x64006400, 0xea;
+    prmt.b32 b, $4, 0x64646464, 0x4341;
+    setp.ge.f16x2 p|q, a, $5;
+    setp.ge.f16x2 r|s, b, $5;
+    selp.f32 $0, $6, 0f00000000, p;
+    selp.f32 $1, $7, 0f00000000, r;
+    selp.f32 $2, $8, 0f00000000, q;
+    selp.f32 $3, $9, 0f00000000, s;
+}""")
+
+
 @triton.jit
-def kept(p, dropout, first_key, query, head, zero, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return p (BLOCK_M, BLOCK_N) fp32, 0 where it is dropped; see `keep_mask`.
+def kept(
+    p, dropout, first_key, query, head, zero,
+    DROPOUT: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Return p (BLOCK_M, BLOCK_N) fp32, 0 where it is dropped; see `keep_mask`. PTX: for an NVIDIA GPU.
 
     `zero` is 0.0 as no constant: a compiler would move the rounding to half precision before the selection of a
     constant, and select 16-bit halves of registers one by one.
     """
-    if DROPOUT:
+    if DROPOUT and PTX and BLOCK_N >= 64:
+        key, site, threshold = dropout
+        words = _draw_words(key, first_key, query, head, site, BLOCK_M, BLOCK_N)
+        p0, p1, p2, p3 = _split(p, BLOCK_M, BLOCK_N)
+        p0, p1, p2, p3 = tl.inline_asm_elementwise(
+            _KEEP, "=f,=f,=f,=f,r,r,f,f,f,f", [words, (threshold + 0x6400).to(tl.uint32) * 0x10001, p0, p1, p2, p3],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+        return _joined(p0, p1, p2, p3, BLOCK_M, BLOCK_N)
+    elif DROPOUT:
         return tl.where(keep_mask(dropout, first_key, query, head, BLOCK_M, BLOCK_N), p, zero)
     else:
         return p

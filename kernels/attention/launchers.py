@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fastbert.kernels.attention import library
 from fastbert.kernels.attention.bias import backward_bias
 from fastbert.kernels.attention.heads import backward_heads, forward_heads
 from fastbert.kernels.attention.long import backward_keys, backward_queries, forward_long
@@ -85,8 +86,8 @@ def _shared_arguments(inputs: AttentionInputs, *sizes: int) -> tuple[Any, ...]:
     )
 
 
-def _constants(inputs: AttentionInputs) -> dict[str, Any]:
-    """Return the compile-time constants that all kernels share."""
+def _constants_of_heads(inputs: AttentionInputs) -> dict[str, Any]:
+    """Return the compile-time constants that all kernels share, for those of up to 32 tokens."""
     head_dim = inputs.q.shape[2]
     return {
         "HEADS": inputs.heads,
@@ -102,8 +103,9 @@ def _constants(inputs: AttentionInputs) -> dict[str, Any]:
     }
 
 
-def _is_nvidia(inputs: AttentionInputs) -> bool:
-    return architecture(inputs.q.device).startswith("sm_")
+def _constants(inputs: AttentionInputs) -> dict[str, Any]:
+    """Return the compile-time constants that all other kernels share."""
+    return _constants_of_heads(inputs) | {"PTX": architecture(inputs.q.device).startswith("sm_")}
 
 
 def _launch_heads(inputs: AttentionInputs, kernel: Any, *tensors: Tensor | None, **constants: Any) -> int:
@@ -118,7 +120,7 @@ def _launch_heads(inputs: AttentionInputs, kernel: Any, *tensors: Tensor | None,
         (inputs.sequences * groups,),
         *(inputs.q, inputs.k, inputs.v, *tensors),
         *_shared_arguments(inputs, groups),
-        **_constants(inputs),
+        **_constants_of_heads(inputs),
         **constants,
         config=config,
     )
@@ -167,9 +169,9 @@ def _launch_tiles(
 def rest_rows(inputs: AttentionInputs) -> int:
     """Return the tokens of `rest`: all where backward sums delta from the output, 0 where it recomputes delta.
 
-    In fp32 nothing is rounded away.
+    In fp32 nothing is rounded away; the library's kernels know only the output.
     """
-    if inputs.q.dtype == torch.float32:
+    if inputs.q.dtype == torch.float32 or library.choice(inputs, training=True) != library.OWN:
         return 0
     recomputed = 32 if _config(inputs, backward_heads.__name__).constants["BLOCK_ROWS"] else 0
     recomputed = max(recomputed, _config(inputs, backward_short.__name__).constants["MAX_SEQLEN"])
@@ -178,17 +180,21 @@ def rest_rows(inputs: AttentionInputs) -> int:
 
 def forward(inputs: AttentionInputs, with_rest: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Return out, contiguous, shape and dtype of q; lse (heads, tokens_q) fp32 in units of log2; and for backward rest,
-    (rest_rows, heads, head_dim) in the dtype of q: what rounding removed from out."""
+    (rest_rows, heads, head_dim) in the dtype of q: what rounding removed from out.
+
+    With `with_rest`, backward follows. Where the library's kernels are chosen, lse is in their units."""
     q = inputs.q
+    chosen = library.choice(inputs, with_rest)
+    if chosen != library.OWN:
+        return *library.forward(inputs, chosen), q.new_empty(0, *q.shape[1:])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(inputs.heads, q.shape[0], dtype=torch.float32, device=q.device)
     rest = torch.empty(rest_rows(inputs) if with_rest else 0, *q.shape[1:], dtype=q.dtype, device=q.device)
     tensors = (out, rest if rest.shape[0] else None, lse)
-    ptx = _is_nvidia(inputs)
     done = _launch_heads(inputs, forward_heads, *tensors)
-    done = _launch_head(inputs, forward_short, done, *tensors, PTX=ptx)
+    done = _launch_head(inputs, forward_short, done, *tensors)
     if inputs.max_seqlen > done:
-        _launch_tiles(inputs, forward_long, "BLOCK_M", inputs.max_seqlen_q, *tensors, SHORT=done, PTX=ptx)
+        _launch_tiles(inputs, forward_long, "BLOCK_M", inputs.max_seqlen_q, *tensors, SHORT=done)
     return out, lse, rest
 
 
@@ -196,6 +202,8 @@ def backward(
     inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias; `grad` is contiguous."""
+    if library.choice(inputs, training=True) != library.OWN:
+        return *library.backward(inputs, out, lse, grad), None
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v))
     delta = _backward(inputs, out, lse, rest, grad, (dq, dk, dv), bias_gradient, spacing=1)
     return dq, dk, dv, _bias_gradient(inputs, grad, lse, delta) if bias_gradient else None
@@ -203,6 +211,8 @@ def backward(
 
 def backward_joined(inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor) -> Tensor:
     """Return the gradients of q, k, v of the same tokens as one tensor (tokens, 3, heads, head_dim)."""
+    if library.choice(inputs, training=True) != library.OWN:
+        return torch.stack(library.backward(inputs, out, lse, grad), 1)
     q = inputs.q
     joined = torch.empty(q.shape[0], 3, *q.shape[1:], dtype=q.dtype, device=q.device)
     _backward(inputs, out, lse, rest, grad, joined.unbind(1), False, spacing=3)

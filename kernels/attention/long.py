@@ -99,6 +99,22 @@ def forward_long(
 
 
 @triton.jit
+def _load_pair(
+    x_ptr, y_ptr, row, left, strides,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Load the tiles of one head at two pointers, of which `left` rows exist; all of them unless MASKED."""
+    stride_x, stride_y = strides
+    if MASKED:
+        x = load_rows(x_ptr, 0, row, left, stride_x, 0, HEADS, HEAD_DIM, BLOCK_D)
+        y = load_rows(y_ptr, 0, row, left, stride_y, 0, HEADS, HEAD_DIM, BLOCK_D)
+    else:
+        x = load_full_rows(x_ptr, 0, row, stride_x, 0, HEAD_DIM, BLOCK_D)
+        y = load_full_rows(y_ptr, 0, row, stride_y, 0, HEAD_DIM, BLOCK_D)
+    return x, y
+
+
+@triton.jit
 def _attend(
     state, q, k_ptr, v_ptr, start, end, rows, strides, bias, dropout, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -114,12 +130,7 @@ def _attend(
     k_ptr += tl.cast(begin_k + start, tl.int64) * stride_k + head * HEAD_DIM
     v_ptr += tl.cast(begin_k + start, tl.int64) * stride_v + head * HEAD_DIM
     for here in range(start, end, BLOCK_N):
-        if MASKED:
-            k = load_rows(k_ptr, 0, key_row, length_k - here, stride_k, 0, HEADS, HEAD_DIM, BLOCK_D)
-            v = load_rows(v_ptr, 0, key_row, length_k - here, stride_v, 0, HEADS, HEAD_DIM, BLOCK_D)
-        else:
-            k = load_full_rows(k_ptr, 0, key_row, stride_k, 0, HEAD_DIM, BLOCK_D)
-            v = load_full_rows(v_ptr, 0, key_row, stride_v, 0, HEAD_DIM, BLOCK_D)
+        k, v = _load_pair(k_ptr, v_ptr, key_row, length_k - here, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
         s = dot(q, flip(k), PRECISION)
         if HAS_BIAS:
             s = add_bias(s * (scale * LOG2_E), bias, head, HEADS, query, here + column)
@@ -155,7 +166,8 @@ def backward_queries(
     tokens_q, tokens_k, tiles, scale, dropout_scale, threshold, site,
     HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute delta and dq of a tile of queries; grid as in forward."""
     tile, head, sequence, begin_q, length_q, begin_k, length_k = _locate_tile(
@@ -179,11 +191,11 @@ def backward_queries(
         dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         dq = _query_gradient(
             dq, q, grad, lse, delta, k_ptr, v_ptr, 0, full, rows, strides, bias, dropout, dropout_scale, head, scale,
-            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, BLOCK_M, BLOCK_N, MASKED=False,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED=False,
         )  # fmt: skip
         dq = _query_gradient(
             dq, q, grad, lse, delta, k_ptr, v_ptr, full, end, rows, strides, bias, dropout, dropout_scale, head, scale,
-            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, BLOCK_M, BLOCK_N, MASKED=True,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED=True,
         )  # fmt: skip
         dq *= gradient_factor(scale, dropout_scale, length_k)
         store_rows(dq_ptr, dq, begin, row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
@@ -193,7 +205,8 @@ def backward_queries(
 def _query_gradient(
     dq, q, grad, lse, delta, k_ptr, v_ptr, start, end, rows, strides, bias, dropout, dropout_scale, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys from `start` to `end` to dq; MASKED: a tile may have invisible keys."""
     begin_k, length_k, first, shift = rows
@@ -204,12 +217,7 @@ def _query_gradient(
     k_ptr += tl.cast(begin_k + start, tl.int64) * stride_k + head * HEAD_DIM
     v_ptr += tl.cast(begin_k + start, tl.int64) * stride_v + head * HEAD_DIM
     for here in range(start, end, BLOCK_N):
-        if MASKED:
-            k = load_rows(k_ptr, 0, key_row, length_k - here, stride_k, 0, HEADS, HEAD_DIM, BLOCK_D)
-            v = load_rows(v_ptr, 0, key_row, length_k - here, stride_v, 0, HEADS, HEAD_DIM, BLOCK_D)
-        else:
-            k = load_full_rows(k_ptr, 0, key_row, stride_k, 0, HEAD_DIM, BLOCK_D)
-            v = load_full_rows(v_ptr, 0, key_row, stride_v, 0, HEAD_DIM, BLOCK_D)
+        k, v = _load_pair(k_ptr, v_ptr, key_row, length_k - here, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
         s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
         if HAS_BIAS:
             s = add_bias(s, bias, head, HEADS, query, here + column)
@@ -219,7 +227,7 @@ def _query_gradient(
             if CAUSAL:
                 visible = visible & (here + column <= query + shift)
             p = tl.where(visible, p, 0.0)
-        kept_p = kept(p, dropout, here, query, head, zero, DROPOUT, BLOCK_M, BLOCK_N)
+        kept_p = kept(p, dropout, here, query, head, zero, DROPOUT, PTX, BLOCK_M, BLOCK_N)
         ds = score_gradient(kept_p, p, dp, delta, query, shift, zero, CAUSAL & MASKED)
         dq = add_dot(narrow(ds, k.dtype), k, dq, PRECISION)
         k_ptr += BLOCK_N * stride_k
@@ -235,10 +243,14 @@ def backward_keys(
     tokens_q, tokens_k, tiles, scale, dropout_scale, threshold, site,
     HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of a tile of keys, with tokens as columns, because the left operand of a matmul has at least 64
-    rows on Hopper; grid: sequences x heads x tiles of BLOCK_N up to the longest sequence."""
+    rows on Hopper; keys beyond the sequence are not stored.
+
+    Grid: sequences x heads x tiles of BLOCK_N up to the longest sequence.
+    """
     tile, head, sequence, begin_q, length_q, begin_k, length_k = _locate_tile(
         cu_seqlens_q_ptr, cu_seqlens_k_ptr, tokens_q, tokens_k, tiles, HEADS
     )
@@ -246,34 +258,70 @@ def backward_keys(
     if (first < length_k) & (tl.maximum(length_q, length_k) > SHORT):
         bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
         dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
-        zero = tl.minimum(dropout_scale, 0.0)
-        row, key_row, length = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[:, None], length_k - first
-        column = first + tl.arange(0, BLOCK_N)[None, :]
+        key_row, length = tl.arange(0, BLOCK_N)[:, None], length_k - first
         k = load_rows(k_ptr, begin_k + first, key_row, length, STRIDE_K, head, HEADS, HEAD_DIM, BLOCK_D)
         v = load_rows(v_ptr, begin_k + first, key_row, length, STRIDE_V, head, HEADS, HEAD_DIM, BLOCK_D)
-        dk = tl.zeros((BLOCK_D, BLOCK_N), tl.float32)
-        dv = tl.zeros((BLOCK_D, BLOCK_N), tl.float32)
-        start = 0
+        start, full = 0, length_q // BLOCK_M * BLOCK_M
         if CAUSAL:
             start = tl.maximum(first - (length_k - length_q), 0) // BLOCK_M * BLOCK_M
-        for here in range(start, length_q, BLOCK_M):
-            begin, left, query = begin_q + here, length_q - here, here + row
-            q = load_rows(q_ptr, begin, row, left, STRIDE_Q, head, HEADS, HEAD_DIM, BLOCK_D)
-            grad = load_rows(grad_ptr, begin, row, left, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D)
-            lse = load_statistic(lse_ptr, begin, row, left, head, HEADS, tokens_q, float("inf"))
-            delta = load_statistic(delta_ptr, begin, row, left, head, HEADS, tokens_q, 0.0)
-            s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
-            if HAS_BIAS:
-                s = add_bias(s, bias, head, HEADS, query, column)
-            # Queries beyond the sequence have an infinite lse, and keys beyond it are not stored.
-            p = tl.exp2(s - lse)
-            if CAUSAL:
-                p = tl.where(column <= query + (length_k - length_q), p, 0.0)
-            kept_p = kept(p, dropout, first, query, head, zero, DROPOUT, BLOCK_M, BLOCK_N)
-            ds = score_gradient(kept_p, p, dp, delta, query, length_k - length_q, zero, CAUSAL)
-            dv = add_dot(flip(grad), narrow(kept_p, v.dtype), dv, PRECISION)
-            dk = add_dot(flip(q), narrow(ds, q.dtype), dk, PRECISION)
+        rows = (begin_q, length_q, first, length_k - length_q, tokens_q)
+        strides = (STRIDE_Q, HEADS * HEAD_DIM)
+        sums = (tl.zeros((BLOCK_D, BLOCK_N), tl.float32), tl.zeros((BLOCK_D, BLOCK_N), tl.float32))
+        sums = _key_gradients(
+            sums, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, start, full, rows, strides, bias, dropout, dropout_scale,
+            head, scale,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED=False,
+        )  # fmt: skip
+        dk, dv = _key_gradients(
+            sums, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, tl.maximum(start, full), length_q, rows, strides, bias,
+            dropout, dropout_scale, head, scale,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED=True,
+        )  # fmt: skip
         dv = flip(dv) * dropout_scale
         store_rows(dv_ptr, dv, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
         dk = flip(dk) * gradient_factor(scale, dropout_scale, length_k)
         store_rows(dk_ptr, dk, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
+
+
+@triton.jit
+def _key_gradients(
+    sums, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, start, end, rows, strides, bias, dropout, dropout_scale,
+    head, scale,
+    HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the queries from `start` to `end` to dk and dv, (BLOCK_D, BLOCK_N); MASKED: a tile may have fewer queries."""
+    dk, dv = sums
+    begin_q, length_q, first, shift, tokens_q = rows
+    stride_q, stride_grad = strides
+    row, column = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, BLOCK_N)[None, :]
+    zero = tl.minimum(dropout_scale, 0.0)
+    q_ptr += tl.cast(begin_q + start, tl.int64) * stride_q + head * HEAD_DIM
+    grad_ptr += tl.cast(begin_q + start, tl.int64) * stride_grad + head * HEAD_DIM
+    lse_ptr += head * tl.cast(tokens_q, tl.int64) + begin_q + start
+    delta_ptr += head * tl.cast(tokens_q, tl.int64) + begin_q + start
+    for here in range(start, end, BLOCK_M):
+        query, left = here + row, length_q - here
+        q, grad = _load_pair(q_ptr, grad_ptr, row, left, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
+        if MASKED:
+            # With an infinite lse, queries beyond the sequence have no probabilities.
+            lse = load_statistic(lse_ptr, 0, row, left, 0, HEADS, tokens_q, float("inf"))
+            delta = load_statistic(delta_ptr, 0, row, left, 0, HEADS, tokens_q, 0.0)
+        else:
+            lse, delta = tl.load(lse_ptr + row), tl.load(delta_ptr + row)
+        s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
+        if HAS_BIAS:
+            s = add_bias(s, bias, head, HEADS, query, column)
+        p = tl.exp2(s - lse)
+        if CAUSAL:
+            p = tl.where(column <= query + shift, p, 0.0)
+        kept_p = kept(p, dropout, first, query, head, zero, DROPOUT, PTX, BLOCK_M, BLOCK_N)
+        ds = score_gradient(kept_p, p, dp, delta, query, shift, zero, CAUSAL)
+        dv = add_dot(flip(grad), narrow(kept_p, v.dtype), dv, PRECISION)
+        dk = add_dot(flip(q), narrow(ds, q.dtype), dk, PRECISION)
+        q_ptr += BLOCK_M * stride_q
+        grad_ptr += BLOCK_M * stride_grad
+        lse_ptr += BLOCK_M
+        delta_ptr += BLOCK_M
+    return dk, dv

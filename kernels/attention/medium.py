@@ -53,7 +53,7 @@ def _key_tile(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, sum_ptr, dk_ptr, dv_ptr, delta_ptr,
     first, rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of the keys from `first` on, and add their part of dq. MASKED: the tile has fewer keys."""
@@ -87,7 +87,7 @@ def _key_tile(
             p = tl.where(first + column <= here + row + (length_k - length_q), p, 0.0)
         if MASKED:
             p = tl.where(column < length, p, 0.0)
-        kept_p = kept(p, dropout, first, here + row, head, zero, DROPOUT, BLOCK_M, BLOCK_N)
+        kept_p = kept(p, dropout, first, here + row, head, zero, DROPOUT, PTX, BLOCK_M, BLOCK_N)
         dv = add_dot(flip(grad), narrow(kept_p, v.dtype), dv, PRECISION)
         dp = dot(grad, flip(v), PRECISION)
         ds = score_gradient(kept_p, p, dp, delta, here + row, length_k - length_q, zero, CAUSAL)
@@ -110,7 +110,7 @@ def backward_medium(
     tokens_q, tokens_k, scale, dropout_scale, threshold, site,
     HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, MAX_MEDIUM: tl.constexpr,
+    PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, MAX_MEDIUM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: sequences x heads. sum (tokens_q + sequences * BLOCK_M) * HEADS * BLOCK_D fp32 holds partial sums of dq."""
@@ -138,13 +138,15 @@ def backward_medium(
             _key_tile(
                 q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, sum_ptr, dk_ptr, dv_ptr, delta_ptr,
                 first, rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
-                HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, SPACING, BLOCK_M, BLOCK_N, MASKED=False,
+                HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, SPACING, BLOCK_M, BLOCK_N,
+                MASKED=False,
             )  # fmt: skip
         if full < length_k:
             _key_tile(
                 q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, sum_ptr, dk_ptr, dv_ptr, delta_ptr,
                 full, rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
-                HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, SPACING, BLOCK_M, BLOCK_N, MASKED=True,
+                HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, SPACING, BLOCK_M, BLOCK_N,
+                MASKED=True,
             )  # fmt: skip
         tl.debug_barrier()
         for here in range(0, length_q, BLOCK_M):

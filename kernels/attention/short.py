@@ -97,7 +97,7 @@ def backward_short(
     tokens_q, tokens_k, scale, dropout_scale, threshold, site,
     HEADS: tl.constexpr, STRIDE_Q: tl.constexpr, STRIDE_K: tl.constexpr, STRIDE_V: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, MAX_SEQLEN: tl.constexpr,
+    PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr, SHORT: tl.constexpr, MAX_SEQLEN: tl.constexpr,
 ):  # fmt: skip
     """Grid as in forward; SPACING: see `store_rows`."""
     sequence, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
@@ -111,14 +111,14 @@ def backward_short(
         _backward(
             q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
             rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
-            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, SPACING,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, SPACING,
         )  # fmt: skip
     elif (longest > 64) & (longest <= MAX_SEQLEN):
         if MAX_SEQLEN > 64:
             _backward_in_two_passes(
                 q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
                 rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
-                HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, SPACING,
+                HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, SPACING,
             )  # fmt: skip
 
 
@@ -126,6 +126,7 @@ def backward_short(
 def _tile(
     q, grad, k, v, lse, query, first, rows, bias, dropout, zero, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    PTX: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Return the probabilities of a tile, those after dropout, and the gradients of the latter."""
@@ -139,7 +140,7 @@ def _tile(
     if CAUSAL:
         visible = visible & (column <= query + (length_k - length_q))
     p = tl.where(visible, tl.exp2(s - lse), 0.0)
-    return p, kept(p, dropout, first, query, head, zero, DROPOUT, BLOCK_M, BLOCK_N), dp
+    return p, kept(p, dropout, first, query, head, zero, DROPOUT, PTX, BLOCK_M, BLOCK_N), dp
 
 
 @triton.jit
@@ -147,7 +148,7 @@ def _backward(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
     rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr,
 ):  # fmt: skip
     """Compute one head of a sequence of up to 64 tokens, in one tile.
 
@@ -164,7 +165,7 @@ def _backward(
     lse = load_statistic(lse_ptr, begin_q, row, length_q, head, HEADS, tokens_q, float("inf"))
     p, kept_p, dp = _tile(
         q, grad, k, v, lse, row, 0, rows, bias, dropout, zero, head, scale,
-        HEADS, CAUSAL, HAS_BIAS, DROPOUT, PRECISION, BLOCK_N=BLOCK_M,
+        HEADS, CAUSAL, HAS_BIAS, DROPOUT, PRECISION, PTX, BLOCK_N=BLOCK_M,
     )  # fmt: skip
     dv = flip(dot(flip(grad), narrow(kept_p, v.dtype), PRECISION)) * dropout_scale
     store_rows(dv_ptr, dv, begin_k, row, length_k, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
@@ -182,7 +183,7 @@ def _backward_in_two_passes(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
     rows, strides, bias, dropout, dropout_scale, tokens_q, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, SPACING: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, SPACING: tl.constexpr,
 ):  # fmt: skip
     """Compute one head of a sequence of up to 128 tokens: delta and dq by whole rows, then dk and dv.
 
@@ -203,7 +204,7 @@ def _backward_in_two_passes(
         lse = load_statistic(lse_ptr, begin_q, row, length_q, head, HEADS, tokens_q, float("inf"))
         p, kept_p, dp = _tile(
             q, grad, k, v, lse, row, 0, rows, bias, dropout, zero, head, scale,
-            HEADS, CAUSAL, HAS_BIAS, DROPOUT, PRECISION, BLOCK_N=128,
+            HEADS, CAUSAL, HAS_BIAS, DROPOUT, PRECISION, PTX, BLOCK_N=128,
         )  # fmt: skip
         delta = tl.sum(kept_p * dp, 1, keep_dims=True)
         store_statistic(delta_ptr, delta, begin_q, row, length_q, head, HEADS, tokens_q)
@@ -226,7 +227,7 @@ def _backward_in_two_passes(
             delta = load_statistic(delta_ptr, begin_q, row, length_q, head, HEADS, tokens_q, 0.0)
             p, kept_p, dp = _tile(
                 q, grad, some_k, some_v, lse, row, first_key, rows, bias, dropout, zero, head, scale,
-                HEADS, CAUSAL, HAS_BIAS, DROPOUT, PRECISION, BLOCK_N=BLOCK_M,
+                HEADS, CAUSAL, HAS_BIAS, DROPOUT, PRECISION, PTX, BLOCK_N=BLOCK_M,
             )  # fmt: skip
             ds = narrow(score_gradient(kept_p, p, dp, delta, row, shift, zero, CAUSAL), q.dtype)
             dv = add_dot(flip(grad), narrow(kept_p, q.dtype), dv, PRECISION)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from fastbert.kernels.attention import launchers
+from fastbert.kernels.attention import launchers, library
 from fastbert.kernels.configs.configuration import Config, shape_class
 
 WIDTHS = (64, 32, 128)
@@ -26,6 +26,8 @@ LENGTHS = {
     "backward_queries": 1024,
     "backward_keys": 1024,
 }
+# Likewise, where the kernels of this project and those of the library are compared.
+LIBRARY_LENGTHS = {"128": 128, "512": 512, "any": 1024}
 THRESHOLD = 26  # of dropout with p = 0.1
 
 
@@ -65,9 +67,23 @@ CANDIDATES = {
 
 def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple[str, str, int, list[Config]]]:
     """Return kernel, shape class, head_dim and candidates of what is tuned; `widths` restricts the head dimensions."""
-    return [
+    kernels = [
         (kernel, shape_class(torch.bfloat16, False, width, dropout=dropout), width, configs)
         for width, dropout, (kernel, configs) in itertools.product(widths or WIDTHS, (True, False), CANDIDATES.items())
+    ]
+    if not target.startswith("sm_"):
+        return kernels
+    # Last, beside the winners among the kernels of this project.
+    return kernels + [
+        (
+            library.entry(use, length),
+            shape_class(torch.bfloat16, False, width),
+            width,
+            [Config(constants={"LIBRARY": chosen}) for chosen in choices],
+        )
+        for width, (use, choices), length in itertools.product(
+            widths or WIDTHS, library.CHOICES.items(), library.LENGTHS
+        )
     ]
 
 
@@ -106,9 +122,20 @@ def milliseconds(
     time: Callable[[Callable[[], object]], float],
 ) -> float:
     """Return what `time` measures of forward, or of backward, with the present configurations."""
+    if kernel.startswith("attention_"):
+        _, use, length = kernel.split("_")
+        inputs = _inputs(width, LIBRARY_LENGTHS[length], False, device, tokens)
+        if use == "inference":
+            return time(lambda: launchers.forward(inputs, with_rest=False))
+        return time(lambda: _step(inputs))
     inputs = _inputs(width, LENGTHS[kernel], shape.endswith("-dropout"), device, tokens)
     if kernel.startswith("forward"):
         return time(lambda: launchers.forward(inputs))
     out, lse, rest = launchers.forward(inputs)
     grad = torch.randn_like(out)
     return time(lambda: launchers.backward_joined(inputs, out, lse, rest, grad))
+
+
+def _step(inputs: launchers.AttentionInputs) -> torch.Tensor:
+    out, lse, rest = launchers.forward(inputs)
+    return launchers.backward_joined(inputs, out, lse, rest, out)

@@ -1,8 +1,8 @@
 """The default configurations of the attention kernels.
 
-Chosen by registers, shared memory and instructions of code compiled by triton 3.7.1 (no spills but in fp32 with heads
-of 128), not by time: no GPU has been measured yet. A shape class without `-masked` or `-dropout` holds with them too,
-unless there is a nearer one.
+Chosen by registers, shared memory and instructions of code compiled by triton 3.6.0 and 3.7.1 (no spills but in fp32
+with heads of 128), not by time: no GPU has been measured yet. A shape class without `-masked` or `-dropout` holds with
+them too, unless there is a nearer one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,19 @@ _NONE = {
     "short": {f"ieee-{width}": _short(0) for width in (32, 64, 128)} | {"tf32-128": _short(0)},
     "medium": {f"ieee-{width}": _medium(0) for width in (32, 64, 128)} | {"tf32-128": _medium(0)},
 }
+# Which kernels compute attention without dropout: 0 those of this project, 1 the library's flash, 2 its cuDNN. By use
+# and the longest sequence; a table that was measured on the GPU chooses among them.
+_LIBRARY: Table = {
+    f"attention_{use}_{length}": {
+        f"{kind}-{width}": Config(constants={"LIBRARY": 0})
+        for kind in ("half", "tf32", "ieee")
+        for width in (32, 64, 128)
+    }
+    for use in ("inference", "training")
+    for length in ("128", "512", "any")
+}
 _HOPPER: Table = {
+    **_LIBRARY,
     "forward_heads": {
         **_NONE["heads"],
         "half-32": _heads(128),
@@ -91,6 +103,8 @@ _HOPPER: Table = {
     "backward_short": {
         **_NONE["short"],
         "half-32": _short(128),
+        "half-32-dropout": _short(128, 8),
+        "half-32-masked-dropout": _short(64),
         "half-64": _short(128),
         "half-64-masked-dropout": _short(64),
         "half-128": _short(64),
@@ -102,24 +116,24 @@ _HOPPER: Table = {
         "half-32": _medium(512, 64, 64, 4, 2),
         "half-32-dropout": _medium(512, 64, 64, 4, 1),
         "half-32-masked": _medium(512, 64, 64, 4, 1),
-        "half-32-masked-dropout": _medium(512, 64, 64, 8, 1),
+        "half-32-masked-dropout": _medium(512, 64, 32, 8, 1),
         "half-64": _medium(512, 64, 64, 4, 2),
         "half-64-dropout": _medium(512, 64, 64, 4, 1),
         "half-64-masked-dropout": _medium(512, 128, 64, 8, 1),
-        "half-128": _medium(512, 128, 64, 8, 1),
-        "half-128-masked-dropout": _medium(512, 64, 64, 8, 1),
+        "half-128": _medium(512, 64, 64, 8, 1),
         "tf32-32": _medium(512, 32, 64, 8, 1),
-        "tf32-64": _medium(512, 128, 64, 8, 1),
+        "tf32-64": _medium(512, 32, 64, 4, 1),
     },
     "backward_queries": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
+        "half-64-masked-dropout": _tile(64, 64, 4, 1),
         "half-128": _tile(64, 64, 4, 2),
         "half-128-dropout": _tile(64, 64, 8, 1),
         "half-128-masked": _tile(64, 64, 8, 1),
         "half-128-masked-dropout": _tile(32, 64, 4, 1, 255),
         "tf32-32": _tile(64, 64, 4, 2),
-        "tf32-64": _tile(32, 64, 4, 1),
+        "tf32-64": _tile(32, 64, 8, 1),
         "tf32-128": _tile(16, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
@@ -130,12 +144,12 @@ _HOPPER: Table = {
         "half-32-masked": _tile(64, 64, 4, 1),
         "half-64": _tile(64, 64, 4, 2),
         "half-64-masked": _tile(64, 64, 4, 1),
-        "half-64-masked-dropout": _tile(64, 64, 4, 1),
-        "half-128": _tile(64, 64, 4, 1),
-        "half-128-dropout": _tile(64, 64, 8, 1),
+        "half-64-masked-dropout": _tile(32, 64, 4, 2),
+        "half-128": _tile(32, 64, 4, 2),
+        "half-128-dropout": _tile(32, 64, 8, 1),
         "half-128-masked": _tile(64, 64, 8, 1),
-        "half-128-masked-dropout": _tile(32, 64, 8, 1),
-        "tf32-32": _tile(32, 64, 4, 1),
+        "half-128-masked-dropout": _tile(64, 32, 8, 1),
+        "tf32-32": _tile(32, 64, 8, 1),
         "tf32-64": _tile(32, 64, 8, 1),
         "tf32-128": _tile(32, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
@@ -155,7 +169,7 @@ _HOPPER: Table = {
     },
 }
 # Small tiles, so that small tests have several of them.
-_INTERPRETER = {
+_INTERPRETER = _LIBRARY | {
     kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
     for kernel, config in {
         "forward_heads": _heads(128),
@@ -202,12 +216,13 @@ _AMPERE = _changed(
         "tf32-64": _short(0),
     },
     backward_medium={
+        "half-32": _medium(512, 32, 64, 4, 1),
         "half-32-masked-dropout": _medium(0),
         "half-64": _medium(512, 32, 64, 4, 1),
         "half-64-dropout": _medium(512, 32, 64, 8, 1),
         "half-64-masked": _medium(512, 32, 64, 8, 1),
         "half-64-masked-dropout": _medium(512, 32, 64, 8, 1),
-        "half-128": _medium(512, 32, 64, 8, 1),
+        "half-128": _medium(512, 32, 32, 8, 1),
         "half-128-dropout": _medium(0),
         "half-128-masked": _medium(0),
         "half-128-masked-dropout": _medium(0),
@@ -218,18 +233,20 @@ _AMPERE = _changed(
         "half-64-masked": _tile(64, 64, 4, 1),
         "half-64-masked-dropout": _tile(32, 64, 4, 1),
         "half-128-masked-dropout": _tile(16, 64, 8, 1),
-        "tf32-32": _tile(64, 64, 4, 1),
+        "tf32-32": _tile(64, 32, 4, 1),
+        "ieee-32": _tile(32, 32, 8, 1),
     },
     backward_keys={
         "half-32-dropout": _tile(64, 64, 8, 1),
         "half-32-masked": _tile(64, 64, 4, 2),
-        "half-64-dropout": _tile(32, 64, 4, 1),
+        "half-64": _tile(32, 64, 4, 2),
+        "half-64-dropout": _tile(64, 32, 4, 1),
         "half-64-masked": _tile(64, 64, 4, 2),
-        "half-64-masked-dropout": _tile(16, 64, 8, 1),
-        "half-128": _tile(32, 64, 8, 1),
-        "half-128-dropout": _tile(16, 64, 8, 1),
+        "half-64-masked-dropout": _tile(64, 32, 4, 1),
+        "half-128": _tile(64, 32, 8, 1),
+        "half-128-dropout": _tile(64, 32, 8, 1),
         "half-128-masked": _tile(32, 64, 8, 1),
-        "half-128-masked-dropout": _tile(16, 64, 8, 1),
+        "half-128-masked-dropout": _tile(64, 32, 8, 1),
         "tf32-64": _tile(32, 32, 4, 1),
         "ieee-64": _tile(16, 32, 4, 1),
         "ieee-128": _tile(32, 32, 8, 1, 255),
@@ -249,10 +266,22 @@ _BLACKWELL = _changed(
         "tf32-64": _tile(64, 64, 8, 1),
         "tf32-128": _tile(32, 32, 8, 2),
     },
-    backward_short={"half-32-masked-dropout": _short(64)},
-    backward_medium={"half-64": _medium(512, 64, 64, 4, 1), "tf32-32": _medium(0)},
-    backward_queries={"half-128-masked-dropout": _tile(16, 64, 8, 1)},
-    backward_keys={"half-32-masked-dropout": _tile(64, 64, 8, 1)},
+    backward_short={"half-64-dropout": _short(128, 8)},
+    backward_medium={
+        "half-64": _medium(512, 64, 64, 4, 1),
+        "half-128": _medium(512, 128, 64, 8, 1),
+        "half-128-masked-dropout": _medium(512, 64, 64, 8, 1),
+        "tf32-32": _medium(0),
+        "tf32-64": _medium(512, 64, 64, 8, 1),
+    },
+    backward_queries={"half-128-dropout": _tile(64, 64, 4, 1), "half-128-masked-dropout": _tile(16, 64, 8, 1)},
+    backward_keys={
+        "half-32-masked-dropout": _tile(64, 64, 8, 1),
+        "half-64-masked-dropout": _tile(64, 64, 8, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "half-128-dropout": _tile(64, 64, 8, 1),
+        "half-128-masked-dropout": _tile(32, 64, 8, 1),
+    },
     backward_bias={"half-128": _tile(64, 64, 8, 1), "tf32-64": _tile(64, 64, 8, 1)},
 )
 # 64 KiB of shared memory for all programs of a compute unit, and 64 threads in a warp.
@@ -262,6 +291,7 @@ _CDNA3 = _changed(
         for kernel, entries in _HOPPER.items()
     },
     forward_long={"half-128": _tile(64, 64, 4, 1), "tf32-128": _tile(64, 32, 4, 1)},
+    backward_short={"half-32-dropout": _short(128)},
     backward_medium={
         "half-32": _medium(512, 64, 64, 4, 1),
         "half-32-masked-dropout": _medium(0),
@@ -274,12 +304,15 @@ _CDNA3 = _changed(
     backward_queries={
         "half-128": _tile(64, 64, 4, 1),
         "half-128-dropout": _tile(32, 64, 4, 1),
+        "tf32-64": _tile(32, 64, 4, 1),
         "tf32-128": _tile(32, 32, 4, 1),
         "ieee-128": _tile(32, 32, 4, 1),
     },
     backward_keys={
-        "half-128-dropout": _tile(32, 64, 4, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "half-128-dropout": _tile(32, 32, 4, 1),
         "half-128-masked-dropout": _tile(32, 32, 4, 1),
+        "tf32-32": _tile(32, 64, 4, 1),
         "tf32-64": _tile(32, 64, 4, 1),
         "tf32-128": _tile(32, 32, 4, 1),
         "ieee-128": _tile(32, 32, 4, 1),
@@ -297,6 +330,8 @@ _SMALL = _changed(
         "half-64": _medium(512, 32, 64, 8, 1),
     },
     backward_queries={
+        "half-64-dropout": _tile(64, 64, 4, 1),
+        "half-64-masked-dropout": _tile(32, 64, 8, 1),
         "tf32-32": _tile(32, 32, 4, 1),
         "tf32-64": _tile(32, 64, 8, 1),
         "ieee-32": _tile(32, 32, 8, 1),
@@ -320,6 +355,7 @@ TABLES: dict[str, Table] = {
 SIZES: dict[str, tuple[int, ...]] = {
     "MAX_SEQLEN": (0, 64, 128),
     "MAX_MEDIUM": (0, 256, 512, 1024),
+    "LIBRARY": (0, 1, 2),
     "BLOCK_ROWS": (0, 32, 64, 128, 256),
     "BLOCK_M": (16, 32, 64, 128, 256),
     "BLOCK_N": (32, 64, 128, 256),

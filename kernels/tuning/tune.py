@@ -59,7 +59,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Job:
-    """A trial with all that a child process must know: GPU, device, and the table that holds for everything else."""
+    """A trial with all that a child process must know: GPU, device, and the table that holds for everything else, which
+    all jobs share and the winners before it are in."""
 
     number: int
     trial: Trial
@@ -275,7 +276,10 @@ def tune_for(
 
     def keep(result: Measured) -> None:
         results.append(result)
-        tables.save(path, {target: fastest(results)})
+        winners = fastest(results)
+        tables.save(path, {target: winners})
+        for kernel, entries in winners.items():  # trials of other kernels, which start later, run with them
+            table[kernel] |= entries
         measured(result)
         report(len(jobs) + len(results), 2 * len(jobs), f"{result.trial.kernel} {result.trial.shape}")
 

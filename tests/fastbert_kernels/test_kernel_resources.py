@@ -20,7 +20,7 @@ import triton
 
 from fastbert.benchmarks import kernel_resources
 from fastbert.errors import UserError
-from fastbert.kernels.configs.defaults import DEFAULTS
+from fastbert.kernels.configs.defaults import DEFAULTS, SIZES
 from fastbert.kernels.tuning import resource_record
 from fastbert.kernels.tuning.resource_record import VERSIONS, Entry, Row
 from fastbert.kernels.tuning.resource_table import table
@@ -29,26 +29,10 @@ from fastbert.kernels.tuning.resources import SHARED_MEMORY, TARGETS, Body, Reso
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "kernel_resources.json"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance-gpu.md"
 SAME_FOR_ALL = {"drop_tokens", "sum_columns"}
-# Bytes per thread that are spilled with the older version, whose register allocation the configurations do not fit yet.
+# Bytes per thread that are spilled, whatever the configuration: fp32 without tensor cores holds whole rows of operands.
 KNOWN = {
-    ("backward_medium, bf16 32, sm_80, triton 3.6.0", 104),
-    ("backward_keys, bf16 64 dropout, sm_80, triton 3.6.0", 8),
-    ("backward_keys, bf16 64 causal bias dropout, sm_80, triton 3.6.0", 8),
-    ("backward_medium, bf16 128, sm_80, triton 3.6.0", 16),
-    ("backward_queries, tf32 32 causal bias dropout, sm_80, triton 3.6.0", 32),
-    ("backward_queries, tf32 64 causal bias dropout, sm_80, triton 3.6.0", 32),
-    ("backward_queries, fp32 32 causal bias dropout, sm_80, triton 3.6.0", 8),
     ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.6.0", 232),
-    ("backward_short, bf16 32 dropout, sm_90, triton 3.6.0", 8),
-    ("backward_medium, bf16 32 causal bias dropout, sm_90, triton 3.6.0", 8),
-    ("backward_medium, bf16 128, sm_90, triton 3.6.0", 104),
-    ("backward_medium, bf16 128 dropout, sm_90, triton 3.6.0", 96),
-    ("backward_short, bf16 128 causal bias dropout, sm_90, triton 3.6.0", 24),
-    ("backward_queries, bf16 128 causal bias dropout, sm_90, triton 3.6.0", 8),
-    ("backward_medium, tf32 64 causal bias dropout, sm_90, triton 3.6.0", 8),
-    ("backward_queries, tf32 64 causal bias dropout, sm_90, triton 3.6.0", 32),
     ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.6.0", 224),
-    ("backward_short, bf16 64 dropout, sm_100, triton 3.6.0", 56),
     ("backward_queries, fp32 128 causal bias dropout, sm_100, triton 3.6.0", 240),
     ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.7.1", 232),
     ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.7.1", 224),
@@ -129,17 +113,19 @@ def test_no_kernel_spills_with_any_version(rows: list[Row]) -> None:
 
 
 def test_every_kernel_is_compiled_for_every_target(rows: list[Row]) -> None:
-    # Those whose configuration a table holds, and those that have one for all GPUs.
-    expected = {*DEFAULTS["sm_90"], *SAME_FOR_ALL}
+    # Those whose configuration a table holds, and those that have one for all GPUs; entries that choose among libraries
+    # are no kernels.
+    tabled = {kernel for kernel, entries in DEFAULTS["sm_90"].items() if "LIBRARY" not in SIZES[kernel]}
+    expected = {*tabled, *SAME_FOR_ALL}
     for version, target in itertools.product(VERSIONS, TARGETS):
         kernels = {row.resources.kernel for row in rows if (row.triton, row.resources.target) == (version, target)}
         assert kernels == expected, f"triton {version}, {target}"
 
 
-def test_two_programs_of_short_attention_run_on_a_multiprocessor(rows: list[Row]) -> None:
+def test_eight_warps_of_short_attention_run_on_a_multiprocessor(rows: list[Row]) -> None:
     short = [row for row in rows if row.resources.kernel.endswith("_short") and row.resources.target == "sm_90"]
     assert short
-    assert [str(row) for row in short if row.resources.programs < 2] == []
+    assert [str(row) for row in short if row.resources.programs * row.resources.warps < 8] == []
 
 
 def test_attention_has_counts_per_score(rows: list[Row]) -> None:

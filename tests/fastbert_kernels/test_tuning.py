@@ -194,6 +194,32 @@ def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
     assert seen[-1] == (2 * len(pending), 2 * len(pending), "done")
 
 
+def test_what_wins_holds_for_the_trials_after_it(path: Path) -> None:
+    """The library's kernels are compared with the fastest of this project's, not with the default ones."""
+    chosen = next(
+        trial for trial in tune.trials("sm_90", (64,)) if trial.kernel == "forward_long" and not trial.present
+    )
+    last: list[tuple[Any, Any]] = []
+
+    def outcome(function: Callable, job: tune.Job) -> Any:
+        if function is tune.compile_trial:
+            return ""
+        if job.trial.kernel.startswith("attention_"):
+            last.append((job.trial, job.table[chosen.kernel][chosen.shape]))
+        return tune.Measured(job.trial, 0.5 if job.trial == chosen else 1.0)
+
+    tune.tune_for("sm_90", "cpu", widths=(64,), runner=in_turn(outcome))
+    assert all(config == chosen.config for _, config in last)
+    assert {(trial.kernel, trial.shape) for trial, _ in last} == {
+        (f"attention_{use}_{length}", "half-64")
+        for use in ("inference", "training")
+        for length in ("128", "512", "any")
+    }
+    libraries = [trial.config.constants["LIBRARY"] for trial, _ in last if trial.kernel == "attention_inference_128"]
+    assert libraries == [0, 1, 2]
+    assert [trial for trial in tune.trials("gfx942") if trial.kernel.startswith("attention_")] == []
+
+
 def test_a_class_without_a_measurement_of_what_is_in_use_has_no_winner() -> None:
     present, other = tune.trials("sm_90")[:2]
     assert present.present
