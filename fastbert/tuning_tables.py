@@ -50,7 +50,7 @@ def read(path: Path, kind: str, version: int, parse: Callable[[dict[str, Any]], 
         document = json.loads(path.read_text(encoding="utf-8"))
         found_version, table = document["format"], parse(document)
     except OSError as error:
-        raise UserError(f"cannot read the {kind} {path}: {error.strerror}") from error
+        raise UserError(f"cannot read the {kind} {path}: {error.strerror}; {CURE}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a {kind} ({type(error).__name__}: {error}): {CURE}") from error
     if found_version != version:

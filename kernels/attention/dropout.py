@@ -177,7 +177,7 @@ def kept(
         words = _draw_words(key, first_key, query, head, site, BLOCK_M, BLOCK_N)
         p0, p1, p2, p3 = _split(p, BLOCK_M, BLOCK_N)
         p0, p1, p2, p3 = tl.inline_asm_elementwise(
-            _KEEP, "=f,=f,=f,=f,r,r,f,f,f,f", [words, (threshold + 0x6400).to(tl.uint32) * 0x10001, p0, p1, p2, p3],
+            _KEEP, "=&f,=&f,=&f,=&f,r,r,f,f,f,f", [words, (threshold + 0x6400).to(tl.uint32) * 0x10001, p0, p1, p2, p3],
             dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
         )  # fmt: skip
         return _joined(p0, p1, p2, p3, BLOCK_M, BLOCK_N)

@@ -171,7 +171,7 @@ def rest_rows(inputs: AttentionInputs) -> int:
 
     In fp32 nothing is rounded away; the library's kernels know only the output.
     """
-    if inputs.q.dtype == torch.float32 or library.choice(inputs, training=True) != library.OWN:
+    if inputs.q.dtype == torch.float32 or library.is_chosen(inputs, training=True):
         return 0
     recomputed = 32 if _config(inputs, backward_heads.__name__).constants["BLOCK_ROWS"] else 0
     recomputed = max(recomputed, _config(inputs, backward_short.__name__).constants["MAX_SEQLEN"])
@@ -184,9 +184,8 @@ def forward(inputs: AttentionInputs, with_rest: bool = True) -> tuple[Tensor, Te
 
     With `with_rest`, backward follows. Where the library's kernels are chosen, lse is in their units."""
     q = inputs.q
-    chosen = library.choice(inputs, with_rest)
-    if chosen != library.OWN:
-        return *library.forward(inputs, chosen), q.new_empty(0, *q.shape[1:])
+    if library.is_chosen(inputs, training=with_rest):
+        return *library.forward(inputs), q.new_empty(0, *q.shape[1:])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(inputs.heads, q.shape[0], dtype=torch.float32, device=q.device)
     rest = torch.empty(rest_rows(inputs) if with_rest else 0, *q.shape[1:], dtype=q.dtype, device=q.device)
@@ -202,7 +201,7 @@ def backward(
     inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias; `grad` is contiguous."""
-    if library.choice(inputs, training=True) != library.OWN:
+    if library.is_chosen(inputs, training=True):
         return *library.backward(inputs, out, lse, grad), None
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v))
     delta = _backward(inputs, out, lse, rest, grad, (dq, dk, dv), bias_gradient, spacing=1)
@@ -211,7 +210,7 @@ def backward(
 
 def backward_joined(inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor) -> Tensor:
     """Return the gradients of q, k, v of the same tokens as one tensor (tokens, 3, heads, head_dim)."""
-    if library.choice(inputs, training=True) != library.OWN:
+    if library.is_chosen(inputs, training=True):
         return torch.stack(library.backward(inputs, out, lse, grad), 1)
     q = inputs.q
     joined = torch.empty(q.shape[0], 3, *q.shape[1:], dtype=q.dtype, device=q.device)

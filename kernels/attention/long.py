@@ -15,9 +15,10 @@ from fastbert.kernels.attention.dropout import drop_and_narrow, kept
 from fastbert.kernels.attention.tiles import (
     add_bias,
     gradient_factor,
-    load_full_rows,
+    load_pair,
     load_rows,
     load_statistic,
+    load_statistics,
     reciprocal,
     score_gradient,
     store_delta,
@@ -99,22 +100,6 @@ def forward_long(
 
 
 @triton.jit
-def _load_pair(
-    x_ptr, y_ptr, row, left, strides,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Load the tiles of one head at two pointers, of which `left` rows exist; all of them unless MASKED."""
-    stride_x, stride_y = strides
-    if MASKED:
-        x = load_rows(x_ptr, 0, row, left, stride_x, 0, HEADS, HEAD_DIM, BLOCK_D)
-        y = load_rows(y_ptr, 0, row, left, stride_y, 0, HEADS, HEAD_DIM, BLOCK_D)
-    else:
-        x = load_full_rows(x_ptr, 0, row, stride_x, 0, HEAD_DIM, BLOCK_D)
-        y = load_full_rows(y_ptr, 0, row, stride_y, 0, HEAD_DIM, BLOCK_D)
-    return x, y
-
-
-@triton.jit
 def _attend(
     state, q, k_ptr, v_ptr, start, end, rows, strides, bias, dropout, head, scale,
     HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -130,7 +115,7 @@ def _attend(
     k_ptr += tl.cast(begin_k + start, tl.int64) * stride_k + head * HEAD_DIM
     v_ptr += tl.cast(begin_k + start, tl.int64) * stride_v + head * HEAD_DIM
     for here in range(start, end, BLOCK_N):
-        k, v = _load_pair(k_ptr, v_ptr, key_row, length_k - here, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
+        k, v = load_pair(k_ptr, v_ptr, key_row, length_k - here, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
         s = dot(q, flip(k), PRECISION)
         if HAS_BIAS:
             s = add_bias(s * (scale * LOG2_E), bias, head, HEADS, query, here + column)
@@ -217,7 +202,7 @@ def _query_gradient(
     k_ptr += tl.cast(begin_k + start, tl.int64) * stride_k + head * HEAD_DIM
     v_ptr += tl.cast(begin_k + start, tl.int64) * stride_v + head * HEAD_DIM
     for here in range(start, end, BLOCK_N):
-        k, v = _load_pair(k_ptr, v_ptr, key_row, length_k - here, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
+        k, v = load_pair(k_ptr, v_ptr, key_row, length_k - here, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
         s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
         if HAS_BIAS:
             s = add_bias(s, bias, head, HEADS, query, here + column)
@@ -303,13 +288,8 @@ def _key_gradients(
     delta_ptr += head * tl.cast(tokens_q, tl.int64) + begin_q + start
     for here in range(start, end, BLOCK_M):
         query, left = here + row, length_q - here
-        q, grad = _load_pair(q_ptr, grad_ptr, row, left, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
-        if MASKED:
-            # With an infinite lse, queries beyond the sequence have no probabilities.
-            lse = load_statistic(lse_ptr, 0, row, left, 0, HEADS, tokens_q, float("inf"))
-            delta = load_statistic(delta_ptr, 0, row, left, 0, HEADS, tokens_q, 0.0)
-        else:
-            lse, delta = tl.load(lse_ptr + row), tl.load(delta_ptr + row)
+        q, grad = load_pair(q_ptr, grad_ptr, row, left, strides, HEADS, HEAD_DIM, BLOCK_D, MASKED)
+        lse, delta = load_statistics(lse_ptr, delta_ptr, row, left, tokens_q, MASKED)
         s, dp = dot(q, flip(k), PRECISION) * (scale * LOG2_E), dot(grad, flip(v), PRECISION)
         if HAS_BIAS:
             s = add_bias(s, bias, head, HEADS, query, column)

@@ -15,8 +15,9 @@ from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.tiles import (
     add_bias,
     gradient_factor,
+    load_pair,
     load_rows,
-    load_statistic,
+    load_statistics,
     score_gradient,
     store_delta,
     store_rows,
@@ -28,9 +29,11 @@ RUNTIME = ["tokens_q", "tokens_k", "bias_rows", "bias_columns", "threshold", "si
 
 @triton.jit
 def _sum_offsets(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return the offsets of a tile of dq (BLOCK_M, BLOCK_D) in memory, as (BLOCK_D // 8, 2 * BLOCK_M, 4)."""
-    chunk, thread = tl.arange(0, BLOCK_D // 8)[:, None, None], tl.arange(0, 2 * BLOCK_M)[None, :, None]
-    return (chunk * (2 * BLOCK_M) + thread) * 4 + tl.arange(0, 4)[None, None, :]
+    """Return the offsets of a tile of dq (BLOCK_M, BLOCK_D) in memory, as (BLOCK_D // 4 * BLOCK_M, 4).
+
+    Two axes, because triton 3.6.0 would spread three over the threads in another order.
+    """
+    return tl.arange(0, BLOCK_D // 4 * BLOCK_M)[:, None] * 4 + tl.arange(0, 4)[None, :]
 
 
 @triton.jit
@@ -45,7 +48,7 @@ def _load_sum(x_ptr, exists, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
 def _store_sum(x_ptr, x, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """Store x (BLOCK_M, BLOCK_D) fp32 in the order of a matmul's accumulator: each thread 16 bytes at a time."""
     x = tl.trans(tl.reshape(x, (BLOCK_M // 16, 2, 8, BLOCK_D // 8, 4, 2)), 3, 0, 2, 4, 1, 5)
-    tl.store(x_ptr + _sum_offsets(BLOCK_M, BLOCK_D), tl.reshape(x, (BLOCK_D // 8, 2 * BLOCK_M, 4)))
+    tl.store(x_ptr + _sum_offsets(BLOCK_M, BLOCK_D), tl.reshape(x, (BLOCK_D // 4 * BLOCK_M, 4)))
 
 
 @triton.jit
@@ -57,31 +60,60 @@ def _key_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of the keys from `first` on, and add their part of dq. MASKED: the tile has fewer keys."""
-    begin_q, length_q, begin_k, length_k = rows
+    _, length_q, begin_k, length_k = rows
     stride_q, stride_k, stride_v = strides
-    row, key_row = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[:, None]
-    column = tl.arange(0, BLOCK_N)[None, :]
-    zero = tl.minimum(dropout_scale, 0.0)
-    length = length_k - first
+    key_row, length = tl.arange(0, BLOCK_N)[:, None], length_k - first
     k = load_rows(k_ptr, begin_k + first, key_row, length, stride_k, head, HEADS, HEAD_DIM, BLOCK_D)
     v = load_rows(v_ptr, begin_k + first, key_row, length, stride_v, head, HEADS, HEAD_DIM, BLOCK_D)
-    dk = tl.zeros((BLOCK_D, BLOCK_N), tl.float32)
-    dv = tl.zeros((BLOCK_D, BLOCK_N), tl.float32)
     start = 0
     if CAUSAL:
         # The first tile of keys begins the sums of all queries.
         start = tl.where(first > 0, tl.maximum(first - (length_k - length_q), 0) // BLOCK_M * BLOCK_M, 0)
+    full = length_q // BLOCK_M * BLOCK_M
+    sums = (tl.zeros((BLOCK_D, BLOCK_N), tl.float32), tl.zeros((BLOCK_D, BLOCK_N), tl.float32))
+    sums = _add_queries(
+        sums, k, v, q_ptr, grad_ptr, lse_ptr, sum_ptr, delta_ptr,
+        start, full, first, rows, stride_q, bias, dropout, dropout_scale, tokens_q, head, scale,
+        HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED, FEWER=False,
+    )  # fmt: skip
+    dk, dv = _add_queries(
+        sums, k, v, q_ptr, grad_ptr, lse_ptr, sum_ptr, delta_ptr,
+        tl.maximum(start, full), length_q, first, rows, stride_q, bias, dropout, dropout_scale, tokens_q, head, scale,
+        HEADS, CAUSAL, HAS_BIAS, DROPOUT, HEAD_DIM, BLOCK_D, PRECISION, PTX, BLOCK_M, BLOCK_N, MASKED, FEWER=True,
+    )  # fmt: skip
+    dv = flip(dv) * dropout_scale
+    store_rows(dv_ptr, dv, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
+    dk = flip(dk) * gradient_factor(scale, dropout_scale, length_k)
+    store_rows(dk_ptr, dk, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
+
+
+@triton.jit
+def _add_queries(
+    sums, k, v, q_ptr, grad_ptr, lse_ptr, sum_ptr, delta_ptr,
+    start, end, first, rows, stride_q, bias, dropout, dropout_scale, tokens_q, head, scale,
+    HEADS: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, FEWER: tl.constexpr,
+):  # fmt: skip
+    """Add the queries from `start` to `end` to dk and dv, and their part of dq. FEWER: the last tile has fewer."""
+    dk, dv = sums
+    begin_q, length_q, _, length_k = rows
+    row, column = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
+    zero = tl.minimum(dropout_scale, 0.0)
+    length, strides = length_k - first, (stride_q, HEADS * HEAD_DIM)
+    q_ptr += tl.cast(begin_q + start, tl.int64) * stride_q + head * HEAD_DIM
+    grad_ptr += tl.cast(begin_q + start, tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
+    lse_ptr += head * tl.cast(tokens_q, tl.int64) + begin_q + start
+    delta_ptr += head * tl.cast(tokens_q, tl.int64) + begin_q + start
+    sum_ptr += start * BLOCK_D
     # Values that leave the loop would take registers that it needs.
-    for here in tl.range(start, length_q, BLOCK_M, disable_licm=True):
-        begin, left = begin_q + here, length_q - here
-        q = load_rows(q_ptr, begin, row, left, stride_q, head, HEADS, HEAD_DIM, BLOCK_D)
-        grad = load_rows(grad_ptr, begin, row, left, HEADS * HEAD_DIM, head, HEADS, HEAD_DIM, BLOCK_D)
-        lse = load_statistic(lse_ptr, begin, row, left, head, HEADS, tokens_q, float("inf"))
-        delta = load_statistic(delta_ptr, begin, row, left, head, HEADS, tokens_q, 0.0)
+    for here in tl.range(start, end, BLOCK_M, disable_licm=True):
+        left = length_q - here
+        q, grad = load_pair(q_ptr, grad_ptr, row, left, strides, HEADS, HEAD_DIM, BLOCK_D, FEWER)
+        lse, delta = load_statistics(lse_ptr, delta_ptr, row, left, tokens_q, FEWER)
         s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
         if HAS_BIAS:
             s = add_bias(s, bias, head, HEADS, here + row, first + column)
-        # Queries beyond the sequence have an infinite lse.
         p = tl.exp2(s - lse)
         if CAUSAL:
             p = tl.where(first + column <= here + row + (length_k - length_q), p, 0.0)
@@ -93,13 +125,15 @@ def _key_tile(
         ds = score_gradient(kept_p, p, dp, delta, here + row, length_k - length_q, zero, CAUSAL)
         ds = narrow(ds, q.dtype)
         dk = add_dot(flip(q), ds, dk, PRECISION)
-        dq = _load_sum(sum_ptr + here * BLOCK_D, first > 0, BLOCK_M, BLOCK_D)
+        dq = _load_sum(sum_ptr, first > 0, BLOCK_M, BLOCK_D)
         dq = add_dot(ds, k, dq, PRECISION)
-        _store_sum(sum_ptr + here * BLOCK_D, dq, BLOCK_M, BLOCK_D)
-    dv = flip(dv) * dropout_scale
-    store_rows(dv_ptr, dv, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
-    dk = flip(dk) * gradient_factor(scale, dropout_scale, length_k)
-    store_rows(dk_ptr, dk, begin_k + first, key_row, length, head, HEADS, HEAD_DIM, BLOCK_D, SPACING)
+        _store_sum(sum_ptr, dq, BLOCK_M, BLOCK_D)
+        q_ptr += BLOCK_M * stride_q
+        grad_ptr += BLOCK_M * (HEADS * HEAD_DIM)
+        lse_ptr += BLOCK_M
+        delta_ptr += BLOCK_M
+        sum_ptr += BLOCK_M * BLOCK_D
+    return dk, dv
 
 
 @triton.jit(do_not_specialize=RUNTIME)

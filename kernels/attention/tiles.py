@@ -66,6 +66,22 @@ def load_full_rows(x_ptr, first, row, stride, head, HEAD_DIM: tl.constexpr, BLOC
 
 
 @triton.jit
+def load_pair(
+    x_ptr, y_ptr, row, left, strides,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Load the tiles of one head at two pointers, of which `left` rows exist; all of them unless MASKED."""
+    stride_x, stride_y = strides
+    if MASKED:
+        x = load_rows(x_ptr, 0, row, left, stride_x, 0, HEADS, HEAD_DIM, BLOCK_D)
+        y = load_rows(y_ptr, 0, row, left, stride_y, 0, HEADS, HEAD_DIM, BLOCK_D)
+    else:
+        x = load_full_rows(x_ptr, 0, row, stride_x, 0, HEAD_DIM, BLOCK_D)
+        y = load_full_rows(y_ptr, 0, row, stride_y, 0, HEAD_DIM, BLOCK_D)
+    return x, y
+
+
+@triton.jit
 def store_rows(
     x_ptr, x, first, row, length, head, heads, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPACING: tl.constexpr = 1
 ):  # fmt: skip
@@ -85,6 +101,20 @@ def load_statistic(x_ptr, first, row, length, head, heads, tokens, OUTSIDE: tl.c
     """
     offset = head * tl.cast(tokens, tl.int64) + first + row
     return tl.load(x_ptr + offset, mask=(row < length) & (head < heads), other=OUTSIDE)
+
+
+@triton.jit
+def load_statistics(lse_ptr, delta_ptr, row, left, tokens, MASKED: tl.constexpr):
+    """Load lse and delta of the rows at two pointers, of which `left` exist; all of them unless MASKED.
+
+    Other rows have an infinite lse, and so no probabilities.
+    """
+    if MASKED:
+        lse = load_statistic(lse_ptr, 0, row, left, 0, 1, tokens, float("inf"))
+        delta = load_statistic(delta_ptr, 0, row, left, 0, 1, tokens, 0.0)
+    else:
+        lse, delta = tl.load(lse_ptr + row), tl.load(delta_ptr + row)
+    return lse, delta
 
 
 @triton.jit

@@ -79,11 +79,9 @@ def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple
             library.entry(use, length),
             shape_class(torch.bfloat16, False, width),
             width,
-            [Config(constants={"LIBRARY": chosen}) for chosen in choices],
+            [Config(constants={"LIBRARY": chosen}) for chosen in (library.OWN, library.FLASH)],
         )
-        for width, (use, choices), length in itertools.product(
-            widths or WIDTHS, library.CHOICES.items(), library.LENGTHS
-        )
+        for width, use, length in itertools.product(widths or WIDTHS, library.USES, library.LENGTHS)
     ]
 
 

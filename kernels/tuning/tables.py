@@ -56,6 +56,17 @@ def _classes(shape: str) -> list[str]:
 
 _overridden: dict[str, dict[str, Config]] = {}
 _pinned: dict[str, Table] = {}
+_revision = 0
+
+
+def revision() -> int:
+    """Return a number that changes with what `lookup` returns, for caches of it."""
+    return _revision
+
+
+def _changed() -> None:
+    global _revision
+    _revision += 1
 
 
 def effective(architecture: str) -> Table:
@@ -72,21 +83,25 @@ def pinned(tables: Mapping[str, Table]) -> Iterator[None]:
     """Make `lookup` read `tables` alone, instead of the defaults and the saved table, within the block."""
     before = dict(_pinned)
     _pinned.update(tables)
+    _changed()
     try:
         yield
     finally:
         _pinned.clear()
         _pinned.update(before)
+        _changed()
 
 
 @contextlib.contextmanager
 def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
     """Make `lookup` return `config` for that kernel and shape class, within the block; for all of its row classes."""
     _overridden.setdefault(kernel, {})[shape] = config
+    _changed()
     try:
         yield
     finally:
         del _overridden[kernel][shape]
+        _changed()
 
 
 @functools.cache
@@ -144,18 +159,25 @@ def _parse(document: dict[str, Any]) -> tuple[str, dict[str, Table]]:
 
 
 def _config(kernel: str, value: Any) -> Config:
-    constants = {str(name): int(number) for name, number in value["constants"].items()}
-    numbers = {name: int(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
+    if kernel not in SIZES:
+        raise ValueError(f"no kernel is named {kernel!r}")
+    constants = {name: _integer(number) for name, number in value["constants"].items()}
+    numbers = {name: _integer(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
     config = Config(constants=constants, **numbers)
-    sizes = [*constants.values(), config.num_warps]
-    if any(size < 0 or size & (size - 1) for size in sizes):
-        raise ValueError(f"{value} has a size that is not a power of two")
-    if not (1 <= config.num_warps <= 32 and 1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
-        raise ValueError(f"{value} is out of range")
     possible = SIZES[kernel]
     if constants.keys() != possible.keys() or any(size not in possible[name] for name, size in constants.items()):
         raise ValueError(f"{kernel} cannot be compiled with {constants}")
+    if config.num_warps not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"num_warps={config.num_warps} is not a power of two up to 32")
+    if not (1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
+        raise ValueError(f"{value} is out of range")
     return config
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is not an integer")
+    return value
 
 
 def save(path: Path, table: dict[str, Table]) -> None:
@@ -171,6 +193,7 @@ def save(path: Path, table: dict[str, Table]) -> None:
     entries = {architecture: _as_json(kernels) for architecture, kernels in merged.items()}
     tuning_tables.write(path, {"format": FORMAT, "kernels": fingerprint(), "entries": entries})
     saved.cache_clear()
+    _changed()
 
 
 def _as_json(kernels: Table) -> dict[str, Any]:

@@ -84,11 +84,11 @@ def attention(
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
         tf32=q.dtype == torch.float32 and tf32_allowed(),
     )
-    backend, direct, _ = dispatch.choose(ATTENTION, arguments, q, k, v, bias)
+    backend, direct, trains = dispatch.choose(ATTENTION, arguments, q, k, v, bias)
     if direct and (backend.composite or buffers.direct(q, k, v, bias, cu_seqlens_q, cu_seqlens_k, dropout_key)):
         return backend.forward(arguments, False)[0]
     dispatch.refuse_forward_mode("attention")
-    return _forward(*arguments, backend.name)[0]
+    return _forward(*arguments, backend.name, trains)[0]
 
 
 def tf32_allowed() -> bool:
@@ -106,10 +106,13 @@ tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @custom_op.operator("fastbert::attention")
-def _forward(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(arguments: AttentionArguments, backend: str, trains: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, the rows' log-sum-exp (heads, tokens_q) fp32 in the backend's own units, and what rounding
-    removed from the output, where backward needs it: (tokens_q or 0, heads, head_dim)."""
-    out, lse, *rest = ATTENTION.backend(backend).forward(arguments)
+    removed from the output, where backward needs it: (tokens_q or 0, heads, head_dim).
+
+    With `trains`, backward may follow.
+    """
+    out, lse, *rest = ATTENTION.backend(backend).forward(arguments, *((trains,) if backend == "triton" else ()))
     return out, lse, rest[0] if rest else _empty_rest(arguments)
 
 
@@ -118,10 +121,10 @@ def _empty_rest(arguments: AttentionArguments, rows: int = 0) -> Tensor:
 
 
 @_forward.register_fake
-def _(arguments: AttentionArguments, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+def _(arguments: AttentionArguments, backend: str, trains: bool) -> tuple[Tensor, Tensor, Tensor]:
     q = arguments.q
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    rows = ATTENTION.backend(backend).rest_rows(arguments) if backend == "triton" else 0
+    rows = ATTENTION.backend(backend).rest_rows(arguments) if backend == "triton" and trains else 0
     return torch.empty_like(q, memory_format=torch.contiguous_format), lse, _empty_rest(arguments, rows)
 
 
@@ -156,7 +159,7 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    custom_op.save(ctx, *output, *inputs)
+    custom_op.save(ctx, *output, *inputs[:-1])
     ctx.set_materialize_grads(False)
 
 

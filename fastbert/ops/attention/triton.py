@@ -36,10 +36,12 @@ class Triton(TritonBackend[AttentionArguments]):
 
         return launchers.rest_rows(kernel_inputs(arguments))
 
-    def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, arguments: AttentionArguments, with_rest: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output, lse (heads, tokens_q) fp32 in units of log2, and what rounding removed from the output.
 
-        The last has no rows where backward does not need it. Raises UserError for other strides."""
+        The last has no rows without `with_rest`, or where backward does not need it. Raises UserError for wrong strides
+        and offsets.
+        """
         from fastbert.kernels.attention import launchers
 
         arguments.check_offsets()
@@ -47,7 +49,7 @@ class Triton(TritonBackend[AttentionArguments]):
         reason = _unsupported_strides(arguments)
         if reason is not None:
             raise UserError(reason.text)
-        return launchers.forward(kernel_inputs(arguments), with_lse)
+        return launchers.forward(kernel_inputs(arguments), with_rest)
 
     def backward(
         self,
