@@ -19,7 +19,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import triton
+try:
+    import triton
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"error: benchmarks/kernel_resources.py needs triton: pip install triton ({error})")
 
 from fastbert.errors import UserError
 from fastbert.kernels.tuning import resource_record

@@ -10,27 +10,56 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import runpy
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ROOT / "benchmarks" / "gpu.py"
 # The results of each command.
 RESULTS = {"measure": "results.json", "tests": "tests.json", "tune": "tune.json"}
+# The sections that --only selects, listed here because a typing error must be found before anything is built.
+SECTIONS = {
+    "measure": (
+        "build", "environment", "ceilings", "compile", "pretraining", "encoder", "compile-kernels", "layer",
+        "attention", "linear", "loss", "fused", "compile-rest", "softmax", "attention-rest", "resources", "profile",
+        "charts",
+    ),
+    "tune": ("build", "environment", "tune"),
+}  # fmt: skip
+# The commands in which a flag has an effect.
+EFFECTIVE = {
+    "--out": tuple(RESULTS),
+    "--budget-seconds": tuple(RESULTS),
+    "--commit": tuple(RESULTS),
+    "--only": tuple(SECTIONS),
+    "--seconds-per-measure": ("measure",),
+    "--tuning": ("measure",),
+    "--profile": ("measure",),
+}
+SECONDS = {"--budget-seconds": 520.0, "--seconds-per-measure": 0.4}
+# Lists in a section's result that take time to measure again.
+MEASUREMENTS = ("rows", "tests", "trials")
 BUILD_SECONDS = 240
 PACKAGES = ("fastbert-engine", "torch", "triton", "numpy", "transformers", "liger-kernel", "flash-attn")
 # Passed to the process that replaces this one after building: the start time, and the result of the build.
 STARTED, BUILT = "FASTBERT_GPU_STARTED", "FASTBERT_GPU_BUILT"
 
 
+class CommandError(Exception):
+    """A mistake of the user's that is found before fastbert can be imported, in one line."""
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; refuse flags that contradict each other."""
+    """Parse the command line; refuse flags that contradict each other, have no effect or cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/gpu.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,29 +73,80 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="keep returned results.json (tests.json, tune.json) as a record, and put them into the documentation",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for results, log and charts")
-    parser.add_argument("--budget-seconds", type=float, default=520.0, help="for everything (default: %(default)s)")
-    parser.add_argument(
-        "--seconds-per-measure", type=float, default=0.4, help="of timing one case (default: %(default)s)"
-    )
-    parser.add_argument("--only", metavar="SECTION,...", help="sections of the command, with commas between them")
+    parser.add_argument("--out", metavar="DIR", help="folder for results, log and charts; earlier results are kept")
+    budget, each = SECONDS.values()
+    parser.add_argument("--budget-seconds", type=float, help=f"for everything (default: {budget:g})")
+    parser.add_argument("--seconds-per-measure", type=float, help=f"of timing one case (default: {each:g})")
+    parser.add_argument("--only", metavar="SECTION,...", help="sections of measure or tune, with commas between them")
     parser.add_argument("--tuning", type=Path, metavar="FILE", help="measure with the tuning.json that `tune` wrote")
-    parser.add_argument("--profile", action="store_true", help="also run Nsight Compute on three kernels")
+    parser.add_argument("--profile", action="store_true", default=None, help="also run Nsight Compute on three kernels")
     parser.add_argument("--commit", help="what is measured, where .git is absent (default: $FASTBERT_COMMIT)")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on a CPU, to test this program")
     arguments = parser.parse_args(argv)
-    if sum((arguments.command is not None, arguments.plan, arguments.imported is not None)) != 1:
-        parser.error("give one of measure, tests, tune, --plan and --import FILE")
-    if arguments.command and arguments.out is None:
-        parser.error(f"{arguments.command} needs --out DIR")
-    if arguments.imported and arguments.dry_run:
-        parser.error("--import keeps figures, and those of --dry-run are meaningless: omit one of them")
-    if not arguments.budget_seconds > 0:
-        parser.error(f"--budget-seconds {arguments.budget_seconds:g} must be above 0")
-    if arguments.tuning and not arguments.tuning.is_file():
-        parser.error(f"--tuning {arguments.tuning} does not exist: copy the tuning.json of `tune` there")
-    arguments.only = tuple(arguments.only.split(",")) if arguments.only else ()
+    try:
+        check(arguments)
+    except CommandError as error:
+        parser.error(str(error))
     return arguments
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Check the flags beside each other, and put defaults in place of absent ones. Raises CommandError."""
+    if sum((arguments.command is not None, arguments.plan, arguments.imported is not None)) != 1:
+        raise CommandError("give one of measure, tests, tune, --plan and --import FILE")
+    if arguments.imported and arguments.dry_run:
+        raise CommandError("--import keeps figures, and those of --dry-run are meaningless: omit one of them")
+    command = arguments.command or ("--plan" if arguments.plan else "--import")
+    for flag, commands in EFFECTIVE.items():
+        if _value(arguments, flag) is not None and command not in commands:
+            raise CommandError(f"{flag} has no effect with {command}: omit it, or use it with {' or '.join(commands)}")
+    for flag, default in SECONDS.items():
+        value = _value(arguments, flag)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise CommandError(f"{flag} {value:g} must be a finite number above 0")
+        setattr(arguments, _name(flag), default if value is None else value)
+    if arguments.command:
+        if not arguments.out:
+            raise CommandError(f"{command} needs --out DIR" + (", which is empty" if arguments.out == "" else ""))
+        arguments.out = Path(arguments.out)
+    arguments.only = sections_of(command, arguments.only) if arguments.only is not None else ()
+    arguments.profile = bool(arguments.profile)
+    if arguments.tuning is not None:
+        check_tuning(arguments.tuning)
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _value(arguments: argparse.Namespace, flag: str) -> Any:
+    return getattr(arguments, _name(flag))
+
+
+def sections_of(command: str, only: str) -> tuple[str, ...]:
+    """Return the sections that --only names. Raises CommandError for a name that the command does not have."""
+    selected = tuple(name.strip() for name in only.split(",") if name.strip())
+    names = SECTIONS[command]
+    if not selected:
+        raise CommandError(f"--only {only!r} names no section: choose among {', '.join(names)}")
+    unknown = sorted(set(selected) - set(names))
+    if unknown:
+        raise CommandError(f"--only names {', '.join(unknown)}: choose among {', '.join(names)}")
+    return selected
+
+
+def check_tuning(path: Path) -> None:
+    """Check what can be checked without fastbert: that a file is there. Raises CommandError."""
+    cure = "copy the tuning.json of `tune` there"
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise CommandError(f"--tuning {path} does not exist: {cure}") from None
+    except OSError as error:
+        raise CommandError(f"--tuning {path} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise CommandError(f"--tuning {path} is {kind}: name the tuning.json that `tune` wrote")
 
 
 def commit() -> str:
@@ -120,8 +200,51 @@ def versions() -> dict[str, str]:
     return installed
 
 
+def prepare(arguments: argparse.Namespace) -> None:
+    """Create the folder of the results; rename results of an earlier run. Raises CommandError if it cannot be used."""
+    out = arguments.out
+    try:
+        if out.exists() and not out.is_dir():
+            raise CommandError(f"--out {out} is a file: name a folder")
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        keep_earlier(out / RESULTS[arguments.command])
+    except OSError as error:
+        raise CommandError(f"--out {out} cannot be written: {error.strerror}: name another folder") from None
+
+
+def keep_earlier(path: Path) -> None:
+    """Rename a file with measurements of an earlier run to the next free number."""
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise CommandError(f"{path} is not a regular file: remove it, or name another folder with --out")
+    if not has_measurements(path):
+        return
+    number = 1
+    while os.path.lexists(kept := path.with_name(f"{path.stem}-{number}{path.suffix}")):
+        number += 1
+    path.rename(kept)
+    print(f"{path} has measurements of an earlier run: kept as {kept.name}", flush=True)
+
+
+def has_measurements(path: Path) -> bool:
+    """Return whether a file has anything that must not be lost, which is assumed of a file that cannot be parsed."""
+    data = path.read_bytes()
+    try:
+        sections = json.loads(data)["sections"].values()
+        return any(section.get(name) for section in sections for name in MEASUREMENTS)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return bool(data.strip())
+
+
 def first_results(arguments: argparse.Namespace, sections: dict[str, Any]) -> dict[str, Any]:
-    """Write what is known before anything is imported, which may take a minute on a new machine; return it."""
+    """Write what is known before anything is imported, which may take a minute on a new machine; return it.
+
+    Raises CommandError if the folder cannot be used.
+    """
+    prepare(arguments)
     results = {
         "command": arguments.command,
         "dry_run": arguments.dry_run,
@@ -130,11 +253,13 @@ def first_results(arguments: argparse.Namespace, sections: dict[str, Any]) -> di
         "sections": sections,
         "table": [],
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
     path = arguments.out / RESULTS[arguments.command]
     partial = path.with_name(path.name + ".tmp")
-    partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}: name another folder with --out") from None
     return results
 
 
@@ -146,8 +271,21 @@ def give_up(arguments: argparse.Namespace, built: dict[str, Any], reason: str) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
+    """Run the command line; return its exit code: 2 for mistakes of the user, 130 after Ctrl-C."""
     arguments = parse(argv)
+    try:
+        return execute(arguments, argv)
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        kept = f": what was measured before is in {arguments.out}" if arguments.command else ""
+        print(f"interrupted{kept}", file=sys.stderr)
+        return 130
+
+
+def execute(arguments: argparse.Namespace, argv: Sequence[str] | None) -> int:
+    """Build where fastbert cannot be imported, then run the command; return its exit code."""
     if arguments.plan:
         plan = runpy.run_path(str(Path(__file__).with_name("plan.py")))
         print(plan["text"](commit(), arguments.dry_run))
@@ -156,29 +294,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = float(os.environ.pop(STARTED, time.time()))
     inherited = os.environ.pop(BUILT, None)
     built = json.loads(inherited) if inherited else {"status": "ok", "lines": ["fastbert was installed before"]}
-    results = first_results(arguments, {"build": built}) if arguments.command else {}
     problem = problem_of_import()
-    if problem is not None:
-        if arguments.imported:
-            print(f"error: fastbert cannot be imported: {problem}", file=sys.stderr)
-            return 1
-        if inherited is not None:
-            return give_up(arguments, built, problem)
-        built = build()
-        if built["status"] != "ok":
-            return give_up(arguments, built, problem)
-        # A new process: this one has cached its failed imports.
-        os.environ[STARTED], os.environ[BUILT] = str(started), json.dumps(built)
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, str(ENTRY), *(argv or sys.argv[1:])])
+    if problem is None:
+        return ready(arguments, built, started)
+    if arguments.imported:
+        print(f"error: fastbert cannot be imported: {problem}", file=sys.stderr)
+        return 1
+    if inherited is not None:
+        return give_up(arguments, built, problem)
+    first_results(arguments, {"build": built})
+    built = build()
+    if built["status"] == "ok":
+        restart(sys.argv[1:] if argv is None else argv, built, started)
+    return give_up(arguments, built, problem)
 
+
+def restart(argv: Sequence[str], built: dict[str, Any], started: float) -> NoReturn:
+    """Replace this process, which has cached its failed imports, by one with the same arguments."""
+    os.environ[STARTED], os.environ[BUILT] = str(started), json.dumps(built)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, str(ENTRY), *argv])
+
+
+def ready(arguments: argparse.Namespace, built: dict[str, Any], started: float) -> int:
+    """Run the command where fastbert can be imported; return its exit code."""
     from fastbert.errors import UserError
 
     try:
-        return imported(arguments) if arguments.imported else run(arguments, results, started)
+        if arguments.imported:
+            return imported(arguments)
+        if arguments.tuning is not None:
+            # Before the results, although it imports torch: a table that is refused must not start a run.
+            from fastbert.kernels.tuning import tables
+
+            tables.load(arguments.tuning)
+        return run(arguments, first_results(arguments, {"build": built}), started)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        raise CommandError(str(error)) from None
 
 
 def imported(arguments: argparse.Namespace) -> int:

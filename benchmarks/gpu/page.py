@@ -53,7 +53,12 @@ def render(records: Mapping[str, Record], explanations: Mapping[str, str], chart
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
-    return ["", *("| " + " | ".join(line) + " |" for line in lines), ""]
+    return ["", *("| " + " | ".join(map(_in_table, line)) + " |" for line in lines), ""]
+
+
+def _in_table(text: str) -> str:
+    """Return the text of a cell without what would end the cell or the table: names come from returned files."""
+    return text.replace("|", "/").replace("\n", " ")
 
 
 def _figures(records: Mapping[str, Record]) -> list[str]:
@@ -70,8 +75,8 @@ def _figures(records: Mapping[str, Record]) -> list[str]:
 
 def _cell(verdict: Verdict) -> str:
     if verdict.verdict.startswith(UNMEASURED):
-        return verdict.verdict.replace("|", "/")
-    return f"{verdict.measured}: {verdict.verdict}".replace("|", "/")
+        return verdict.verdict
+    return f"{verdict.measured}: {verdict.verdict}"
 
 
 def explanation_key(estimate: Estimate) -> str:

@@ -13,6 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from fastbert.kernels.tuning.processes import end_with_parent
+
+if __name__ == "__main__":
+    # Before torch is imported, which takes seconds: the parent may be killed meanwhile.
+    end_with_parent()
+
 import torch
 
 from fastbert.benchmarks.gpu import (
@@ -29,7 +35,6 @@ from fastbert.benchmarks.gpu import (
 )
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
 from fastbert.config import BertConfig
-from fastbert.kernels.tuning.processes import end_with_parent
 from fastbert.models import BertForPreTraining
 from fastbert.ops import dispatch
 
@@ -173,6 +178,5 @@ def _model(device: Device, variant: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent()
     result = run(json.loads(sys.argv[1]), os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"))
     print(json.dumps(result))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.gpu.worker import Worker
+from fastbert.errors import UserError
 
 PACKAGE = "fastbert.benchmarks"
 MOST_LOG_BYTES = 8 << 20
@@ -44,9 +45,13 @@ class Session:
 
     def __init__(self, options: Options, results: dict[str, Any] | None = None) -> None:
         self.options = options
-        options.out.mkdir(parents=True, exist_ok=True)
         self.log = options.out / "log.txt"
-        self.log.touch()
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+            with self.log.open("ab"):
+                pass
+        except OSError as error:
+            raise UserError(f"cannot write {self.log}: {error.strerror}: name another folder with --out") from error
         self.environment = environment(options)
         self.worker = Worker(self.environment, self.log)
         first = {"command": options.command, "dry_run": options.dry_run, "sections": {}, "table": []}
@@ -57,11 +62,14 @@ class Session:
         return self.options.started + self.options.budget_seconds - LAST_SECONDS - time.time()
 
     def save(self) -> None:
-        """Write the results; the file has its old content or the new one."""
+        """Write the results; the file has its old content or the new one. Raises UserError if it cannot be written."""
         path = self.options.out / self.options.results
         partial = path.with_name(path.name + ".tmp")
-        partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}: the file has the results before") from error
 
     def shorten_log(self) -> None:
         """Keep the end of a log that compilers have filled with what they failed on."""

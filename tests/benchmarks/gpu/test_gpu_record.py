@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from gpu_rows import row
 
 from fastbert.benchmarks.gpu import command, page, plan, profiling, testing
 from fastbert.benchmarks.gpu import record as gpu_record
+from fastbert.benchmarks.gpu import sections as gpu_sections
 from fastbert.benchmarks.gpu.estimates import ESTIMATES
 from fastbert.benchmarks.harness import records
 from fastbert.errors import UserError
@@ -126,11 +128,20 @@ def test_an_estimate_that_is_far_off_must_be_explained(returned: Path, root: Pat
     ("content", "message"),
     [
         pytest.param(None, "cannot read", id="absent"),
-        pytest.param("{", "cannot read", id="cut-off"),
+        pytest.param("{", "is not a file that benchmarks/gpu.py writes: Expecting", id="cut-off"),
         pytest.param("[]", "it has no sections", id="something-else"),
         pytest.param('{"sections": {}, "dry_run": true}', "is of a dry run, whose figures mean nothing", id="dry-run"),
         pytest.param('{"sections": {"build": {}}}', "does not name its GPU", id="ended-before-it-began"),
         pytest.param('{"sections": {"environment": {"gpu": {"name": "L4"}}}}', "no measurements", id="no-rows"),
+        pytest.param("[" * 100_000, "nested too deeply", id="nested"),
+        pytest.param('{"sections": {"x": [1]}}', "section 'x' must be an object", id="section"),
+        pytest.param('{"sections": {"environment": 1}}', "section 'environment' must be an object", id="environment"),
+        pytest.param('{"sections": {"environment": {"gpu": "L4"}}}', "gpu must be an object, not 'L4'", id="gpu"),
+        pytest.param('{"sections": {"environment": {"gpu": {"name": 4}}}}', "name must be a string of", id="gpu-name"),
+        pytest.param('{"sections": {"x": {"rows": {}}}}', "rows must be a list", id="rows-object"),
+        pytest.param('{"sections": {"x": {"rows": [1]}}}', "rows must hold objects alone", id="rows-of-numbers"),
+        pytest.param('{"sections": {}, "versions": []}', "versions must be an object", id="versions"),
+        pytest.param('{"sections": {}, "commit": 12}', "commit must be a string of one line, not 12", id="commit"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_refused_in_one_line(content: str | None, message: str, tmp_path: Path) -> None:
@@ -141,6 +152,104 @@ def test_what_cannot_be_kept_is_refused_in_one_line(content: str | None, message
         gpu_record.make_record([path])
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def files_in(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+BAD_ROWS = [
+    pytest.param({"median_ms": float("nan")}, "median_ms must be a finite number above 0, not nan", id="nan"),
+    pytest.param({"median_ms": float("inf")}, "median_ms must be a finite number above 0, not inf", id="infinite"),
+    pytest.param({"median_ms": 0}, "median_ms must be a finite number above 0, not 0", id="zero"),
+    pytest.param({"median_ms": "fast"}, "median_ms must be a finite number above 0, not 'fast'", id="text"),
+    pytest.param({"median_ms": None}, "median_ms must be a finite number above 0, not None", id="missing"),
+    pytest.param({"tflops": -1.0}, "tflops must be a finite number from 0 on", id="negative-rate"),
+    pytest.param({"outputs": None}, "outputs of a row must be a string", id="outputs"),
+    pytest.param({"details": []}, "details must be an object", id="details"),
+    pytest.param({"dry_run": True}, "is of a dry run", id="dry-run"),
+    pytest.param({"details": {"sequences": "many"}}, "cannot be shown|cannot be drawn", id="sequences"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), BAD_ROWS)
+def test_a_bad_row_is_refused_before_anything_is_written(
+    values: dict[str, Any], message: str, returned: Path, root: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="draws charts")
+    results = json.loads(returned.read_text())
+    results["sections"]["pretraining"]["rows"][1] |= values
+    returned.write_text(json.dumps(results))
+    before = files_in(root)
+    with pytest.raises(UserError, match=message) as refused:
+        gpu_record.keep([returned], root)
+    assert str(returned) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert files_in(root) == before
+
+
+@pytest.mark.parametrize(("values", "message"), BAD_ROWS)
+def test_a_bad_record_that_is_stored_is_named_with_the_cure(
+    values: dict[str, Any], message: str, returned: Path, root: Path
+) -> None:
+    record = gpu_record.make_record([returned])
+    record["machine"]["device"] = "other"
+    record["rows"][1] |= values
+    path = root / page.RECORDS / "other.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=message) as refused:
+        gpu_record.write_page(root)
+    assert str(path) in str(refused.value)
+    assert str(refused.value).endswith("delete that file, and import its results again")
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"other.json is not a record \(delete that file"):
+        gpu_record.stored(root)
+    assert gpu_record.stored(root, "other") == {}, "its successor replaces it"
+
+
+@pytest.mark.parametrize("blocked", ["docs/images", f"{page.RECORDS}/{DEVICE}.json", "benchmarks/results"])
+def test_an_import_that_cannot_write_leaves_everything_as_it_was(blocked: str, returned: Path, root: Path) -> None:
+    pytest.importorskip("matplotlib", reason="draws charts")
+    path = root / blocked
+    if path.suffix:
+        path.mkdir(parents=True)
+    else:  # a file where a folder must be, which not even root can write into
+        if path.exists():
+            path.rmdir()
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    before = files_in(root)
+    with pytest.raises(UserError, match=f"cannot write .*{blocked}.*nothing was imported$"):
+        gpu_record.keep([returned], root)
+    assert files_in(root) == before
+
+
+@pytest.mark.parametrize(
+    ("gpu", "commit", "message"),
+    [
+        pytest.param("NVIDIA H200", None, "results.json is of GPU NVIDIA H100 80GB HBM3, but .*b.json of", id="gpu"),
+        pytest.param(None, "ba9876543210", "results.json is of commit 0123456789ab, but .*b.json of", id="commit"),
+        pytest.param(None, None, None, id="unknown"),
+    ],
+)
+def test_files_of_different_gpus_or_commits_are_not_merged(
+    gpu: str | None, commit: str | None, message: str | None, returned: Path
+) -> None:
+    other = returned.with_name("b.json")
+    other.write_text(json.dumps({"commit": commit, "sections": {"environment": {"gpu": {"name": gpu}}}}))
+    if message is None:
+        assert gpu_record.make_record([other, returned])["commit"] == "0123456789ab"
+        return
+    with pytest.raises(UserError, match=message):
+        gpu_record.make_record([returned, other])
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="is a named pipe"):
+        gpu_record.make_record([path])
 
 
 def test_the_page_shows_what_the_records_say() -> None:
@@ -182,9 +291,20 @@ def test_the_plan_has_three_commands_of_nine_minutes(capsys: pytest.CaptureFixtu
         pytest.param([], "give one of measure, tests, tune, --plan and --import", id="nothing"),
         pytest.param(["measure", "--plan"], "give one of", id="two-at-a-time"),
         pytest.param(["measure"], "measure needs --out DIR", id="no-folder"),
+        pytest.param(["measure", "--out", ""], "measure needs --out DIR, which is empty", id="empty-folder"),
         pytest.param(["--import", "x.json", "--dry-run"], "--import keeps figures, and those of --dry-run", id="dry"),
-        pytest.param(["tune", "--out", "x", "--budget-seconds", "0"], "--budget-seconds 0 must be above 0", id="time"),
+        pytest.param(["tune", "--out", "x", "--budget-seconds", "0"], "--budget-seconds 0 must be a finite", id="time"),
+        pytest.param(["tune", "--out", "x", "--budget-seconds", "inf"], "-seconds inf must be a finite", id="infinite"),
+        pytest.param(["measure", "--out", "x", "--seconds-per-measure", "nan"], "measure nan must be a", id="nan"),
         pytest.param(["measure", "--out", "x", "--tuning", "/no.json"], "--tuning /no.json does not exist", id="table"),
+        pytest.param(["measure", "--out", "x", "--tuning", "/"], "--tuning / is a folder: name the", id="folder"),
+        pytest.param(["tune", "--out", "x", "--tuning", "/a"], "--tuning has no effect with tune: omit", id="tuning"),
+        pytest.param(["tests", "--out", "x", "--profile"], "--profile has no effect with tests", id="profile"),
+        pytest.param(["tests", "--out", "x", "--only", "build"], "--only has no effect with tests", id="only-tests"),
+        pytest.param(["--plan", "--only", "build"], "--only has no effect with --plan", id="only-plan"),
+        pytest.param(["--import", "x.json", "--out", "x"], "--out has no effect with --import", id="out-import"),
+        pytest.param(["measure", "--out", "x", "--only", "typo"], "--only names typo: choose among build", id="typo"),
+        pytest.param(["measure", "--out", "x", "--only", " ,"], "--only ' ,' names no section", id="no-section"),
         pytest.param(["measure", "--out", "x", "--fast"], "unrecognized arguments: --fast", id="unknown-flag"),
     ],
 )
@@ -192,9 +312,96 @@ def test_flags_that_make_no_sense_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        command.parse(flags)
+        command.main(flags)
     assert refused.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_sections_are_those_that_run_and_empty_names_are_ignored() -> None:
+    for name, sections in command.SECTIONS.items():
+        assert list(sections) == [section.name for section in gpu_sections.COMMANDS[name]]
+    arguments = command.parse(["measure", "--out", "x", "--only", "build,, charts ,"])
+    assert (arguments.only, arguments.budget_seconds, arguments.seconds_per_measure) == (("build", "charts"), 520, 0.4)
+
+
+@pytest.fixture
+def unchanged_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the command changes in its process for itself."""
+    monkeypatch.setattr(command, "leave_the_tree", lambda: None)
+    monkeypatch.setattr(command, "commit", lambda: "0123456789ab")
+
+
+@pytest.mark.usefixtures("unchanged_process")
+@pytest.mark.parametrize(
+    ("earlier", "kept"),
+    [
+        pytest.param('{"sections": {"attention": {"rows": [{}]}}}', True, id="rows"),
+        pytest.param('{"sections": {"tune": {"trials": [{}]}}}', True, id="trials"),
+        pytest.param('{"sections": {"attention": {"ro', True, id="cut-off"),
+        pytest.param('{"sections": {"build": {}, "attention": {"rows": []}}}', False, id="nothing-measured"),
+        pytest.param("", False, id="empty"),
+    ],
+)
+def test_earlier_measurements_are_never_lost(
+    earlier: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "run", lambda *arguments: 1)  # as without a GPU
+    path = tmp_path / "results.json"
+    path.write_text(earlier)
+    (tmp_path / "results-1.json").write_text("older")
+    assert command.main(["measure", "--out", str(tmp_path)]) == 1
+    assert json.loads(path.read_text())["command"] == "measure"
+    assert (tmp_path / "results-1.json").read_text() == "older"
+    assert (tmp_path / "results-2.json").exists() == kept
+    if kept:
+        assert (tmp_path / "results-2.json").read_text() == earlier
+        assert capsys.readouterr().out == f"{path} has measurements of an earlier run: kept as results-2.json\n"
+
+
+@pytest.mark.usefixtures("unchanged_process")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        pytest.param(["--out", "file"], "error: --out file is a file: name a folder", id="file"),
+        pytest.param(["--out", "file/below"], "error: --out file/below cannot be written: Not a", id="below-a-file"),
+        pytest.param(["--out", "/proc/x"], "error: --out /proc/x cannot be written: ", id="read-only"),
+        pytest.param(["--out", "odd"], "error: odd/results.json is not a regular file", id="folder-for-results"),
+        pytest.param(["--out", "new", "--tuning", "file"], "error: file is not a tuning table", id="tuning"),
+        pytest.param(["--out", "new", "--tuning", "old"], "was measured with other kernels", id="old-tuning"),
+        pytest.param(["--out", "log"], "error: cannot write {}/log/log.txt: Is a directory", id="folder-for-log"),
+    ],
+)
+def test_folders_and_tables_that_cannot_be_used_are_refused_in_one_line(
+    flags: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("{}")
+    Path("old").write_text('{"format": 1, "kernels": "other", "entries": {}}')
+    Path("odd/results.json").mkdir(parents=True)
+    Path("log/log.txt").mkdir(parents=True)
+    assert command.main(["measure", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(tmp_path) in line
+    assert not Path("new").exists()
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_an_interrupt_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert command.main(["tune", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == f"interrupted: what was measured before is in {tmp_path}\n"
+
+
+@pytest.mark.usefixtures("unchanged_process")
+def test_an_import_that_is_refused_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "absent.json"
+    assert command.main(["--import", str(path)]) == 2
+    assert capsys.readouterr().err == f"error: cannot read {path}: No such file or directory\n"
 
 
 def test_the_package_keeps_its_name_beside_the_program() -> None:

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import os
+import subprocess
 import sys
 import time
 import warnings
@@ -22,6 +24,7 @@ from fastbert.benchmarks.gpu.sections import Section
 from fastbert.benchmarks.gpu.session import Options, Session
 from fastbert.benchmarks.gpu.worker import Worker, WorkerFailed
 from fastbert.errors import UserError
+from fastbert.kernels.tuning import processes as tuning_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = [ROOT / "benchmarks" / "gpu.py", *sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))]
@@ -153,6 +156,27 @@ def test_a_variant_that_does_not_compile_is_named_with_its_last_lines() -> None:
     assert actual["lines"][-1] == "KeyError: 'absent'"
     (late,) = gpu_processes.compile_all([{"name": "late", "kind": "absent"}], {}, 0.0)
     assert late == {"name": "late", "error": "out of time"}
+
+
+def test_a_compiler_whose_parent_has_ended_ends_before_it_imports_torch() -> None:
+    command = [sys.executable, "-P", "-X", "importtime", "-m", "fastbert.benchmarks.gpu.precompile", "{}"]
+    environment = {**os.environ, tuning_processes.PARENT: "1"}  # not ours
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "fastbert.kernels.tuning.processes" in modules
+    assert "torch" not in modules
+
+
+def test_resources_of_kernels_need_triton_and_say_so(tmp_path: Path) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('No module named triton')")
+    command = [sys.executable, str(ROOT / "benchmarks" / "kernel_resources.py"), "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: benchmarks/kernel_resources.py needs triton: pip install triton (No module named triton)"
+    ]
 
 
 def test_what_failed_is_printed_with_its_last_line() -> None:
