@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.kernels.attention import launchers
+from fastbert.kernels.attention.inputs import AttentionInputs
 from fastbert.kernels.configs.configuration import DTYPES
 
 ARITHMETICS = [("bf16", False), ("fp32", True), ("fp32", False)]
@@ -34,7 +35,7 @@ class AttentionCase:
         dtype = DTYPES[self.dtype]
         q, k, v = torch.zeros(4, 3, 12, self.head_dim, dtype=dtype).unbind(1)
         offsets = torch.tensor([0, 4], dtype=torch.int32)
-        inputs = launchers.AttentionInputs(
+        inputs = AttentionInputs(
             q=q,
             k=k,
             v=v,

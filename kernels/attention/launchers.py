@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -11,49 +11,12 @@ from torch import Tensor
 from fastbert.kernels.attention import library
 from fastbert.kernels.attention.bias import backward_bias
 from fastbert.kernels.attention.heads import backward_heads, forward_heads
+from fastbert.kernels.attention.inputs import AttentionInputs
 from fastbert.kernels.attention.long import backward_keys, backward_queries, forward_long
 from fastbert.kernels.attention.medium import backward_medium
 from fastbert.kernels.attention.short import backward_short, forward_short
 from fastbert.kernels.launch import architecture, launch, multiprocessors
 from fastbert.kernels.tuning import tables
-
-
-class AttentionInputs(NamedTuple):
-    """The inputs of all launchers: q, k, v (tokens, heads, head_dim) with contiguous heads, int32 offsets."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    max_seqlen_q: int
-    max_seqlen_k: int
-    causal: bool
-    dropout_key: Tensor | None
-    """int64 (sequences,); None without dropout."""
-    dropout_threshold: int
-    """8-bit draws below it are dropped."""
-    dropout_scale: float
-    """The factor of what is not dropped."""
-    dropout_site: int
-    bias: Tensor | None
-    scale: float
-    tf32: bool
-
-    @property
-    def sequences(self) -> int:
-        """The number of sequences."""
-        return self.cu_seqlens_q.shape[0] - 1
-
-    @property
-    def heads(self) -> int:
-        """The number of heads."""
-        return self.q.shape[1]
-
-    @property
-    def max_seqlen(self) -> int:
-        """The longest sequence, of queries or of keys."""
-        return max(self.max_seqlen_q, self.max_seqlen_k)
 
 
 def _config(inputs: AttentionInputs, kernel: str) -> tables.Config:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils import deterministic
 
+from fastbert.kernels.attention.inputs import AttentionInputs
 from fastbert.kernels.launch import architecture
 from fastbert.kernels.tuning import tables
-
-if TYPE_CHECKING:
-    from fastbert.kernels.attention.launchers import AttentionInputs
 
 OWN, FLASH = 0, 1
 USES = ("inference", "training")

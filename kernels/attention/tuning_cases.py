@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from fastbert.kernels.attention import launchers, library
+from fastbert.kernels.attention.inputs import AttentionInputs
 from fastbert.kernels.configs.configuration import Config, shape_class
 
 WIDTHS = (64, 32, 128)
@@ -85,14 +86,14 @@ def candidates(target: str, widths: tuple[int, ...] | None = None) -> list[tuple
     ]
 
 
-def _inputs(head_dim: int, length: int, dropout: bool, device: torch.device, tokens: int) -> launchers.AttentionInputs:
+def _inputs(head_dim: int, length: int, dropout: bool, device: torch.device, tokens: int) -> AttentionInputs:
     """Return sequences of one length."""
     generator = torch.Generator(device).manual_seed(head_dim)
     heads = 768 // head_dim
     shape = (max(tokens // length, 1) * length, 3, heads, head_dim)
     q, k, v = torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator).unbind(1)
     offsets = torch.arange(0, shape[0] + 1, length, dtype=torch.int32, device=device)
-    return launchers.AttentionInputs(
+    return AttentionInputs(
         q=q,
         k=k,
         v=v,
@@ -134,6 +135,6 @@ def milliseconds(
     return time(lambda: launchers.backward_joined(inputs, out, lse, rest, grad))
 
 
-def _step(inputs: launchers.AttentionInputs) -> torch.Tensor:
+def _step(inputs: AttentionInputs) -> torch.Tensor:
     out, lse, rest = launchers.forward(inputs)
     return launchers.backward_joined(inputs, out, lse, rest, out)

@@ -13,7 +13,7 @@ from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
 
 if TYPE_CHECKING:
-    from fastbert.kernels.attention.launchers import AttentionInputs
+    from fastbert.kernels.attention.inputs import AttentionInputs
 
 HEAD_DIMS = (32, 64, 96, 128)
 
@@ -82,7 +82,7 @@ def _unsupported_strides(arguments: AttentionArguments) -> Reason | None:
 
 def kernel_inputs(arguments: AttentionArguments) -> AttentionInputs:
     """Return the arguments as the launchers of `fastbert.kernels.attention` take them."""
-    from fastbert.kernels.attention.launchers import AttentionInputs
+    from fastbert.kernels.attention.inputs import AttentionInputs
 
     threshold, dropout_scale = quantized_attention(arguments.dropout_p)
     return AttentionInputs(
