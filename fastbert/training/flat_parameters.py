@@ -83,9 +83,13 @@ class FlatParameters:
             return torch.zeros(shape, dtype=kind, device=first.device)
 
         count = len(self.parameters)
+        shadow = zeros(total * unit, kind=dtype)
         self.tensors = adamw.StepTensors(
-            *[zeros(total * unit) for _ in range(4)],
-            shadow=zeros(total * unit, kind=dtype),
+            weights=zeros(total * unit),
+            gradients=zeros(total * unit),
+            exp_avg=zeros(total * unit),
+            exp_avg_sq=zeros(total * unit),
+            shadow=shadow,
             steps=zeros(count),
             used=zeros(count, kind=torch.int32),
             groups=torch.tensor([group_of[id(p)] for p in self.parameters], dtype=torch.int32, device=first.device),
@@ -96,7 +100,7 @@ class FlatParameters:
             factors=zeros(adamw.FACTORS, count),
         )
         self._weights, self._gradients, exp_avg, exp_avg_sq, self._shadows = (
-            self._views(flat) for flat in (*self.tensors[:4], self.tensors.shadow)
+            self._views(flat) for flat in (*self.tensors[:4], shadow)
         )
         self._states = [
             dict(zip(_STATE, state, strict=True))
