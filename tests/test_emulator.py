@@ -74,7 +74,7 @@ def test_products_of_int8_tiles_wrap_round(name: str, m: int, n: int, k: int, hi
 @pytest.mark.parametrize("function", ["load", "load_streaming"])
 def test_loads_and_stores_of_every_tile(function: str, tile: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 256, (16, 64), np.uint8)
-    rows, row_bytes = 16 - tile, 64 - 3 * tile
+    rows, row_bytes = 16 - tile, 64 - 4 * tile
     configure({tile: (rows, row_bytes)})
     for rows_at in (values, values[::-1], np.broadcast_to(values[3], (16, 64))):  # strides 64, -64 and 0
         load(tile, rows_at, function=function)

@@ -118,7 +118,7 @@ private:
 
     // memcpy touches no byte but those asked for: a fault is that of the instruction.
     void load(const Instruction& instruction) {
-        Tile& tile = checked("TILELOADD", instruction.destination);
+        Tile& tile = checked_rows("TILELOADD", instruction.destination);
         const unsigned rows = configuration_.rows[instruction.destination];
         const unsigned bytes = configuration_.row_bytes[instruction.destination];
         const unsigned start = configuration_.start_row;
@@ -131,7 +131,7 @@ private:
     }
 
     void store(const Instruction& instruction) {
-        const Tile& tile = checked("TILESTORED", instruction.destination);
+        const Tile& tile = checked_rows("TILESTORED", instruction.destination);
         const unsigned rows = configuration_.rows[instruction.destination];
         const unsigned bytes = configuration_.row_bytes[instruction.destination];
         for (unsigned row = configuration_.start_row; row < rows; ++row) {
@@ -231,13 +231,18 @@ private:
         return tiles_[tile];
     }
 
+    // Rows must be a multiple of 4 bytes, for all instructions but TILEZERO: the manual says so of products alone, the
+    // processor also of loads and stores.
+    Tile& checked_rows(const char* name, unsigned tile) {
+        Tile& checked_tile = checked(name, tile);
+        const int bytes = configuration_.row_bytes[tile];
+        if (bytes % 4 != 0) fail("%s: rows of tile %u have %d bytes, no multiple of 4 (#UD)", name, tile, bytes);
+        return checked_tile;
+    }
+
     Tile& check_product(const char* name, const Instruction& instruction) {
         const unsigned c = instruction.destination, a = instruction.first, b = instruction.second;
-        for (const unsigned tile : {c, a, b}) {
-            checked(name, tile);
-            const int bytes = configuration_.row_bytes[tile];
-            if (bytes % 4 != 0) fail("%s: rows of tile %u have %d bytes, no multiple of 4 (#UD)", name, tile, bytes);
-        }
+        for (const unsigned tile : {c, a, b}) checked_rows(name, tile);
         if (a == b || a == c || b == c) fail("%s: tiles %u, %u, %u must differ (#UD)", name, c, a, b);
         const int rows_c = configuration_.rows[c], rows_a = configuration_.rows[a], rows_b = configuration_.rows[b];
         const int bytes_c = configuration_.row_bytes[c], bytes_a = configuration_.row_bytes[a];

@@ -5,8 +5,12 @@
 // iterates over the column blocks of a weight in L2 with one row panel, so the row panel should stay in L1: 48 KB at a
 // depth of 768 in bf16, 24 KB in int8, of an L1 of 48 KB. (Keeping a column block while row panels pass would need as
 // much of L1 and as many bytes from L2, but all row panels packed before the first block, and no row would be complete
-// before the last.) Weights use the streaming load, which does not displace the row panel: measured at a depth of 768
-// in bf16, 1.58 against 1.25 TFLOP/s.
+// before the last.)
+//
+// Streaming loads do not displace what L1 holds. Weights always use them, and so do row panels beyond the first
+// kResidentSteps: a panel as large as L1, read in the same order for each block, would displace itself before every
+// use. One core, weights in L2, without the epilogue: at a depth of 768, 1.5 TFLOP/s with ordinary loads, 2.0 with
+// streamed weights, 2.4 with both; at 3,072, 1.9, 1.95 and 2.15.
 #include "cpu/gemm/int8_kernels.h"
 
 #if FASTBERT_X86
@@ -25,6 +29,7 @@ namespace {
 constexpr std::size_t kTileRows = 16;
 constexpr std::size_t kTileBytes = kTileRows * kStep;
 constexpr std::size_t kRows = 2 * kTileRows;
+constexpr std::size_t kResidentSteps = 14;  // 28 KB; 12 to 18 are equally fast
 
 // Eight tiles of 16 rows of 64 bytes, in the instruction's layout.
 struct TileConfiguration {
@@ -41,10 +46,22 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AMX)
 #include "cpu/simd/vector_math.h"
 #include "cpu/rowwise/gelu_gradient.h"
 #include "cpu/gemm/epilogue.h"
+#include "cpu/gemm/epilogue_rows.h"
 #include "cpu/simd/transpose_avx512.h"
 
-void enter() { _tile_loadconfig(&kTileConfiguration); }
-void leave() { _tile_release(); }
+thread_local unsigned saved_control = 0;
+
+// Denormals are zero meanwhile, as in the products of tiles: an epilogue that produces them takes ten times as long.
+void enter() {
+    saved_control = _mm_getcsr();
+    _mm_setcsr(saved_control | 0x8040U);
+    _tile_loadconfig(&kTileConfiguration);
+}
+
+void leave() {
+    _tile_release();
+    _mm_setcsr(saved_control);
+}
 
 // The size of a full panel; blocks of at most 16 rows use the upper half of each step.
 template <Element kElement>
@@ -134,15 +151,49 @@ struct TileProduct {
     }
 };
 
-// A single tile of rows unless kTwo; both variants sum each element in the same order.
-template <Element kElement, bool kTwo>
-FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
-                                    std::size_t padded_depth, const Block& block, const Block* previous,
-                                    const Epilogue& epilogue) {
+template <bool kResident>
+FASTBERT_INLINE void load_upper_rows(const std::byte* tile) {
+    if constexpr (kResident) _tile_loadd(4, tile, kStep);
+    else _tile_stream_loadd(4, tile, kStep);
+}
+
+template <bool kResident>
+FASTBERT_INLINE void load_lower_rows(const std::byte* tile) {
+    if constexpr (kResident) _tile_loadd(5, tile, kStep);
+    else _tile_stream_loadd(5, tile, kStep);
+}
+
+// The products of a block in 64 bytes of depth, and the loads of the next step's first tiles: software-pipelined, each
+// tile is loaded one product early.
+template <Element kElement, bool kTwo, bool kResident>
+FASTBERT_INLINE void multiply_step(const std::byte* panel, const std::byte* next_panel, const std::byte* weights,
+                                   const std::byte* next_weights, std::size_t weight_panel_bytes) {
     using P = TileProduct<kElement>;
+    _tile_stream_loadd(7, weights + weight_panel_bytes, kStep);
+    P::upper_left();
+    if constexpr (kTwo) {
+        load_lower_rows<kResident>(panel + kTileBytes);
+        P::upper_right();
+        load_upper_rows<kResident>(next_panel);
+        P::lower_left();
+        _tile_stream_loadd(6, next_weights, kStep);
+        P::lower_right();
+    } else {
+        _tile_stream_loadd(6, next_weights, kStep);
+        P::upper_right();
+        load_upper_rows<kResident>(next_panel);
+    }
+}
+
+// A single tile of rows unless kTwo; both variants sum each element in the same order. `previous` are the rows of the
+// previous block that its epilogue has not finished.
+template <Element kElement, bool kTwo, class Rows>
+FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
+                                    std::size_t padded_depth, const Block& block, Rows previous,
+                                    const Epilogue& epilogue) {
     const std::size_t steps = padded_depth * bytes_of(kElement) / kStep;
-    const std::size_t previous_rows = previous ? previous->rows : 0;
-    std::size_t finished = 0, share = 0;
+    const std::size_t previous_rows = previous.left;
+    std::size_t share = 0;
     prefetch_operands(block, epilogue);
     _tile_zero(0);
     _tile_zero(1);
@@ -155,32 +206,18 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
         _tile_stream_loadd(6, weights, kStep);
     }
     for (std::size_t step = 0; step < steps; ++step) {
-        // Software-pipelined: each tile is loaded one product early; the last step reloads its own.
+        // The last step reloads its own tiles.
         const std::size_t next = step + 1 < steps ? 1 : 0;
         const std::byte* next_panel = panel + next * kRows * kStep;
         const std::byte* next_weights = weights + next * kTileBytes;
-        _tile_stream_loadd(7, weights + weight_panel_bytes, kStep);
-        P::upper_left();
-        if constexpr (kTwo) {
-            _tile_loadd(5, panel + kTileBytes, kStep);
-            P::upper_right();
-            _tile_loadd(4, next_panel, kStep);
-            P::lower_left();
-            _tile_stream_loadd(6, next_weights, kStep);
-            P::lower_right();
-        } else {
-            _tile_stream_loadd(6, next_weights, kStep);
-            P::upper_right();
-            _tile_loadd(4, next_panel, kStep);
-        }
+        if (step < kResidentSteps)
+            multiply_step<kElement, kTwo, true>(panel, next_panel, weights, next_weights, weight_panel_bytes);
+        else
+            multiply_step<kElement, kTwo, false>(panel, next_panel, weights, next_weights, weight_panel_bytes);
         panel = next_panel;
         weights = next_weights;
         // The vector units are idle meanwhile: finish an even share of the previous block's rows per step.
-        share += previous_rows;
-        std::size_t last = finished;
-        for (; share >= steps; share -= steps) ++last;
-        if (last > finished) finish_rows<Avx512>(*previous, epilogue, finished, last);
-        finished = last;
+        for (share += previous_rows; share >= steps; share -= steps) previous.next();
     }
     constexpr std::size_t kStride = kColumns * sizeof(float);
     _tile_stored(0, block.sums, kStride);
@@ -189,19 +226,45 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
         _tile_stored(2, block.sums + kTileRows * kColumns, kStride);
         _tile_stored(3, block.sums + kTileRows * kColumns + kPanel, kStride);
     }
-    if (finished < previous_rows) finish_rows<Avx512>(*previous, epilogue, finished, previous_rows);
+    while (previous.left) previous.next();
+}
+
+// Call body(rows) with the rows of a block that its epilogue has to finish; none for null.
+template <Element kElement, class Body>
+FASTBERT_INLINE void with_rows(const Block* block, const Epilogue& epilogue, const Body& body) {
+    using enum Epilogue::Activation;
+    if (block && block->columns < kColumns) return body(PartialRows(*block, epilogue));
+    switch (epilogue.activation) {
+        case none:
+            return body(BlockRows<kElement, none>(block, epilogue));
+        case gelu:
+            return body(BlockRows<kElement, gelu>(block, epilogue));
+        case gelu_tanh:
+            return body(BlockRows<kElement, gelu_tanh>(block, epilogue));
+        case gelu_gradient:
+            return body(BlockRows<kElement, gelu_gradient>(block, epilogue));
+        case gelu_tanh_gradient:
+            return body(BlockRows<kElement, gelu_tanh_gradient>(block, epilogue));
+    }
 }
 
 template <Element kElement>
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
               std::size_t padded_depth, const Block& block, const Block* previous, const Epilogue& epilogue) {
-    if (block.rows > kTileRows)
-        multiply_tiles<kElement, true>(panel, weights, weight_panel_bytes, padded_depth, block, previous, epilogue);
-    else
-        multiply_tiles<kElement, false>(panel, weights, weight_panel_bytes, padded_depth, block, previous, epilogue);
+    with_rows<kElement>(previous, epilogue, [&](const auto& rows) {
+        if (block.rows > kTileRows)
+            multiply_tiles<kElement, true>(panel, weights, weight_panel_bytes, padded_depth, block, rows, epilogue);
+        else
+            multiply_tiles<kElement, false>(panel, weights, weight_panel_bytes, padded_depth, block, rows, epilogue);
+    });
 }
 
-void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Avx512>(block, epilogue, 0, block.rows); }
+template <Element kElement>
+void finish_block(const Block& block, const Epilogue& epilogue) {
+    with_rows<kElement>(&block, epilogue, [](auto rows) {
+        while (rows.left) rows.next();
+    });
+}
 
 FASTBERT_TARGET_END
 
@@ -209,6 +272,8 @@ FASTBERT_TARGET_END
 constexpr std::size_t kMemoryRows = 128;
 // Tokens whose row panel takes 48 KB.
 constexpr std::size_t kChunk = 768;
+// Of an L2 cache of 2 MB.
+constexpr std::size_t kChunkBytes = std::size_t{3} << 18, kColumnBytes = std::size_t{1} << 18;
 
 template <Element kElement>
 constexpr MicroKernel kernel_of() {
@@ -217,12 +282,14 @@ constexpr MicroKernel kernel_of() {
             .pack_rows = pack_rows<kElement>,
             .pack_columns = kElement == Element::bf16 ? pack_columns : nullptr,
             .multiply = multiply<kElement>,
-            .finish = finish_block,
+            .finish = finish_block<kElement>,
             .enter = enter,
             .leave = leave,
             .row_step = kTileRows,
             .memory_rows = kMemoryRows,
-            .chunk = kChunk};
+            .chunk = kChunk,
+            .chunk_bytes = kChunkBytes,
+            .column_bytes = kColumnBytes};
 }
 
 }  // namespace

@@ -38,11 +38,15 @@ struct Plan {
     std::size_t group_bytes, thread_bytes;
 };
 
-std::size_t default_rows(std::size_t depth) { return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256); }
+std::size_t default_rows(const Plan& plan, std::size_t depth) {
+    const std::size_t bytes = plan.kernel.chunk_bytes;
+    if (!bytes) return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256);
+    const std::size_t row_bytes = depth * bytes_of(plan.weight.element), sums_bytes = plan.norm_stride * 4;
+    return std::clamp<std::size_t>(std::min(bytes / row_bytes, bytes * 5 / 3 / (row_bytes + sums_bytes)), 64, 512);
+}
 
-std::size_t default_columns(const PrepackedWeight& weight, std::size_t depth) {
-    // At most 512 KB of the weight.
-    const std::size_t blocks = (std::size_t{1} << 19) / (depth * kPanel * bytes_of(weight.element) * 2);
+std::size_t default_columns(const Plan& plan, std::size_t depth) {
+    const std::size_t blocks = plan.kernel.column_bytes / (depth * kPanel * bytes_of(plan.weight.element) * 2);
     return std::max<std::size_t>(1, blocks) * kColumns;
 }
 
@@ -54,13 +58,13 @@ Plan plan_of(const GemmCall& call) {
         plan.depth = call.inputs;
         plan.padded_depth = std::min(round_up(call.inputs, kSlice), weight.padded_depth - call.first_input);
     }
+    plan.norm_stride = call.norm.weight ? weight.padded_columns : 0;
     const std::size_t depth = std::max<std::size_t>(1, plan.padded_depth);
-    const std::size_t rows = call.blocking.rows ? call.blocking.rows : default_rows(depth);
-    const std::size_t columns = call.blocking.columns ? call.blocking.columns : default_columns(weight, depth);
+    const std::size_t rows = call.blocking.rows ? call.blocking.rows : default_rows(plan, depth);
+    const std::size_t columns = call.blocking.columns ? call.blocking.columns : default_columns(plan, depth);
     plan.chunk_rows = round_up(std::min(rows, call.rows), kernel.rows);
     plan.block_columns = round_up(std::min(columns, std::max(kColumns, weight.padded_columns)), kColumns);
     plan.panel_bytes = round_up(kernel.panel_bytes(plan.padded_depth), 64);
-    plan.norm_stride = call.norm.weight ? weight.padded_columns : 0;
     plan.group_bytes = plan.chunk_rows / kernel.rows * plan.panel_bytes + plan.chunk_rows * plan.norm_stride * 4;
     // Two buffers of sums, and rows converted to the weight's element type.
     plan.thread_bytes = 2 * kernel.rows * kColumns * 4 + round_up(kernel.rows * depth * 4, 64);

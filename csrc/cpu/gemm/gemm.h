@@ -109,6 +109,9 @@ struct MicroKernel {
     // Tokens packed for all panels of a block before the next ones, in whole steps: if rows are strided far apart, L1
     // holds few of them, and a panel ends within a cache line.
     std::size_t pack_tokens = 64;
+    // Of the L2 cache: bytes of a chunk of packed rows (at most two thirds more with their sums before a LayerNorm), and
+    // of the columns of the weight used for all of them. The first 0: up to 256 rows whose elements as floats take 1 MB.
+    std::size_t chunk_bytes = 0, column_bytes = std::size_t{1} << 19;
 };
 
 // The micro-kernel for an element type at the current CPU capability (cpu_capability.h).

@@ -163,3 +163,13 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
         _C.matmul(address, 6, packed, target, activation="gelu_gradient", activation_out=(u.data_ptr(), "fp32", 8))
     with pytest.raises(ValueError, match="pre_activation must have the dtype of out"):
         _C.matmul(address, 6, packed, target, activation="gelu", pre_activation=(u.data_ptr(), "bf16", 8))
+
+
+def test_denormals_are_kept_outside_of_matmuls(level: str, seed: int) -> None:
+    """The epilogue of tiles flushes them, GELU of -13.5 among them, and leaves the thread as it was."""
+    x = drawn(seed, 33, 64, dtype=torch.bfloat16)
+    weight, bias = drawn(seed + 1, 64, 64, dtype=torch.bfloat16) * 0, torch.full((64,), -13.5)
+    actual = matmul(x, prepack(weight, "bf16"), bias, activation="gelu")
+    assert actual.float().abs().max() < 1.2e-38
+    tiny = torch.tensor([1e-38])
+    assert (tiny * 0.1).item() > 0
