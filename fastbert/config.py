@@ -101,6 +101,9 @@ class BertConfig:
     num_labels: int = 2
     label_names: tuple[str, ...] | None = None
     """The names of the labels, transformers' `id2label`; ignored unless there are `num_labels` of them."""
+    is_decoder: bool = False
+    """Causal attention: a token attends to itself and to those before it. Heads that read one vector per sequence then
+    read its last token, the only one that attends to all others."""
     problem_type: str | None = None
     """The kind of a sequence classifier's labels, one of `PROBLEM_TYPES`; None: inferred from the labels."""
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -131,6 +134,8 @@ class BertConfig:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             if name != "classifier_dropout" or self.classifier_dropout is not None:
                 check_probability(name, getattr(self, name))
+        if not isinstance(self.is_decoder, bool):
+            raise UserError(f"is_decoder={shown(self.is_decoder)} must be true or false")
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
@@ -226,8 +231,8 @@ class BertConfig:
         if values.get("position_embedding_type", "absolute") not in ("absolute", None):
             kind = shown(values["position_embedding_type"])
             raise UserError(f"{source}: position_embedding_type={kind} is not supported")
-        if values.get("is_decoder") or values.get("add_cross_attention"):
-            raise UserError(f"{source}: a BERT decoder (is_decoder=true) is not supported")
+        if values.get("add_cross_attention"):
+            raise UserError(f"{source}: a decoder with cross-attention (add_cross_attention=true) is not supported")
         if values.get("quantization_config") is not None:
             raise UserError(f"{source}: a quantised checkpoint (quantization_config) is not supported")
         for name, key in cls.attribute_map.items():
@@ -280,8 +285,10 @@ class BertConfig:
         values = {**extra, **values, "model_type": self.model_type}
         if self.problem_type is None:
             del values["problem_type"]
+        if not self.is_decoder:
+            del values["is_decoder"]
         for name in self.constants:
-            del values[name]
+            values.pop(name, None)
         for name, key in self.attribute_map.items():
             values[key] = values.pop(name)
         if architecture:

@@ -58,11 +58,11 @@ def run(config: Config, *, quiet: bool = False) -> int:
         result = pretrain(config, reporter)
     validation = result.validation
     lines = [
-        f"validation: masked-LM loss {validation.mlm_loss:.3f} nats (word frequencies alone:"
+        f"validation: {result.title} loss {validation.mlm_loss:.3f} nats (word frequencies alone:"
         f" {result.unigram_cross_entropy:.3f}), accuracy {validation.mlm_accuracy:.1%}",
     ]
     if validation.nsp_accuracy is not None:
-        pairs = "sentence-order" if config.objective == "mlm+sop" else "next-sentence"
+        pairs = "sentence-order" if result.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
     lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
     # Flags stay whole.

@@ -86,7 +86,7 @@ class TrainingView:
 
 
 def _train_details(metrics: dict[str, float]) -> list[str]:
-    """Format the metrics of a step, the loss first; in pre-training it is that of masked words."""
+    """Format the metrics of a step, the loss first; in pre-training it is that of predicted tokens."""
     if "mlm_loss" not in metrics:
         return [f"loss {metrics['loss']:.3f}"]
     pairs = [f"pairs {metrics['nsp_accuracy']:.0%}"] if "nsp_accuracy" in metrics else []
@@ -101,5 +101,5 @@ def _validation_detail(record: Record) -> str:
             for file, scores in record["scores"].items()
         )
     pairs = "" if record["nsp_accuracy"] is None else f", pairs {record['nsp_accuracy']:.1%}"
-    losses = f"masked-LM loss {record['mlm_loss']:.3f}, accuracy {record['mlm_accuracy']:.1%}"
+    losses = f"loss {record['mlm_loss']:.3f}, accuracy {record['mlm_accuracy']:.1%}"
     return f"validation: {losses}{pairs}"

@@ -15,16 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert import _C
+from fastbert.data.next_tokens import next_tokens
 from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
 
 if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
 
-Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
 Split = Literal["train", "validation"]
 
 MAX_LENGTH = 1 << 20
+PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # with a label of two segments
 _CACHED_PLANS = 2  # of the current epoch and, at its end, the next
 
 
@@ -34,7 +36,7 @@ class PretrainingData:
     Args:
         objective: `mlm+nsp`: `[CLS] A [SEP] B [SEP]`, label 0 if B follows A, 1 if B is from another document of the
             same split, half of each. `mlm+sop`: A and B are consecutive, label 1 if they are swapped. `mlm`: `[CLS] A
-            [SEP]` without a label.
+            [SEP]` without a label. `ltr`: the same, without masks; the label of a token is the one after it.
         max_length, short_sequence_prob: samples fill `max_length` tokens; with the given probability a sample has a
             random shorter length. csrc/collator/plan.h has the details.
         mask_prob, exact_mask_count: with `exact_mask_count` (the released recipe) a sequence of n ordinary tokens has
@@ -113,7 +115,7 @@ class PretrainingData:
             self.shards.corpus,
             self.documents,
             self._vocabulary,
-            objective=self.objective,
+            objective=self.objective if self.objective in PAIRED else "mlm",
             budget=self.max_length - special_tokens(self.objective),
             short_probability=self.short_sequence_prob,
             seed=self.seed,
@@ -158,7 +160,7 @@ class PretrainingData:
 
         Raises UserError for an epoch out of range, and for a sample that it does not have.
         """
-        return _packed(self._arrays(epoch, indices), with_label=self.objective != "mlm")
+        return _packed(self._arrays(epoch, indices), with_label=self.objective in PAIRED)
 
     def samples(self, counters: NDArray[np.int64] | Sequence[int] | range) -> PackedBatch:
         """Return samples by counter, possibly of different epochs, as a batch in the order of the counters.
@@ -169,7 +171,7 @@ class PretrainingData:
         epoch_ends = np.flatnonzero(np.diff(samples[:, 0])) + 1
         batches = [self._arrays(int(rows[0, 0]), rows[:, 1]) for rows in np.split(samples, epoch_ends) if len(rows)]
         arrays = batches[0] if len(batches) == 1 else _concatenate(batches or [self._arrays(0, [])])
-        return _packed(arrays, with_label=self.objective != "mlm")
+        return _packed(arrays, with_label=self.objective in PAIRED)
 
     # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
     __getitem__ = samples
@@ -213,17 +215,19 @@ class PretrainingData:
         return epoch if self.split == "train" else 0
 
     def _arrays(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> dict[str, NDArray[Any]]:
+        masks = self.objective != "ltr"
         try:
-            return self.plan(epoch).collate(
+            arrays = self.plan(epoch).collate(
                 self.shards.corpus,
                 np.ascontiguousarray(indices, dtype=np.int64),
                 self._vocabulary,
-                mask_probability=self.mask_prob,
-                exact_count=self.exact_mask_count,
+                mask_probability=self.mask_prob if masks else 0.0,
+                exact_count=self.exact_mask_count and masks,
                 whole_word=self.whole_word,
             )
         except IndexError as error:
             raise UserError(f"epoch {epoch}: {error}") from None
+        return arrays if masks else arrays | next_tokens(arrays["input_ids"], arrays["cu_seqlens"])
 
 
 class StepSampler:
@@ -317,7 +321,7 @@ def unigram_cross_entropy(training: NDArray[np.int64], held_out: NDArray[np.int6
 
 def special_tokens(objective: Objective) -> int:
     """Return the number of [CLS] and [SEP] tokens in a sample."""
-    return 2 if objective == "mlm" else 3
+    return 3 if objective in PAIRED else 2
 
 
 def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
@@ -347,7 +351,7 @@ def _check(
         raise UserError(f"objective={objective!r} must be one of {', '.join(get_args(Objective))}")
     if split not in get_args(Split):
         raise UserError(f"split={split!r} must be one of {', '.join(get_args(Split))}")
-    smallest = 3 if objective == "mlm" else 5
+    smallest = 5 if objective in PAIRED else 3
     if not smallest <= max_length <= MAX_LENGTH:
         raise UserError(f"max_length={max_length} must be from {smallest} to {MAX_LENGTH} for objective {objective}")
     for name, value in (("short_sequence_prob", short_sequence_prob), ("mask_prob", mask_prob)):

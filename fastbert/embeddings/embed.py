@@ -22,7 +22,7 @@ from fastbert.embeddings.rows import LONG, SPECIAL, Rows, Truncation, check_text
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError, require_package, require_whole
 from fastbert.io.log import logger
-from fastbert.models.encoder import EncoderModel, first_indices
+from fastbert.models.encoder import EncoderModel, summary_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tasks.rows import BATCH_TOKENS, by_length
@@ -221,7 +221,7 @@ class _Embedder:
         """Return the contribution of each row to its text's embedding, fp32 (rows, hidden_size)."""
         batch = packed(rows, indices, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
         if self.pooling == "cls":
-            return self.model.encode(batch, token_indices=first_indices(batch))[0].float()
+            return self.model.encode(batch, token_indices=summary_indices(batch, self.model.causal))[0].float()
         counted, offsets = counted_tokens(rows, indices)
         tokens = None if counted is None else counted.to(batch.device)
         return pool(self.model.encode(batch, token_indices=tokens)[0], offsets.to(batch.device), self.pooling)

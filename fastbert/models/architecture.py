@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from fastbert.config import BertConfig
@@ -42,6 +42,11 @@ class ArchitectureSpec:
     """Names of position tables that the encoder owns and its layers read (MPNet, DeBERTa)."""
     final_norm: NormSpec | None = None
     pooler: bool = True
+
+    @property
+    def causal(self) -> bool:
+        """Return whether tokens attend to those before them alone."""
+        return any(layer.self_attention.causal for layer in self.layers)
 
     @property
     def unsupported(self) -> str | None:
@@ -156,6 +161,10 @@ class Architecture:
     """The classes of `fastbert.models.heads` that its models with a head are made of."""
     classification_head: ClassificationHeadSpec | None = None
     """None: a linear layer behind the encoder's pooler."""
+    tied_head: bool = False
+    """True if the head of a left-to-right language model is the matmul with the token embedding alone."""
+    class_names: Mapping[str, str] = field(default_factory=dict)
+    """Names in transformers, by the names of `heads`, that are not the prefix and the name of the head."""
 
     @functools.cached_property
     def _classes(self) -> dict[type, type]:
@@ -165,6 +174,7 @@ class Architecture:
         """Return the class of this architecture's models of a kind: `EncoderModel`, or one of its `heads`."""
         if kind not in self._classes:
             name = f"{self.class_prefix}{kind.__name__.removeprefix('Encoder')}"
+            name = self.class_names.get(kind.__name__, name)
             attributes = {
                 "__module__": "fastbert",  # where pickle looks for it
                 "__doc__": (kind.__doc__ or "").replace("An encoder", f"The {self.title} encoder", 1),

@@ -38,19 +38,22 @@ class EmbeddingSettings(Protocol):
         """Write the settings next to the model."""
 
 
-def first_indices(batch: PackedBatch) -> Tensor:
-    """Return the index of each sequence's first token, int64 (sequences,), in a batch that has tokens."""
+def summary_indices(batch: PackedBatch, causal: bool = False) -> Tensor:
+    """Return the index of the token that stands for its sequence, int64 (sequences,), in a batch that has tokens: the
+    first, or with causal attention the last."""
     if isinstance(batch, PaddedBatch):
-        return batch.first_positions
-    # An empty sequence has no first token: the clamp keeps its index legal, its row is meaningless.
+        return batch.last_positions if causal else batch.first_positions
+    # An empty sequence has no tokens: the clamp keeps its index legal, its row is meaningless.
+    if causal:
+        return (batch.cu_seqlens[1:].long() - 1).clamp(min=0)
     return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
 
 
-def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
+def summary_tokens(x: Tensor, batch: PackedBatch, causal: bool = False) -> Tensor:
     """Select the pooler's inputs (sequences, hidden_size) from hidden states (tokens, hidden_size)."""
-    if isinstance(batch, PaddedBatch):
-        return x.index_select(0, batch.first_positions)
-    return x[first_indices(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
+    if isinstance(batch, PaddedBatch) or len(x):
+        return x.index_select(0, summary_indices(batch, causal))
+    return x.new_zeros(len(batch), x.shape[1])
 
 
 class EncoderModel(PreTrainedModel):
@@ -66,6 +69,7 @@ class EncoderModel(PreTrainedModel):
         spec = self.architecture.spec(config)
         assert spec.unsupported is None, f"{self.architecture.name}: no modules for {spec.unsupported}"
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.causal = spec.causal
         self.position_offset = spec.embeddings.position_offset
         self.embeddings = Embeddings(spec.embeddings)
         self.encoder = Encoder(spec.layers, drops=drops)
@@ -239,7 +243,7 @@ class EncoderModel(PreTrainedModel):
         )
         return EncoderOutput(
             last_hidden_state=packed.restore(x),
-            pooler_output=None if self.pooler is None else self.pooler(first_tokens(x, packed.batch)),
+            pooler_output=None if self.pooler is None else self.pooler(summary_tokens(x, packed.batch, self.causal)),
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
         )
 

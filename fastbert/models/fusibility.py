@@ -61,9 +61,21 @@ def project_without_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor |
     return module(x), None
 
 
+def is_plain_without_bias(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a linear layer is nothing but its weight."""
+    tensors = module._parameters
+    return (
+        runs_as_written(module, nn.Linear)
+        and type(tensors.get("weight")) in PLAIN_TENSORS
+        and tensors.get("bias", tensors) is None
+    )
+
+
 def project(module: nn.Module, x: Tensor) -> Tensor:
     """Return a linear layer of x (rows, in): by our own operation if it is plain, else by its forward."""
     if is_plain(module):
         return linear(x, module.weight, module.bias)
+    if is_plain_without_bias(module):
+        return linear(x, module.weight)
     product: Tensor = module(x)
     return product

@@ -37,6 +37,13 @@ class PaddedBatch(PackedBatch):
         begins = torch.arange(rows, device=self.device) * columns
         return begins if self.mask is None else begins + self.mask.long().argmax(dim=1)
 
+    @property
+    def last_positions(self) -> Tensor:
+        """The index of each row's last real token among rows * columns, int64 (rows,)."""
+        rows, columns = self.shape
+        ends = torch.arange(1, rows + 1, device=self.device) * columns - 1
+        return ends if self.mask is None else ends - self.mask.flip(1).long().argmax(dim=1)
+
     def restore(self, values: Tensor) -> Tensor:
         """Reshape (rows * columns, ...) to (rows, columns, ...), with zeros at padding."""
         padded = values.reshape(self.shape[0], self.shape[1], *values.shape[1:])

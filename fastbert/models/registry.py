@@ -60,13 +60,26 @@ def read_config(source: str | Path) -> BertConfig:
     Raises `UserError` for a missing or unreadable file, and for an architecture that fastbert has no models of.
     """
     file, values = read_config_file(source)
+    return _config_class(values, str(file)).from_pretrained(file)
+
+
+def config_from_dict(values: dict[str, Any], source: str = "config") -> BertConfig:
+    """Return the config of a dictionary in transformers' format, of the class of its architecture.
+
+    Raises `UserError` for an architecture that fastbert has no models of.
+    """
+    return _config_class(values, source).from_dict(values, source)
+
+
+def _config_class(values: dict[str, Any], source: str) -> type[BertConfig]:
+    """Return the class of the config that a dictionary describes."""
     name = values.get("model_type", BERT.name)
     record = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if record is not None and record.config is not None:
-        return record.config.from_pretrained(file)
+        return record.config
     known = ", ".join(name for name, record in ARCHITECTURES.items() if record.config is not None)
     cure = "; load it with transformers and give it to fastbert.accelerate" if record is not None else ""
-    raise UserError(f"{file}: model_type={shown(name)} is not one of {known}{cure}")
+    raise UserError(f"{source}: model_type={shown(name)} is not one of {known}{cure}")
 
 
 def architecture_of(config: BertConfig) -> Architecture:

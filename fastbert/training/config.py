@@ -12,7 +12,8 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, required, switch
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
-Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
+PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
 Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
 
@@ -52,8 +53,11 @@ class _Model:
 
     model: str = "base"
     """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
-    objective: Objective = "mlm+nsp"
-    """Masked LM with next-sentence prediction, masked LM alone, or masked LM with sentence-order prediction."""
+    architecture: str | None = None
+    """Architecture of the model: bert, gpt2, openai-gpt, ... (default: bert, or that of a config.json)."""
+    objective: Objective | None = None
+    """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, or left to
+    right, where each token is predicted from those before it (default: mlm+nsp; ltr for GPT)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
     whole_word: bool = False
@@ -149,7 +153,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
-        shortest = 3 if self.objective == "mlm" else 5
+        objective = self.objective or default_objective(self.architecture)
+        shortest = 5 if objective in PAIRED else 3
         counts = ("max_length", "keep_checkpoints", "log_every")
         optional = (
             *("steps", "batch_size", "micro_batch", "eval_every", "eval_samples", "checkpoint_every"),
@@ -201,6 +206,11 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
         if self.steps is not None or self.epochs is not None:
             saved = replace(saved, steps=None, epochs=None)
         return super().resumed_from(saved)
+
+
+def default_objective(architecture: str | None) -> Objective:
+    """Return the objective of an architecture's paper."""
+    return "ltr" if architecture in ("gpt2", "openai-gpt") else "mlm+nsp"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,21 +16,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastbert.config import BertConfig
+from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.heads.pretraining import ForPreTraining
 
-OFFSETS = (-1, 1, -2, 2)  # from the position of a head's query to that of the key which it attends to
+# From the position of a head's query to that of the key which it attends to.
+OFFSETS, CAUSAL_OFFSETS = (-1, 1, -2, 2), (-1, -2, -3, -4)
 POSITION_SCALE = 1.5  # root mean square of the sinusoids, in units of `initializer_range`
 SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were in the hidden states; of others, about 0
 
 
+def can_be_structured(config: BertConfig) -> bool:
+    """Return whether a model has the parts that `initialise_structured` changes."""
+    return config.model_type == "bert"
+
+
 @torch.no_grad()
-def initialise_structured(model: ForPreTraining, counts: NDArray[np.int64], seed: int) -> None:
+def initialise_structured(model: ForPreTraining | ForCausalLM, counts: NDArray[np.int64], seed: int) -> None:
     """Give a newly initialised BERT an output bias of word frequencies, and heads that attend to neighbouring words.
 
     Sinusoids, with frequencies spread over 0 to pi, replace the first columns of the position embedding, as many as a
     head has dimensions. A rotation of these columns is added to the query weights of head h in the first layer, and the
-    identity to its key weights, so that it attends to the position `OFFSETS[h]` away; heads without an offset and all
-    other weights stay as they are.
+    identity to its key weights, so that it attends to the position `OFFSETS[h]` away, `CAUSAL_OFFSETS[h]` in a
+    left-to-right model; heads without an offset and all other weights stay as they are.
 
     Args:
         model: changed in place.
@@ -56,7 +64,8 @@ def initialise_structured(model: ForPreTraining, counts: NDArray[np.int64], seed
     )
     gain = math.sqrt(SHARPNESS / math.sqrt(head_size))
     identity = torch.eye(2 * pairs)
-    for head, offset in zip(range(config.num_attention_heads), OFFSETS, strict=False):
+    offsets = CAUSAL_OFFSETS if config.is_decoder else OFFSETS
+    for head, offset in zip(range(config.num_attention_heads), offsets, strict=False):
         cos, sin = (offset * frequencies).cos().diag(), (offset * frequencies).sin().diag()
         rotation = torch.cat([torch.cat([cos, -sin], dim=1), torch.cat([sin, cos], dim=1)])
         rows, columns = slice(head * head_size, head * head_size + 2 * pairs), slice(2 * pairs)

@@ -25,7 +25,8 @@ from fastbert.training.checkpoint import require
 class Metrics:
     """A line of metrics.jsonl. Losses are in nats per prediction; `tokens` and `seconds` count training so far.
 
-    `nsp_loss` and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`.
+    `mlm_loss` and `mlm_accuracy` are those of predicted tokens: masked ones, or with `ltr` the next ones. `nsp_loss`
+    and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`.
     """
 
     step: int

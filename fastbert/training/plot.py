@@ -17,7 +17,7 @@ from fastbert.training.reporter import Record
 TRIAL_KEYS = ("lr", "batch_size", "epochs", "seed")
 MAX_LEGEND = 10  # trials in a legend
 MAX_NAME = 48  # characters of a run's name in a legend
-TRAINING, VALIDATION, PAIRS = "masked LM, training", "masked LM, validation", "sentence pairs, validation"
+TRAINING, VALIDATION, PAIRS = "training", "validation", "sentence pairs, validation"
 FREQUENCIES, MOST_FREQUENT, CONSTANT = "word frequencies alone", "most frequent word alone", "loss of a constant output"
 _FAINT = {"marker": "", "alpha": 0.5, "linewidth": 1.0}  # of training, beside validation
 _HOLLOW = {"markerfacecolor": "white", "linestyle": (0, (1, 1.5))}  # of sentence pairs, beside masked words
@@ -32,8 +32,8 @@ def plot_runs(
     most_frequent: float | None = None,
     x_axis: str = "step",
 ) -> Path:
-    """Plot masked-LM loss, accuracy and, where there is one, next-sentence accuracy of each run to `out` (PNG, PDF or
-    SVG by its ending); of runs of fine-tuning training loss and the main metric on the first evaluation file.
+    """Plot the loss and accuracy of predicted tokens and, where there is one, next-sentence accuracy of each run to
+    `out` (PNG, PDF or SVG by its ending); of runs of fine-tuning training loss and the main metric on the first evaluation file.
 
     `unigram`, the cross-entropy of word frequencies alone, in nats, and `most_frequent`, the share of the most frequent
     word of the masked ones, are drawn as baselines; by default they are read from the config.json of each finished run.
@@ -74,7 +74,7 @@ def plot_runs(
         baselines += _draw_baselines(accuracy_axes, shares, len(baselines))
         if pairs:
             baselines.append(draw_baseline(accuracy_axes, 0.5, "chance on sentence pairs", len(baselines) or 1))
-        loss_axes.set(title="loss on masked tokens", ylabel="nats per masked token")
+        loss_axes.set(title="loss on predicted tokens", ylabel="nats per predicted token")
         accuracy_axes.set(title="accuracy", ylabel="fraction correct", ylim=(0, 1))
         for axes in (loss_axes, accuracy_axes):
             _label_x(axes, x_axis)

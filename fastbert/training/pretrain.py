@@ -24,7 +24,7 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
-from fastbert.models import BertForPreTraining
+from fastbert.models import registry
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
 from fastbert.tokenizers import WordPieceTokenizer
@@ -32,11 +32,19 @@ from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training import defaults
 from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
-from fastbert.training.config import Budget, PretrainConfig, described
+from fastbert.training.config import Budget, Objective, PretrainConfig, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
-from fastbert.training.initialisation import initialise_structured
+from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
+from fastbert.training.objectives import (
+    OBJECTIVES,
+    model_config,
+    pretraining_model,
+    with_boundary_tokens,
+    with_dropout,
+    with_objective,
+)
 from fastbert.training.plot import plot_runs
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
@@ -55,6 +63,12 @@ class PretrainResult:
     loss_curve: Path
     model: Path
     verdict: str
+    objective: Objective
+
+    @property
+    def title(self) -> str:
+        """Return the name of the loss in messages."""
+        return OBJECTIVES[self.objective].title
 
 
 def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> PretrainResult:
@@ -72,7 +86,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
         if run.finished and (done := _result_of(run)) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --epochs N or --steps N trains it further")
             return done
-        config = run.config
+        config = run.config = with_objective(run.config)
         _check_inputs(config)
         device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
         if config.overwrite:
@@ -83,6 +97,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
 
 def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> PretrainResult:
     config = run.config
+    assert config.objective is not None
     run.finished = None
     run.write()
     _set_vocabulary_size(run)
@@ -93,7 +108,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     if run.model is None:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
-    bert = BertConfig.from_dict(run.model, source=str(config.out / "config.json"))
+    bert = registry.config_from_dict(run.model, source=str(config.out / "config.json"))
     data = {
         split: PretrainingData(
             shards,
@@ -109,11 +124,12 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         for split in ("train", "validation")
     }
     config = _set_hyper_parameters(run, bert, data["train"])
+    assert config.objective is not None
     budget = _budget(config, data["train"])
     counts, held_out = unigram_counts(
         shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
     )
-    model = BertForPreTraining(_with_dropout(bert, config.dropout))
+    model = pretraining_model(with_dropout(bert, config.dropout), config.objective)
     model.init_weights(seed=config.seed)
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
@@ -192,7 +208,8 @@ def _result(run: Run, validation: Metrics, unigram: float, hidden_size: int) -> 
     history = read_metrics(out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal"
     judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
-    return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged)
+    assert run.config.objective is not None
+    return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
 
 
 def _result_of(run: Run) -> PretrainResult | None:
@@ -205,7 +222,7 @@ def _result_of(run: Run) -> PretrainResult | None:
         return None
     try:
         validation = Metrics(**finished["validation"])
-        width = BertConfig.from_dict(run.model or {}, source=str(out / "config.json")).hidden_size
+        width = registry.config_from_dict(run.model or {}, source=str(out / "config.json")).hidden_size
         return _result(run, validation, float(finished["unigram_cross_entropy"]), width)
     except (KeyError, TypeError) as error:
         raise UserError(f"{out / 'config.json'}: not a run's configuration (finished: {error})") from None
@@ -225,32 +242,12 @@ def _bind_teacher(run: Run, teacher: ForPreTraining | None) -> None:
 def _new_config(config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: ForPreTraining | None) -> BertConfig:
     """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
-        return model_config(config, tokenizer.vocab_size)
+        model = model_config(config, tokenizer.vocab_size)
+        return with_boundary_tokens(model, tokenizer.cls_token_id, tokenizer.sep_token_id)
     if config.max_length > teacher.config.max_sequence_length:
         raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
     copied_layers(teacher.config.num_hidden_layers, config.student_layers)
     return replace(teacher.config, num_hidden_layers=config.student_layers)
-
-
-def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
-    """Return the config of the model to train: a preset with the run's vocabulary, or the given config.json.
-
-    Raises `UserError` if the config.json does not agree with --max-length, or with `vocab_size` unless that is None."""
-    if config.model in PRESETS:
-        bert = BertConfig.preset(config.model, **({} if vocab_size is None else {"vocab_size": vocab_size}))
-    else:
-        bert = BertConfig.from_pretrained(config.model)
-        if vocab_size is not None and bert.vocab_size != vocab_size:
-            raise UserError(
-                f"{config.model}: vocab_size={bert.vocab_size}, but the vocabulary has {vocab_size} entries;"
-                " set vocab_size to that number or give the vocabulary that belongs to it"
-            )
-    if config.max_length > bert.max_sequence_length:
-        raise UserError(
-            f"--max-length {config.max_length} is more than the model's max_position_embeddings="
-            f"{bert.max_sequence_length}; lower one or raise the other"
-        )
-    return bert
 
 
 def _check_inputs(config: PretrainConfig) -> None:
@@ -352,7 +349,7 @@ def _set_vocabulary_size(run: Run) -> None:
     if config.vocab_size is not None or run.vocabulary is not None or _tokenizer_source(config):
         return
     if config.model not in PRESETS:
-        size = BertConfig.from_pretrained(config.model).vocab_size
+        size = registry.read_config(config.model).vocab_size
     else:
         size = defaults.vocabulary_size(config.find_corpus().text_bytes)
     run.config = replace(config, vocab_size=size)
@@ -378,19 +375,14 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
         dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
     # A run with checkpoints has its weights, and one from before --init has none stored.
     if init is None and config.student_layers is None and not (config.out / "checkpoints").exists():
-        init = "structured" if defaults.starts_structured(usual) else "normal"
+        init = "structured" if defaults.starts_structured(usual) and can_be_structured(bert) else "normal"
+    if init == "structured" and not can_be_structured(bert):
+        raise UserError(f"--init structured: a model of {bert.model_type} has no output bias; use --init normal")
     lr = config.lr or defaults.learning_rate(bert.hidden_size)
     run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout, init=init)
     if run.config != config:
         run.write()
     return run.config
-
-
-def _with_dropout(bert: BertConfig, dropout: float | None) -> BertConfig:
-    """Return a model's config with another dropout probability; None leaves it as it is."""
-    if dropout is None:
-        return bert
-    return replace(bert, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
 
 
 def _tokens(data: PretrainingData) -> float:

@@ -188,7 +188,8 @@ CONFIGS: dict[str, Damage] = {
     "utf-16": replaced("config.json", lambda data: data.decode().encode("utf-16")),
     "roberta": configured(model_type="roberta"),
     "model_type-nested": configured(model_type=["bert"]),
-    "decoder": configured(is_decoder=True),
+    "decoder": configured(add_cross_attention=True),
+    "decoder-number": configured(is_decoder=1),
     "quantised": configured(quantization_config={"bits": 4}),
 }
 

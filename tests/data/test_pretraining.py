@@ -31,7 +31,12 @@ def one_by_one(batch: PackedBatch) -> list[PackedBatch]:
 
 @pytest.mark.parametrize(
     ("objective", "digest"),
-    [("mlm+nsp", "2bb4a542e46e3866"), ("mlm", "bb30991e56332a72"), ("mlm+sop", "2e5f170d24e77bda")],
+    [
+        ("mlm+nsp", "2bb4a542e46e3866"),
+        ("mlm", "bb30991e56332a72"),
+        ("mlm+sop", "2e5f170d24e77bda"),
+        ("ltr", "2105fb0dde044033"),
+    ],
 )
 def test_a_seed_keeps_its_meaning(make_shards, objective, digest):
     """Samples of a fixed corpus, as first released: a change here breaks the resumption of every run."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pretrain_runs import weights
 
+import fastbert
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
 from fastbert.training.config import PretrainConfig
@@ -75,6 +76,20 @@ def test_checkpointed_activations_and_bf16_train(config: PretrainConfig) -> None
 def test_other_objectives(config: PretrainConfig, objective: str) -> None:
     result = pretrain(replace(config, objective=objective))
     assert (result.validation.nsp_loss is None) == (objective == "mlm")
+
+
+def test_left_to_right_runs_make_a_model_that_sees_no_later_tokens(config: PretrainConfig) -> None:
+    config = replace(config, objective="ltr")
+    result = pretrain(replace(config, steps=150, lr=1e-2, eval_every=150))
+    assert result.title == "next-token"
+    assert result.validation.nsp_loss is None
+    # Nine words in ten follow from the one before them.
+    assert result.validation.mlm_loss < result.unigram_cross_entropy - 0.5
+    model = fastbert.load(result.model)
+    assert type(model).__name__ == "BertLMHeadModel"
+    assert model.config.is_decoder
+    assert model.config.extra["bos_token_id"] == 2
+    assert model.config.extra["eos_token_id"] == 3
 
 
 def test_hours_end_a_run(config: PretrainConfig) -> None:

@@ -159,3 +159,24 @@ def test_a_model_that_does_not_fit_on_the_disk_is_one_line(config: PretrainConfi
     (tmp_path / "full" / "model.safetensors").mkdir(parents=True)  # what cannot be written, for whoever runs this
     with pytest.raises(CheckpointError, match=r"model\.safetensors: could not be written"):
         model.save_pretrained(tmp_path / "full")
+
+
+def test_objectives_that_a_model_cannot_have_are_refused(config: PretrainConfig, tmp_path: Path) -> None:
+    model = json.loads(Path(config.model).read_text())
+    (tmp_path / "causal.json").write_text(json.dumps({**model, "is_decoder": True}))
+    for changes, message in (
+        (
+            {"objective": "mlm+nsp", "model": str(tmp_path / "causal.json")},
+            "reads left to right cannot have it; use --objective ltr",
+        ),
+        ({"architecture": "roberta"}, "--architecture roberta, but .* has model_type='bert'"),
+        ({"architecture": "gpt7", "model": "tiny"}, "model_type='gpt7' is not one of bert"),
+        ({"architecture": "electra", "model": "tiny"}, "--architecture electra: fastbert has no models of it"),
+        (
+            {"architecture": "distilbert", "model": "tiny"},
+            "--objective mlm.nsp: a model of distilbert that sees the whole",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            pretrain(replace(config, **changes))
+        assert not config.out.joinpath("config.json").exists(), message

@@ -12,6 +12,7 @@ from fastbert.models.architecture import (
     PredictionHeadLayout,
     TransformersLayout,
 )
+from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
 from fastbert.models.heads.sequence import (
     ForMultipleChoice,
@@ -29,8 +30,9 @@ def bert_spec(config: Any, *, position_offset: int = 0, pooler: bool = True) -> 
     """Return what a BERT-like config, with transformers' field names, describes."""
     activation: Activation = "gelu_tanh" if config.hidden_act in TANH_GELUS else "gelu"
     layer = bert_layer(
-        config.hidden_size, config.num_attention_heads, config.intermediate_size, activation, config.layer_norm_eps
-    )
+        config.hidden_size, config.num_attention_heads, config.intermediate_size, activation, config.layer_norm_eps,
+        causal=bool(getattr(config, "is_decoder", False)),
+    )  # fmt: skip
     embeddings = EmbeddingsSpec(
         vocab_size=config.vocab_size,
         embedding_size=getattr(config, "embedding_size", config.hidden_size),
@@ -51,8 +53,9 @@ BERT = Architecture(
     base_model_prefix="bert",
     heads=(
         ForPreTraining, ForMaskedLM, ForNextSentencePrediction, ForSequenceClassification, ForTokenClassification,
-        ForQuestionAnswering, ForMultipleChoice,
+        ForQuestionAnswering, ForMultipleChoice, ForCausalLM,
     ),
+    class_names={"ForCausalLM": "BertLMHeadModel"},
     layouts=(
         TransformersLayout(
             model="BertModel",

@@ -29,7 +29,7 @@ class DistilBertConfig(BertConfig):
         "attention_probs_dropout_prob": "attention_dropout",
         "classifier_dropout": "seq_classif_dropout",
     }
-    constants: ClassVar[frozenset[str]] = frozenset({"type_vocab_size", "layer_norm_eps"})
+    constants: ClassVar[frozenset[str]] = frozenset({"type_vocab_size", "layer_norm_eps", "is_decoder"})
 
     num_hidden_layers: int = 6
     type_vocab_size: int = 0

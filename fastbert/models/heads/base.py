@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fastbert.config import BertConfig
 from fastbert.models.architecture import ClassificationHeadSpec
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.encoder import EncoderModel, first_indices, first_tokens
+from fastbert.models.encoder import EncoderModel, summary_indices, summary_tokens
 from fastbert.models.fusibility import project
 from fastbert.models.labels import TokenLabels, token_labels
 from fastbert.models.packed import Packed
@@ -129,10 +129,10 @@ class ModelWithHead(PreTrainedModel):
         batch = packed.batch
         if token_indices is None or isinstance(batch, PaddedBatch) or not batch.num_tokens:
             x, hidden_states = self._encode(packed, None, output_hidden_states)
-            first = first_tokens(x, batch)
+            first = summary_tokens(x, batch, self.base_model.causal)
             x = x if token_indices is None else x[token_indices]
         else:
-            indices = torch.cat((first_indices(batch), token_indices))
+            indices = torch.cat((summary_indices(batch, self.base_model.causal), token_indices))
             rows, hidden_states = self._encode(packed, indices, output_hidden_states)
             first, x = rows[: len(batch)], rows[len(batch) :]
         pooler = self.base_model.pooler

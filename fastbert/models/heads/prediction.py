@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
-from fastbert.models.fusibility import is_plain, project, project_without_bias
+from fastbert.models.fusibility import is_plain, is_plain_without_bias, project, project_without_bias
 from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.modules import Norm, is_plain_norm
 from fastbert.ops.cross_entropy.op import CrossEntropy, linear_cross_entropy
@@ -37,15 +37,11 @@ class PredictionTransform(nn.Module):
         return normed
 
 
-class PredictionHead(nn.Module):
-    """The masked-LM head, whose decoder shares the token embedding's weight and has its own bias."""
+class VocabularyHead(nn.Module):
+    """A head that predicts tokens: `transform`, then the matmul with the vocabulary, `decoder`."""
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.transform = PredictionTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self.decoder.bias = self.bias
+    transform: nn.Module
+    decoder: nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
@@ -61,7 +57,7 @@ class PredictionHead(nn.Module):
             x = F.pad(x, (0, 0, 0, padding))
             labels = F.pad(labels, (0, padding), value=IGNORE_INDEX)
         x = self.transform(x)
-        if is_plain(self.decoder):
+        if is_plain(self.decoder) or is_plain_without_bias(self.decoder):
             weight, bias = self.decoder.weight, self.decoder.bias
             return linear_cross_entropy(x, weight, bias, labels, label_smoothing=label_smoothing)
         logits, counted = self.decoder(x), labels != IGNORE_INDEX
@@ -78,7 +74,28 @@ class PredictionHead(nn.Module):
             return False
         if torch.compiler.is_compiling() or preferred_backend("linear_cross_entropy", weight.device) != "native":
             return True
-        return not (is_plain(self.decoder) and prefers_native("bf16", rows, *weight.shape))
+        plain = is_plain(self.decoder) or is_plain_without_bias(self.decoder)
+        return not (plain and prefers_native("bf16", rows, *weight.shape))
+
+
+class PredictionHead(VocabularyHead):
+    """The masked-LM head, whose decoder shares the token embedding's weight and has its own bias."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = PredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder.bias = self.bias
+
+
+class TiedHead(VocabularyHead):
+    """The head of GPT: the matmul with the token embedding, without a transform and a bias."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = nn.Identity()
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class PreTrainingHeads(nn.Module):
