@@ -150,6 +150,13 @@ class BertConfig:
         if not isinstance(pad, int) or isinstance(pad, bool) or not 0 <= pad < self.vocab_size:
             raise UserError(f"pad_token_id={shown(pad)} lies outside the vocabulary of {self.vocab_size}")
 
+    def __getattr__(self, name: str) -> Any:
+        """Return a field by its name in config.json."""
+        for field_name, alias in type(self).attribute_map.items():
+            if alias == name:
+                return getattr(self, field_name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def head_dim(self) -> int:
         """Return the width of one attention head."""
@@ -173,6 +180,11 @@ class BertConfig:
     @property
     def attention_output_dropout_prob(self) -> float:
         """Return the dropout probability behind the projection of attention."""
+        return self.hidden_dropout_prob
+
+    @property
+    def embedding_dropout_prob(self) -> float:
+        """Return the dropout probability behind the embeddings."""
         return self.hidden_dropout_prob
 
     @property

@@ -122,7 +122,8 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     config = registry.read_config(config_folder(encoder))
     if options.to == "tensorflow" and config.model_type != BERT.name:
         raise UserError(f"--to tensorflow: only BERT has TensorFlow checkpoints, not model_type={config.model_type!r}")
-    weights = loading.find_weights(encoder, options.pickles, verify=False)  # checked above
+    record = registry.architecture_of(config)
+    weights = record.from_file(loading.find_weights(encoder, options.pickles, verify=False))  # checked above
     loading.check_size(config, weights)
     kind = options.model_class or choose_class(config, weights.tensors, listed_classes(config_folder(encoder)))
     plan, config, report = _plan(weights, config, kind, out, options)
@@ -182,9 +183,14 @@ def choose_class(config: BertConfig, tensors: Collection[str], listed: Collectio
         head = [file_name for file_name in _head_names(kind, config) if file_name in tensors]
         return len(head), name in listed, -index
 
-    entries = list(enumerate(registry.model_classes(registry.architecture_of(config)).items()))
+    record = registry.architecture_of(config)
+    entries = list(enumerate(registry.model_classes(record).items()))
     best = max(entries[1:], key=rank)
-    return best[1][0] if rank(best)[0] else entries[0][1][0]
+    # A head that is tied as a whole has no weights of its own.
+    headed = rank(best)[0] or (
+        record.tied_head and any(name.startswith(f"{record.base_model_prefix}.") for name in tensors)
+    )
+    return best[1][0] if headed else entries[0][1][0]
 
 
 def _head_names(kind: type[PreTrainedModel], config: BertConfig) -> list[str]:
@@ -285,8 +291,8 @@ def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: 
     fill((stored, tensors[name]) for name, stored in plan.items())
     content = config.to_dict(architecture=kind)
     if options.to == "hf":
-        size = options.max_shard_size
-        write_safetensors(folder, tensors, None if size is None else in_bytes(size))
+        size, record = options.max_shard_size, registry.architecture_of(config)
+        write_safetensors(folder, record.to_file(tensors), None if size is None else in_bytes(size))
         write_json_atomic(folder / "config.json", content)
         return
     bundle = {name: tensor.T.contiguous() if is_transposed(name) else tensor for name, tensor in tensors.items()}

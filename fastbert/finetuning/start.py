@@ -55,7 +55,7 @@ def begin(task: Task[Any], source: Path, config: FinetuneConfig, seed: int) -> P
     initialised from `seed` alone. With `student_layers` it has that many of the encoder's layers."""
     bert = model_config(task, source, config)
     model = loading.outline(task.head(bert), bert)
-    weights = loading.find_weights(source)
+    weights = model.architecture.from_file(loading.find_weights(source))
     if task.head_has_labels:
         _leave_other_heads(model, weights, bert, source)
     loading.load(model, weights, torch.float32, warn=False)

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
+
+from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
 from fastbert.models.key_map import BERT_NAMES, KeyMap
 from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
@@ -42,6 +45,9 @@ class ArchitectureSpec:
     """Names of position tables that the encoder owns and its layers read (MPNet, DeBERTa)."""
     final_norm: NormSpec | None = None
     pooler: bool = True
+    scales_residuals: bool = False
+    """True if the initial weights of the projections to the residual stream are divided by the root of their number
+    (GPT-2)."""
 
     @property
     def causal(self) -> bool:
@@ -51,13 +57,15 @@ class ArchitectureSpec:
     @property
     def unsupported(self) -> str | None:
         """Return the part that our own encoder has no modules for; None if it has all."""
-        if self.embeddings.norm is None or not self.embeddings.positions:
-            return "embeddings without a norm or positions"
+        if not self.embeddings.positions:
+            return "embeddings without positions"
         if any(layer.hidden_size != self.embeddings.embedding_size for layer in self.layers):
             return "a projection behind the embeddings"
-        if self.shares_layers or self.relative_tables or self.final_norm is not None:
-            return "shared layers, relative position tables or a final norm"
-        return next((layer.unfused for layer in self.layers if layer.unfused is not None), None)
+        if self.shares_layers or self.relative_tables:
+            return "shared layers, or relative position tables"
+        return next(
+            (layer.unfused for layer in self.layers if layer.unfused is not None and not layer.is_pre_norm), None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +165,18 @@ class Architecture:
     base_model_prefix: str = ""
     """The attribute of models with a head that holds the encoder, and the prefix of its weights in their files."""
     key_map: KeyMap = BERT_NAMES
+    head_key_maps: Mapping[type, KeyMap] = field(default_factory=dict)
+    """The maps of heads whose files have names of their own."""
+    from_file: Callable[[Weights], Weights] = lambda weights: weights
+    """Returns a file's weights as the key map knows them, where files join or transpose them."""
+    to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
+    """The inverse of `from_file`, for tensors by their names in files."""
     heads: tuple[type, ...] = ()
     """The classes of `fastbert.models.heads` that its models with a head are made of."""
     classification_head: ClassificationHeadSpec | None = None
-    """None: a linear layer behind the encoder's pooler."""
+    """None: a linear layer behind the encoder's pooler, if it has one."""
+    classifier_bias: bool = True
+    """True if that layer has a bias."""
     tied_head: bool = False
     """True if the head of a left-to-right language model is the matmul with the token embedding alone."""
     class_names: Mapping[str, str] = field(default_factory=dict)
@@ -181,7 +197,7 @@ class Architecture:
                 "architecture": self,
                 "base_model_prefix": self.base_model_prefix,
                 "config_type": self.config,
-                "key_map": self.key_map,
+                "key_map": self.head_key_maps.get(kind, self.key_map),
             }
             self._classes[kind] = type(name, (kind,), attributes)
         return self._classes[kind]

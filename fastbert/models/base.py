@@ -78,6 +78,12 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
                 nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, PreTrainedModel):
+                module.rescale_initial_weights()
+
+    def rescale_initial_weights(self) -> None:
+        """Scale new weights as the architecture does; a no-op by default."""
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding."""
@@ -204,7 +210,7 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         config = cls.config_type.from_pretrained(config_folder(path))
         if overrides:
             config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(path))
-        weights = loading.find_weights(path, pickles, verify=False)  # checked above
+        weights = cls.architecture.from_file(loading.find_weights(path, pickles, verify=False))  # checked above
         loading.check_config(cls, config, weights)
         model = loading.outline(cls, config)
         loading.load(model, weights, dtype, mapped=mapped)
@@ -232,7 +238,7 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
                 values = tensor.detach().contiguous().cpu()
                 tensors[self.key_map.file_name(name)] = values.clone() if id(tensor) in written else values
                 written.add(id(tensor))
-        return tensors
+        return self.architecture.to_file(tensors)
 
 
 def _forget_prepacked(module: nn.Module, *_: Any) -> None:

@@ -72,11 +72,21 @@ class EncoderModel(PreTrainedModel):
         self.causal = spec.causal
         self.position_offset = spec.embeddings.position_offset
         self.embeddings = Embeddings(spec.embeddings)
-        self.encoder = Encoder(spec.layers, drops=drops)
+        self.encoder = Encoder(spec.layers, drops=drops, final_norm=spec.final_norm)
+        self.scales_residuals = spec.scales_residuals
         self.pooler = Pooler(config.hidden_size) if add_pooling_layer and spec.pooler else None
         self.embed_settings: EmbeddingSettings | None = None
         """Defaults of `embed`: a `fastbert.embeddings.settings.EmbedSettings`, saved for sentence-transformers."""
         self.init_weights()
+
+    def rescale_initial_weights(self) -> None:
+        """Divide initial weights of projections to the residual stream where the architecture does."""
+        if not self.scales_residuals:
+            return
+        with torch.no_grad():
+            for name, weight in self.encoder.named_parameters():
+                if name.endswith("output.dense.weight"):
+                    weight.mul_((2 * len(self.encoder.layer)) ** -0.5)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding, whose weight is (vocab_size, hidden_size)."""
@@ -158,10 +168,11 @@ class EncoderModel(PreTrainedModel):
         config = self.config
         layers = layer_batch(
             batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training,
-            attention_output_p=config.attention_output_dropout_prob,
+            attention_output_p=config.attention_output_dropout_prob, other_p=config.embedding_dropout_prob,
         )  # fmt: skip
         embeds = () if inputs_embeds is None else (inputs_embeds,)
-        x: Tensor = self.embeddings(batch, layers.token_dropout(Site.EMBEDDING), *embeds)
+        dropout = layers.token_dropout(Site.EMBEDDING, p=config.embedding_dropout_prob if self.training else 0.0)
+        x: Tensor = self.embeddings(batch, dropout, *embeds)
         if token_indices is not None and runs_as_written(self.encoder, Encoder):
             x, states = self.encoder(x, layers, causal, output_hidden_states, token_indices)
             return x, states

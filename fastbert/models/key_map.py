@@ -29,6 +29,10 @@ class KeyMap:
     renames: tuple[tuple[str, str], ...] = ()
     """Parts of our names and what replaces them in files, applied in order."""
 
+    def then(self, *renames: tuple[str, str]) -> KeyMap:
+        """Return a map with further changes."""
+        return KeyMap((*self.renames, *renames))
+
     def file_name(self, name: str) -> str:
         """Return the name in files of a parameter."""
         for part, replacement in self.renames:

@@ -25,9 +25,9 @@ from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.dropout.op import dropout
 from fastbert.ops.encoder_layer import op as encoder_layer
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.composition import activate
 from fastbert.ops.encoder_layer.native import unsupported_layer
-from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, LayerSpec
-from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.kernel_failures import retried
 from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
@@ -54,14 +54,21 @@ class PaddedLayerBatch(LayerBatch):
 
 
 def layer_batch(
-    batch: PackedBatch, hidden_p: float, attention_p: float, training: bool, *, attention_output_p: float | None = None
+    batch: PackedBatch,
+    hidden_p: float,
+    attention_p: float,
+    training: bool,
+    *,
+    attention_output_p: float | None = None,
+    other_p: float = 0.0,
 ) -> LayerBatch:
     """Return the layers' view of a batch. Where something is dropped and the batch has no keys, they are drawn.
 
-    `attention_output_p` is the probability behind attention, `hidden_p` if None.
+    `attention_output_p` is the probability behind attention, `hidden_p` if None; `other_p` that of dropout outside of
+    the layers.
     """
     tensors: dict[str, Any] = {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen}
-    if training and (hidden_p or attention_p):
+    if training and (hidden_p or attention_p or other_p):
         key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
         behind_attention = hidden_p if attention_output_p is None else attention_output_p
         tensors |= {"attention_p": attention_p, "attention_output_p": behind_attention, "output_p": hidden_p}
@@ -131,7 +138,7 @@ class ModuleLayer:
         activation: Callable[[Tensor], Tensor] | None = None,
         inner_p: float = 0.0,
     ) -> None:
-        """`activation` replaces the spec's GELU; `inner_p` is the probability of torch.nn's dropout behind it."""
+        """`activation` replaces the spec's; `inner_p` is the probability of torch.nn's dropout behind it."""
         self.spec, self.modules, self.batch, self.index = spec, modules, batch, index
         self.is_plain_norm, self.activation, self.inner_p = is_plain_norm, activation, inner_p
 
@@ -143,7 +150,7 @@ class ModuleLayer:
         """Return the activation of the intermediate linear layer."""
         product, bias = project_without_bias(self.modules["intermediate"], x)
         if self.activation is None:
-            inner = bias_gelu(product, bias, APPROXIMATIONS[self.spec.feed_forward.activation])
+            inner = activate(product, bias, self.spec.feed_forward.activation)
         else:
             inner = self.activation(product if bias is None else product + bias.to(product.dtype))
         return F.dropout(inner, self.inner_p) if self.inner_p else inner

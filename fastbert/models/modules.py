@@ -1,4 +1,5 @@
-"""The modules of encoders, built from an `ArchitectureSpec`: BERT's post-LN layers, learned positions, packed tokens.
+"""The modules of encoders, built from an `ArchitectureSpec`: post-LN layers as BERT's, or those of
+`fastbert.models.pre_norm`; learned positions, packed tokens.
 
 The module tree gives the state dict the names of Hugging Face's `BertModel`; an architecture's files may have other
 names (`fastbert.models.key_map`).
@@ -6,9 +7,8 @@ names (`fastbert.models.key_map`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,58 +20,35 @@ from fastbert.models.fusibility import (
     has_hooks,
     is_plain,
     is_plain_table,
-    owns_weight_and_bias,
     project,
     project_without_bias,
     runs_as_written,
 )
-from fastbert.models.joined_projections import join_projections
 from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, saving_matmuls
+from fastbert.models.norm import Norm, is_plain_norm
+from fastbert.models.pre_norm import PreNormLayer
+from fastbert.models.self_attention import SelfAttention
 from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.dropout.op import dropout as apply_dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.composition import compose_layer
 from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
-from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
 
-class Norm(nn.Module):
-    """A LayerNorm that is fused with the operation before it; its own forward runs only where fusion is impossible, for
-    hooks, adapters or replaced modules."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x (rows, width), with statistics in fp32; the same shape and dtype."""
-        return layer_norm(x, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        """Return the width and epsilon for `repr`."""
-        return f"{self.weight.numel()}, eps={self.eps}"
-
-
-def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:
-    """Return whether a LayerNorm is nothing but its weight, bias and epsilon."""
-    return runs_as_written(module, Norm) and owns_weight_and_bias(module)
-
-
 class Embeddings(nn.Module):
-    """The sum of token, position and, if there are segments, segment embeddings, with LayerNorm and dropout."""
+    """The sum of token, position and, if there are segments, segment embeddings, with LayerNorm, if there is one, and
+    dropout."""
 
     def __init__(self, spec: EmbeddingsSpec) -> None:
         super().__init__()
         width = spec.embedding_size
-        assert spec.norm is not None
         self.word_embeddings = nn.Embedding(spec.vocab_size, width)
         self.position_embeddings = nn.Embedding(spec.positions, width)
         self.token_type_embeddings = nn.Embedding(spec.token_types, width) if spec.token_types else None
-        self.LayerNorm = Norm(width, spec.norm.eps)
+        self.LayerNorm = None if spec.norm is None else Norm(width, spec.norm.eps)
         self.position_offset = spec.position_offset
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
@@ -83,36 +60,16 @@ class Embeddings(nn.Module):
             ids.append(batch.token_type_ids)
             tables.append(self.token_type_embeddings)
         norm = self.LayerNorm
-        if inputs_embeds is None and all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
+        plain = inputs_embeds is None and all(is_plain_table(table) for table in tables)
+        if plain and norm is not None and is_plain_norm(norm):
             weights = tuple(table.weight for table in tables)
             return embedding_layer_norm(tuple(ids), weights, norm.weight, norm.bias, norm.eps, dropout)
         rows = [table(indices) for table, indices in zip(tables[1:], ids[1:], strict=True)]
         if inputs_embeds is not None:
-            return apply_dropout(norm(inputs_embeds + sum(rows[1:], rows[0])), dropout)
-        return apply_dropout(norm(sum(rows, self.word_embeddings(batch.input_ids))), dropout)
-
-
-class SelfAttention(nn.Module):
-    """The three projections of self-attention. On a GPU their weights lie in one storage."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply a function to all tensors, as `to` and `cuda` do, and join those of a GPU (so do the RNNs of torch)."""
-        super()._apply(fn, recurse)
-        weight = self.query._parameters.get("weight")
-        if weight is not None and self._joins(weight.device):
-            join_projections(self.query, self.key, self.value)
-        return self
-
-    @staticmethod
-    def _joins(device: torch.device) -> bool:
-        """Return whether matmuls on a device read the projections as one weight; a CPU prepacks them."""
-        return device.type == "cuda"
+            total = inputs_embeds + sum(rows[1:], rows[0])
+        else:
+            total = sum(rows, self.word_embeddings(batch.input_ids))
+        return apply_dropout(total if norm is None else norm(total), dropout)
 
 
 class Output(nn.Module):
@@ -244,12 +201,24 @@ class ComposedLayer(ModuleLayer):
         return output
 
 
-class Encoder(nn.Module):
-    """The stack of layers."""
+LAYERS: tuple[type[nn.Module], ...] = (Layer, PreNormLayer)
 
-    def __init__(self, specs: tuple[LayerSpec, ...], *, drops: bool = False) -> None:
+
+def layer_class(spec: LayerSpec) -> type[Layer] | type[PreNormLayer]:
+    """Return the module of layers of a spec."""
+    pre = spec.attention_norm is not None and spec.attention_norm.place == "pre"
+    return PreNormLayer if pre else Layer
+
+
+class Encoder(nn.Module):
+    """The stack of layers, and the norm behind the last, if there is one."""
+
+    def __init__(
+        self, specs: tuple[LayerSpec, ...], *, drops: bool = False, final_norm: NormSpec | None = None
+    ) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(spec, index, drops=drops) for index, spec in enumerate(specs))
+        self.layer = nn.ModuleList(layer_class(spec)(spec, index, drops=drops) for index, spec in enumerate(specs))
+        self.LayerNorm = None if final_norm is None else Norm(specs[-1].hidden_size, final_norm.eps)
         self.checkpointing: Checkpointing = "none"
 
     def forward(
@@ -265,7 +234,7 @@ class Encoder(nn.Module):
         states = [x] if output_hidden_states else []
         mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
         gathers = token_indices is not None and len(self.layer) > 0 and not output_hidden_states
-        last = self.layer[-1] if gathers and runs_as_written(self.layer[-1], Layer) else None
+        last = self.layer[-1] if gathers and any(runs_as_written(self.layer[-1], kind) for kind in LAYERS) else None
         for layer in self.layer:
             layer_batch = replace(batch, token_indices=token_indices) if layer is last else batch
             spec = layer.causal_spec if causal else None
@@ -276,7 +245,15 @@ class Encoder(nn.Module):
                 x = layer(x, layer_batch, spec, mode == "selective")
             if output_hidden_states:
                 states.append(x)
-        return x if token_indices is None or last is not None else x.index_select(0, token_indices), states
+        if token_indices is not None and last is None:
+            x = x.index_select(0, token_indices)
+        if self.LayerNorm is None:
+            return x, states
+        if not output_hidden_states:
+            return self.LayerNorm(x), states
+        # As transformers' models: the last state is normalised.
+        states[-1] = self.LayerNorm(states[-1])
+        return states[-1] if token_indices is None else states[-1].index_select(0, token_indices), states
 
 
 def causal_spec(spec: LayerSpec) -> LayerSpec:
@@ -286,7 +263,8 @@ def causal_spec(spec: LayerSpec) -> LayerSpec:
 
 def post_norms(spec: LayerSpec) -> tuple[NormSpec, NormSpec]:
     """Return the norms behind attention and behind the layer of a spec that `Layer` has modules for."""
-    assert spec.unfused is None or spec.cross_attention is not None, f"no modules for {spec.unfused}"
+    activated = replace(spec, feed_forward=replace(spec.feed_forward, activation="gelu"))
+    assert activated.unfused is None or spec.cross_attention is not None, f"no modules for {activated.unfused}"
     assert spec.attention_norm is not None
     assert spec.output_norm is not None
     return spec.attention_norm, spec.output_norm

@@ -20,13 +20,16 @@ from fastbert.models.bert.architecture import BERT
 from fastbert.models.distilbert.architecture import DISTILBERT
 from fastbert.models.electra.architecture import ELECTRA
 from fastbert.models.encoder import EncoderModel
+from fastbert.models.gpt2.architecture import GPT2
 from fastbert.models.heads.base import ModelWithHead
+from fastbert.models.openai_gpt.architecture import OPENAI_GPT
 from fastbert.models.roberta.architecture import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 logger = logging.getLogger("fastbert")
 
 ARCHITECTURES: dict[str, Architecture] = {
-    architecture.name: architecture for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT)
+    architecture.name: architecture
+    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT)
 }
 
 
@@ -130,8 +133,9 @@ def load(source: str | Path, **options: Any) -> PreTrainedModel:
     """
     config = verified_config(source, options)
     path = find_source(source, options.get("revision", MAIN))
-    kinds = model_classes(architecture_of(config))
-    weights = loading.find_weights(path, options.get("pickles", False), verify=False)
+    record = architecture_of(config)
+    kinds = model_classes(record)
+    weights = record.from_file(loading.find_weights(path, options.get("pickles", False), verify=False))
     missing, unused = match_weights(weights, config, kinds.values())
     listed = read_config_file(config_folder(path))[1].get("architectures") or ()
     whole = [name for name, kind in kinds.items() if not missing[kind]]

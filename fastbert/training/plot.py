@@ -33,7 +33,8 @@ def plot_runs(
     x_axis: str = "step",
 ) -> Path:
     """Plot the loss and accuracy of predicted tokens and, where there is one, next-sentence accuracy of each run to
-    `out` (PNG, PDF or SVG by its ending); of runs of fine-tuning training loss and the main metric on the first evaluation file.
+    `out` (PNG, PDF or SVG by its ending); of runs of fine-tuning training loss and the main metric on the first
+    evaluation file.
 
     `unigram`, the cross-entropy of word frequencies alone, in nats, and `most_frequent`, the share of the most frequent
     word of the masked ones, are drawn as baselines; by default they are read from the config.json of each finished run.

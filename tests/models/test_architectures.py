@@ -319,7 +319,7 @@ def test_errors_name_the_architecture(tmp_path: Path, seed: int) -> None:
     values = json.loads((folder / "config.json").read_text())
     for kind, message in (
         ("electra", "model_type='electra' is not one of bert, roberta, .*; load it with transformers"),
-        ("gpt2", "model_type='gpt2' is not one of bert, roberta, xlm-roberta, camembert, distilbert$"),
+        ("gpt7", "model_type='gpt7' is not one of bert, roberta, xlm-roberta, camembert, distilbert, gpt2, openai-gpt"),
         (["bert"], r"model_type=\['bert'\] is not one of"),
     ):
         (folder / "config.json").write_text(json.dumps(values | {"model_type": kind}))

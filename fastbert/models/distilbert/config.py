@@ -48,13 +48,6 @@ class DistilBertConfig(BertConfig):
             raise UserError(f"{source}: sinusoidal_pos_embds=true, fixed position embeddings, is not supported")
         return super().from_dict(values, source)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a field by its name in transformers."""
-        for field, alias in type(self).attribute_map.items():
-            if alias == name:
-                return getattr(self, field)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     @property
     def attention_output_dropout_prob(self) -> float:
         """Return 0: nothing is dropped behind the projection of attention."""

@@ -90,7 +90,9 @@ class ModelWithHead(PreTrainedModel):
     def _classifier(self, classes: int) -> nn.Module:
         """Return the architecture's classifier of first tokens: a linear layer, or a `ClassificationHead`."""
         spec, width = self.architecture.classification_head, self.config.hidden_size
-        return nn.Linear(width, classes) if spec is None else ClassificationHead(spec, width, classes)
+        if spec is None:
+            return nn.Linear(width, classes, bias=self.architecture.classifier_bias)
+        return ClassificationHead(spec, width, classes)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding, whose weight is (vocab_size, hidden_size)."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from fastbert.errors import UserError
 
-Activation = Literal["gelu", "gelu_tanh"]
+Activation = Literal["gelu", "gelu_tanh", "relu"]
 # By activation: the name of its GELU in `torch.nn.functional.gelu`.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
@@ -83,13 +83,21 @@ class LayerSpec:
         groups = attention.key_value_heads
         if groups is not None and (groups < 1 or attention.heads % groups):
             raise UserError(f"key_value_heads={groups} must divide heads={attention.heads}")
-        if self.feed_forward.activation not in APPROXIMATIONS:
-            raise UserError(
-                f"activation={self.feed_forward.activation!r} must be one of {', '.join(map(repr, APPROXIMATIONS))}"
-            )
+        if self.feed_forward.activation not in get_args(Activation):
+            names = ", ".join(map(repr, get_args(Activation)))
+            raise UserError(f"activation={self.feed_forward.activation!r} must be one of {names}")
         fields = {name: value for name, value in asdict(self).items() if name not in ("encoded", "unfused")}
         object.__setattr__(self, "encoded", json.dumps(fields))
         object.__setattr__(self, "unfused", self._unfused())
+
+    @property
+    def is_pre_norm(self) -> bool:
+        """Return whether this is a layer of LayerNorms in front of both sub-layers, and else as BERT's."""
+        norms = (self.attention_norm, self.output_norm)
+        if self.cross_attention is not None or any(norm is None or norm.place != "pre" for norm in norms):
+            return False
+        post = [None if norm is None else replace(norm, place="post") for norm in norms]
+        return replace(self, attention_norm=post[0], output_norm=post[1]).unfused is None
 
     def _unfused(self) -> str | None:
         attention, network, norms = self.self_attention, self.feed_forward, (self.attention_norm, self.output_norm)
@@ -103,6 +111,8 @@ class LayerSpec:
             return "a window, a position encoding inside attention or a scale of its own"
         if network.gated or not (network.bias and attention.projection_bias and attention.output_bias):
             return "a gated feed-forward network, or absent biases"
+        if network.activation not in APPROXIMATIONS:
+            return "an activation other than GELU"
         if any(norm is None or norm.place != "post" or norm.kind != "layer_norm" or not norm.bias for norm in norms):
             return "norms that are not LayerNorms with biases behind both sub-layers"
         return None if norms[0] == norms[1] else "norms of different eps"

@@ -1,0 +1,1 @@
+"""GPT, the model of 2018."""
