@@ -6,12 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.arguments import LayerBatch
-from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, Activation, LayerSpec, NormSpec
+from fastbert.ops.gelu.op import bias_gelu
 
 
 class ComposableLayer(Protocol):
@@ -85,6 +87,13 @@ def compose_layer(x: Tensor, layer: ComposableLayer, batch: LayerBatch, index: i
     intermediate = layer.expand(_pre_norm(layer, spec.output_norm, "output_norm", x))
     dropout = batch.token_dropout(Site.FEED_FORWARD_OUTPUT, index)
     return layer.add_norm("output", _post(spec.output_norm, "output_norm"), intermediate, x, dropout)
+
+
+def activate(product: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """Return the activation of product + bias: (tokens, width) and (width,) -> (tokens, width)."""
+    if activation == "relu":
+        return torch.relu(product if bias is None else product + bias.to(product.dtype))
+    return bias_gelu(product, bias, APPROXIMATIONS[activation])
 
 
 def _pre_norm(layer: ComposableLayer, spec: NormSpec | None, name: str, x: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ from fastbert.ops.attention.op import attention
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.op import dropout
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments
-from fastbert.ops.encoder_layer.composition import compose_layer, refuse_unsupported
-from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, NormSpec
-from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.encoder_layer.composition import activate, compose_layer, refuse_unsupported
+from fastbert.ops.encoder_layer.spec import NormSpec
 from fastbert.ops.linear.op import linear
 from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
 from fastbert.ops.operation import EagerBackend
@@ -62,9 +61,7 @@ class _Layer:
 
     def expand(self, x: Tensor) -> Tensor:
         bias = self.parameters["intermediate_bias"]
-        return bias_gelu(
-            linear(x, self.parameters["intermediate"]), bias, APPROXIMATIONS[self.spec.feed_forward.activation]
-        )
+        return activate(linear(x, self.parameters["intermediate"]), bias, self.spec.feed_forward.activation)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, spec = self.arguments.batch, self.spec.self_attention
