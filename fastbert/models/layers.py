@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from fastbert.models.fusibility import project, project_without_bias
 from fastbert.models.padded import PaddedBatch, padded_attention
+from fastbert.models.similarity import PackedAttention
 from fastbert.ops.attention.op import attention
 from fastbert.ops.autocast import matmul_dtype
 from fastbert.ops.dispatch import preferred_backend
@@ -137,10 +138,12 @@ class ModuleLayer:
         is_plain_norm: Callable[[nn.Module], bool],
         activation: Callable[[Tensor], Tensor] | None = None,
         inner_p: float = 0.0,
+        similarity: PackedAttention | None = None,
     ) -> None:
         """`activation` replaces the spec's; `inner_p` is the probability of torch.nn's dropout behind it."""
         self.spec, self.modules, self.batch, self.index = spec, modules, batch, index
         self.is_plain_norm, self.activation, self.inner_p = is_plain_norm, activation, inner_p
+        self.similarity = similarity
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return the linear layer of x (tokens, in), with its bias."""
@@ -157,7 +160,7 @@ class ModuleLayer:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return self-attention of (tokens, heads, head_dim) each."""
-        return self_attention(q, k, v, self.spec, self.batch, self.index)
+        return self_attention(q, k, v, self.spec, self.batch, self.index, self.similarity)
 
     def cross_attend(self, q: Tensor) -> Tensor:
         """Refuse: an encoder's layer has no cross-attention."""
@@ -183,9 +186,23 @@ class ModuleLayer:
         return total if module is None else module(total)
 
 
-def self_attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, batch: LayerBatch, index: int) -> Tensor:
-    """Return self-attention of a layer, (tokens, heads, head_dim) each; `index` counts its dropout site."""
+def self_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: LayerSpec,
+    batch: LayerBatch,
+    index: int,
+    similarity: PackedAttention | None = None,
+) -> Tensor:
+    """Return self-attention of a layer, (tokens, heads, head_dim) each; `index` counts its dropout site. `similarity`
+    replaces attention by the dot product."""
     causal, site = spec.self_attention.causal, Site.ATTENTION.of_layer(index)
+    if similarity is not None:
+        return similarity(
+            q, k, v, batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen, causal=causal,
+            dropout_p=batch.attention_p, dropout_key=batch.dropout_key, dropout_site=site,
+        )  # fmt: skip
     if isinstance(batch, PaddedLayerBatch):
         return padded_attention(
             q, k, v, batch.padded, causal=causal, dropout_p=batch.attention_p, dropout_key=batch.dropout_key,

@@ -28,12 +28,13 @@ from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_pa
 from fastbert.models.norm import Norm, is_plain_norm
 from fastbert.models.pre_norm import PreNormLayer
 from fastbert.models.self_attention import SelfAttention
+from fastbert.models.similarity import similarity_of
 from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.dropout.op import dropout as apply_dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.composition import compose_layer
-from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
+from fastbert.ops.encoder_layer.spec import AttentionSpec, LayerSpec, NormSpec
 from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
@@ -94,9 +95,9 @@ class Output(nn.Module):
 class Attention(nn.Module):
     """Self-attention and its output projection, under the names `self` and `output`."""
 
-    def __init__(self, hidden_size: int, norm: NormSpec) -> None:
+    def __init__(self, hidden_size: int, norm: NormSpec, spec: AttentionSpec | None = None) -> None:
         super().__init__()
-        self.self = SelfAttention(hidden_size)
+        self.self = SelfAttention(hidden_size, spec)
         self.output = Output(hidden_size, hidden_size, norm)
 
 
@@ -118,7 +119,7 @@ class Layer(nn.Module):
     def __init__(self, spec: LayerSpec, index: int, *, drops: bool = False) -> None:
         super().__init__()
         attention_norm, output_norm = post_norms(spec)
-        self.attention = Attention(spec.hidden_size, attention_norm)
+        self.attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
         self.intermediate = Intermediate(spec)
         self.output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
         self.index = index
@@ -190,7 +191,9 @@ class ComposedLayer(ModuleLayer):
         projections = layer.attention.self
         modules = {"query": projections.query, "key": projections.key, "value": projections.value}
         modules["intermediate"] = layer.intermediate.dense
-        super().__init__(spec, modules, batch, layer.index, is_plain_norm=is_plain_norm)
+        super().__init__(
+            spec, modules, batch, layer.index, is_plain_norm=is_plain_norm, similarity=similarity_of(projections)
+        )
         self.blocks = {"attention_output": layer.attention.output, "output": layer.output}
 
     def add_norm(
@@ -263,8 +266,14 @@ def causal_spec(spec: LayerSpec) -> LayerSpec:
 
 def post_norms(spec: LayerSpec) -> tuple[NormSpec, NormSpec]:
     """Return the norms behind attention and behind the layer of a spec that `Layer` has modules for."""
-    activated = replace(spec, feed_forward=replace(spec.feed_forward, activation="gelu"))
-    assert activated.unfused is None or spec.cross_attention is not None, f"no modules for {activated.unfused}"
+    attention, network = spec.self_attention, spec.feed_forward
+    plain = replace(
+        spec,
+        self_attention=replace(attention, similarity="dot"),
+        feed_forward=replace(network, activation="gelu"),
+        cross_attention=None,
+    )
+    assert plain.unfused is None, f"no modules for {plain.unfused}"
     assert spec.attention_norm is not None
     assert spec.output_norm is not None
     return spec.attention_norm, spec.output_norm

@@ -9,16 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.models.joined_projections import join_projections
+from fastbert.models.similarity import perceptron_similarity
+from fastbert.ops.encoder_layer.spec import AttentionSpec
 
 
 class SelfAttention(nn.Module):
-    """The three projections of self-attention. On a GPU their weights lie in one storage."""
+    """The three projections of self-attention, and the perceptron of its similarity if that is not the dot product. On
+    a GPU their weights lie in one storage."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, spec: AttentionSpec | None = None) -> None:
         super().__init__()
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
+        self.similarity = None if spec is None else perceptron_similarity(spec)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply a function to all tensors, as `to` and `cuda` do, and join those of a GPU (so do the RNNs of torch)."""

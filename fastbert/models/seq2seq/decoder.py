@@ -7,7 +7,7 @@ queries attend to is given by an `AttentionContext`: a packed batch of targets i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from fastbert.config import BertConfig
 from fastbert.models.base import Checkpointing, Quantization
 from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.fusibility import project
-from fastbert.models.heads.prediction import PreTrainingHeads
+from fastbert.models.heads.prediction import PreTrainingHeads, VocabularyHead
 from fastbert.models.layers import saving_matmuls
 from fastbert.models.modules import (
     Attention,
@@ -32,6 +32,7 @@ from fastbert.models.modules import (
     causal_spec,
     post_norms,
 )
+from fastbert.models.similarity import PackedAttention, similarity_of
 from fastbert.ops.attention.op import attention
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -44,7 +45,8 @@ class AttentionContext(Protocol):
     """The keys and values that the queries of a stack's layers attend to."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return self-attention in a layer, by its number: (tokens, heads, head_dim) each, and so is the result."""
+        """Return self-attention in a layer, by its number: (tokens, heads, head_dim) each, and so is the result. Where
+        layers may have a perceptron of similarity, that is a further argument."""
 
     def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
         """Return cross-attention, whose keys and values `attention` projects: (tokens, heads, head_dim)."""
@@ -61,19 +63,30 @@ class TeacherForcing:
         self.target, self.source, self.states = target, source, states
         self.batch, self.heads, self.first = batch, heads, first
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Return causal self-attention of the targets."""
-        return self._attention(q, k, v, self.target, True, Site.ATTENTION.of_layer(self.first + layer))
+        site = Site.ATTENTION.of_layer(self.first + layer)
+        return self._attention(q, k, v, self.target, True, site, similarity)
 
     def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
         """Return attention of the targets to their sources."""
         k, v = (
             project(linear, self.states).unflatten(-1, (self.heads, -1)) for linear in (attention.key, attention.value)
         )
-        return self._attention(q, k, v, self.source, False, Site.CROSS_ATTENTION.of_layer(self.first + layer))
+        site = Site.CROSS_ATTENTION.of_layer(self.first + layer)
+        return self._attention(q, k, v, self.source, False, site, similarity_of(attention))
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, keys: PackedBatch, causal: bool, site: int) -> Tensor:
-        return attention(
+    def _attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keys: PackedBatch,
+        causal: bool,
+        site: int,
+        similarity: PackedAttention | None,
+    ) -> Tensor:
+        return (similarity or attention)(
             q,
             k,
             v,
@@ -101,7 +114,11 @@ class ContextLayer(ComposedLayer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return the context's self-attention."""
-        return self.context.attend(self.number, q, k, v)
+        if self.similarity is None:
+            return self.context.attend(self.number, q, k, v)
+        context: Any = self.context
+        attended: Tensor = context.attend(self.number, q, k, v, self.similarity)
+        return attended
 
     def cross_attend(self, q: Tensor) -> Tensor:
         """Return the context's cross-attention."""
@@ -123,8 +140,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         spec = causal_spec(encoder_spec)
         attention_norm, output_norm = post_norms(spec)
-        self.attention = Attention(spec.hidden_size, attention_norm)
-        self.crossattention = Attention(spec.hidden_size, attention_norm)
+        self.attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
+        self.crossattention = Attention(spec.hidden_size, attention_norm, encoder_spec.self_attention)
         self.intermediate = Intermediate(spec)
         self.output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
         self.number = number
@@ -145,6 +162,7 @@ class DecoderStack(nn.Module):
     def __init__(self, specs: tuple[LayerSpec, ...], first: int) -> None:
         super().__init__()
         self.layer = nn.ModuleList(DecoderLayer(spec, i, first + i) for i, spec in enumerate(specs))
+        self.first = first
         self.checkpointing: Checkpointing = "none"
 
     def forward(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
@@ -173,6 +191,23 @@ def run_layers(
     return x
 
 
+@dataclass(frozen=True)
+class DecoderParts:
+    """The modules of a decoder with cross-attention, whatever holds them."""
+
+    embeddings: nn.Module
+    """Returns embeddings (tokens, hidden_size) of a `PackedBatch` and a dropout of token vectors, which may be None."""
+    stack: DecoderStack
+    head: VocabularyHead
+
+    def __call__(self, target: PackedBatch, context: AttentionContext, batch: LayerBatch) -> Tensor:
+        """Return hidden states (tokens, hidden_size) of the target tokens, for the head."""
+        # The site carries a layer's number: with the encoder's site, masks of source and target would be the same.
+        x = self.embeddings(target, batch.token_dropout(Site.EMBEDDING, self.stack.first))
+        states: Tensor = self.stack(x, context, batch)
+        return states
+
+
 class DecoderBert(nn.Module):
     """Embeddings and layers, under the names of Hugging Face's `BertModel`."""
 
@@ -190,14 +225,15 @@ class Decoder(nn.Module):
         super().__init__()
         self.bert = DecoderBert(config, first)
         self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
-        self.first = first
+
+    @property
+    def parts(self) -> DecoderParts:
+        """The modules that compute it."""
+        return DecoderParts(self.bert.embeddings, self.bert.encoder, self.cls.predictions)
 
     def forward(self, target: PackedBatch, context: AttentionContext, batch: LayerBatch) -> Tensor:
         """Return hidden states (tokens, hidden_size) of the target tokens, for the head `cls.predictions`."""
-        # The site carries a layer's number: with the encoder's site, masks of source and target would be the same.
-        x = self.bert.embeddings(target, batch.token_dropout(Site.EMBEDDING, self.first))
-        states: Tensor = self.bert.encoder(x, context, batch)
-        return states
+        return self.parts(target, context, batch)
 
 
 def run_encoder_layers(

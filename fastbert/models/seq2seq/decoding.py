@@ -11,7 +11,7 @@ from fastbert.models.encoder import EncoderModel
 from fastbert.models.fusibility import project
 from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.layers import layer_batch
-from fastbert.models.seq2seq.decoder import Decoder, run_layers
+from fastbert.models.seq2seq.decoder import DecoderParts, run_layers
 from fastbert.models.seq2seq.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each
 from fastbert.models.seq2seq.fused_decoding import step_layers
 from fastbert.models.seq2seq.prefix import PrefixEncoding
@@ -21,12 +21,12 @@ from fastbert.packing import PackedBatch
 class CrossDecoding:
     """Generation by a decoder with cross-attention, whose keys and values are computed once."""
 
-    def __init__(self, decoder: Decoder, source: PackedBatch, states: Tensor, room: int, begin: int) -> None:
+    def __init__(self, decoder: DecoderParts, source: PackedBatch, states: Tensor, room: int, begin: int) -> None:
         """`states` (source tokens, hidden_size) are the encoder's; `room` is the largest number of new tokens."""
         self.decoder = decoder
         self.begin = source.input_ids.new_full((len(source),), begin)
         self.batch = layer_batch(source, 0.0, 0.0, training=False)
-        layers: Any = list(decoder.bert.encoder.layer)
+        layers: Any = list(decoder.stack.layer)
         self.source = SourceKeys(len(layers), source)
         like = states
         for layer in layers:
@@ -48,9 +48,9 @@ class CrossDecoding:
         """Return logits (rows, vocab_size) of the token after `tokens`, int64 (rows,)."""
         batch = one_token_each(tokens, self.written.written, 0)
         self.written.advance()
-        x = self.decoder.bert.embeddings(batch, None)
+        x = self.decoder.embeddings(batch, None)
         x = run_layers(self.layers, x, Writing(self.written, self.source), self.batch)
-        logits: Tensor = self.decoder.cls.predictions(x)
+        logits: Tensor = self.decoder.head(x)
         return logits
 
     def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:

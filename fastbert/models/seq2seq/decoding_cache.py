@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastbert import ops
 from fastbert.models.modules import SelfAttention
+from fastbert.models.similarity import PackedAttention, similarity_of
 from fastbert.packing import PackedBatch
 
 
@@ -52,14 +53,14 @@ class WrittenKeys:
         # Of a row with its generated tokens, or of the free slots between two rows.
         self.longest = max(self.before + self.written, slots - self.written - self.shortest)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Cache the newest tokens' keys and values; return their self-attention, (rows, heads, head_dim) each."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, similarity: PackedAttention | None = None) -> Tensor:
+        """Cache the newest tokens' keys and values; return their self-attention, (rows, heads, head_dim) each.
+        `similarity` replaces attention by the dot product."""
         slot = self.before + self.written - 1
         keys, values = self.keys[layer], self.values[layer]
         keys[:, slot], values[:, slot] = k, v
-        return ops.attention(
-            q, keys.flatten(0, 1), values.flatten(0, 1), self.of_queries, self.of_keys, 1, self.longest
-        )
+        attention = similarity or ops.attention
+        return attention(q, keys.flatten(0, 1), values.flatten(0, 1), self.of_queries, self.of_keys, 1, self.longest)
 
     def select(self, rows: Tensor, *, same_prefixes: bool) -> None:
         """Keep these rows, int64; with `same_prefixes` only the generated tokens are moved."""
@@ -92,10 +93,11 @@ class SourceKeys:
         self.readers = rows
         self.of_queries = torch.arange(sources, dtype=torch.int32, device=self.cu_seqlens.device) * rows
 
-    def attend(self, layer: int, q: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Return cross-attention of rows (rows, heads, head_dim) to all tokens of their sources."""
         k, v = self.layer_tensors[layer]
-        return ops.attention(q, k, v, self.of_queries, self.cu_seqlens, self.readers, self.max_seqlen)
+        attention = similarity or ops.attention
+        return attention(q, k, v, self.of_queries, self.cu_seqlens, self.readers, self.max_seqlen)
 
     def select(self, sources: Tensor) -> None:
         """Keep these sources, int64."""
@@ -115,14 +117,14 @@ class Writing:
     def __init__(self, written: WrittenKeys, source: SourceKeys | None = None) -> None:
         self.written, self.source = written, source
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Return self-attention of the newest tokens."""
-        return self.written.attend(layer, q, k, v)
+        return self.written.attend(layer, q, k, v, similarity)
 
     def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
         """Return cross-attention of the newest tokens."""
         assert self.source is not None
-        return self.source.attend(layer, q)
+        return self.source.attend(layer, q, similarity_of(attention))
 
 
 def one_token_each(tokens: Tensor, position: Tensor | int, segment: int) -> PackedBatch:

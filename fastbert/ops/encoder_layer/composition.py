@@ -50,6 +50,11 @@ def refuse_unsupported(spec: LayerSpec) -> None:
                 f"window={attention.window}, position={attention.position!r}: attention has no such operation; use"
                 " window=None and position='none'"
             )
+        if attention is not None and attention.similarity != "dot":
+            raise UserError(
+                f"similarity={attention.similarity!r}: attention has no such operation, and a layer's parameters hold"
+                " no perceptron; use 'dot'"
+            )
         if attention is not None and attention.key_value_heads not in (None, attention.heads):
             raise UserError(
                 f"key_value_heads={attention.key_value_heads}: attention has no grouped heads; use None, or"

@@ -14,13 +14,14 @@ from typing import Any, Literal, get_args
 from fastbert.errors import UserError
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
+Similarity = Literal["dot", "additive", "concat"]
 # By activation: the name of its GELU in `torch.nn.functional.gelu`.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Scaled dot-product attention of `heads` heads of width `head_dim`."""
+    """Attention of `heads` heads of width `head_dim`."""
 
     heads: int
     head_dim: int
@@ -36,6 +37,8 @@ class AttentionSpec:
     output_bias: bool = True
     scale: float | None = None
     """Factor of the scores; None: 1 / sqrt(head_dim)."""
+    similarity: Similarity = "dot"
+    """Scores of queries and keys: the scaled dot product, or a perceptron (`fastbert.models.similarity`)."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,9 @@ class LayerSpec:
         attention = self.self_attention
         if attention.heads < 1 or attention.head_dim < 1:
             raise UserError(f"heads={attention.heads} and head_dim={attention.head_dim} must be at least 1")
+        if attention.similarity not in get_args(Similarity):
+            names = ", ".join(map(repr, get_args(Similarity)))
+            raise UserError(f"similarity={attention.similarity!r} must be one of {names}")
         groups = attention.key_value_heads
         if groups is not None and (groups < 1 or attention.heads % groups):
             raise UserError(f"key_value_heads={groups} must divide heads={attention.heads}")
@@ -109,6 +115,8 @@ class LayerSpec:
             return "grouped heads, or heads that are not as wide as the layer together"
         if attention.window is not None or attention.position != "none" or attention.scale is not None:
             return "a window, a position encoding inside attention or a scale of its own"
+        if attention.similarity != "dot":
+            return "a similarity other than the dot product"
         if network.gated or not (network.bias and attention.projection_bias and attention.output_bias):
             return "a gated feed-forward network, or absent biases"
         if network.activation not in APPROXIMATIONS:
