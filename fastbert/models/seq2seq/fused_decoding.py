@@ -18,6 +18,7 @@ from fastbert.models.modules import Layer, Norm, Output
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.ops.native import buffers, matmul, prepacked_weights
 from fastbert.ops.native.matmul_table import prefers_native
 
@@ -58,6 +59,8 @@ def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer
 
 def _is_plain(layer: Any) -> bool:
     """Return whether the layer's parameters alone decide what it computes."""
+    if layer.spec.self_attention.similarity != "dot":
+        return False
     attentions = [layer.attention, *([layer.crossattention] if isinstance(layer, DecoderLayer) else [])]
     linears: list[nn.Module] = [layer.intermediate.dense, layer.output.dense]
     for attention in attentions:
@@ -108,7 +111,10 @@ class FusedLayer:
         x = product(attended, self.mixed, self.mixed_bias, residual=x, norm=self.mixed_norm)
         if self.cross is not None:
             x = self.cross(x, context, self.number, self.heads)
-        inner = product(x, self.widened, self.widened_bias, self.activation)
+        if self.activation in APPROXIMATIONS:
+            inner = product(x, self.widened, self.widened_bias, self.activation)
+        else:
+            inner = product(x, self.widened, self.widened_bias).relu_()
         return product(inner, self.narrowed, self.narrowed_bias, residual=x, norm=self.narrowed_norm)
 
 
