@@ -38,6 +38,15 @@ def step_layers(layers: Iterable[Any], like: Tensor) -> list[Step]:
 
 def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer | None:
     """Return the fused layer; None if it would compute something else, or is not supported."""
+    if not (type(layer) in (Layer, DecoderLayer) and runs_as_written(layer, type(layer)) and _is_plain(layer)):
+        return None
+    element = fused_element(layer, like)
+    return None if element is None else FusedLayer(layer, number, element)
+
+
+def fused_element(layer: Any, like: Tensor) -> str | None:
+    """Return the elements of prepacked weights for a layer's new tokens of the dtype and device of `like`; None if the
+    CPU's kernels do not support them."""
     autocast = torch.is_autocast_enabled(like.device.type)
     if (
         like.device.type != "cpu"
@@ -52,9 +61,7 @@ def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer
     width, inner = layer.output.dense.out_features, layer.output.dense.in_features
     if not all(prefers_native(element, 16, *shape) for shape in ((width, width), (inner, width), (width, inner))):
         return None
-    if not (type(layer) in (Layer, DecoderLayer) and runs_as_written(layer, type(layer)) and _is_plain(layer)):
-        return None
-    return FusedLayer(layer, number, element)
+    return element
 
 
 def _is_plain(layer: Any) -> bool:

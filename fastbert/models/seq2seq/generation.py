@@ -55,6 +55,26 @@ class Generated:
     ended: list[bool]
 
 
+class SearchSettings(Protocol):
+    """The settings that `greedy` and `beam_search` read, as in `GenerationSettings`."""
+
+    @property
+    def beams(self) -> int:
+        """The number of hypotheses per source."""
+
+    @property
+    def room(self) -> int:
+        """The largest number of generated tokens, with the end."""
+
+    @property
+    def length_penalty(self) -> float:
+        """The power of the length by which scores are divided."""
+
+    @property
+    def early_stopping(self) -> bool:
+        """True if a source ends with as many finished hypotheses as beams."""
+
+
 class Decoding(Protocol):
     """The state of generation, one row per hypothesis; the rows of a source are adjacent."""
 
@@ -68,7 +88,7 @@ class Decoding(Protocol):
         """Keep these rows, int64: `readers` rows for each of `sources`, int64, or of all sources (None)."""
 
 
-def greedy(decoding: Decoding, count: int, end: int, settings: GenerationSettings) -> Generated:
+def greedy(decoding: Decoding, count: int, end: int, settings: SearchSettings) -> Generated:
     """Generate the most probable token at each step, for `count` sources."""
     logits = decoding.first()
     written = torch.full((count, settings.room), end, device=logits.device)
@@ -87,10 +107,10 @@ def greedy(decoding: Decoding, count: int, end: int, settings: GenerationSetting
             decoding.select(open_rows, open_rows, 1)
         logits = decoding.step(tokens)
     scores = totals / lengths.float() ** settings.length_penalty
-    return _without_end(written, lengths, scores, end)
+    return without_end(written, lengths, scores, end)
 
 
-def beam_search(decoding: Decoding, count: int, end: int, settings: GenerationSettings) -> Generated:
+def beam_search(decoding: Decoding, count: int, end: int, settings: SearchSettings) -> Generated:
     """Return the best finished hypothesis of each of `count` sources.
 
     Each step takes the 2 * beams best continuations of a source's hypotheses. Those among the first `beams` that end
@@ -116,13 +136,13 @@ def beam_search(decoding: Decoding, count: int, end: int, settings: GenerationSe
         sources = None if len(going) == len(done) else going
         decoding.select(rows, sources, beams)
         logits = decoding.step(tokens)
-    return _without_end(best.written, best.lengths, best.scores, end)
+    return without_end(best.written, best.lengths, best.scores, end)
 
 
 class _Search:
     """The open hypotheses, and the best finished ones, of the sources that are not done."""
 
-    def __init__(self, count: int, settings: GenerationSettings, device: torch.device) -> None:
+    def __init__(self, count: int, settings: SearchSettings, device: torch.device) -> None:
         beams, room = settings.beams, settings.room
         self.settings = settings
         self.sources = torch.arange(count, device=device)
@@ -200,7 +220,7 @@ class _Best:
         self.scores[sources] = search.scores[closed, 0]
 
 
-def _without_end(written: Tensor, lengths: Tensor, scores: Tensor, end: int) -> Generated:
+def without_end(written: Tensor, lengths: Tensor, scores: Tensor, end: int) -> Generated:
     """Return the targets as lists, without the end token."""
     texts, ended = [], []
     for row, length in zip(written.tolist(), lengths.tolist(), strict=True):
