@@ -83,6 +83,8 @@ class BertConfig:
     """The fields with other names in config.json, and these names (transformers' `attribute_map`)."""
     constants: ClassVar[frozenset[str]] = frozenset()
     """Fields that are the same in every model of the architecture, and not in config.json."""
+    activations: ClassVar[tuple[str, ...]] = tuple(ACTIVATIONS)
+    """The activations that the architecture's feed-forward networks may have, by transformers' names."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -129,8 +131,8 @@ class BertConfig:
             raise UserError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}"
             )
-        if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
-            raise UserError(f"hidden_act={shown(self.hidden_act)} is not one of {', '.join(ACTIVATIONS)}")
+        if not isinstance(self.hidden_act, str) or self.hidden_act not in self.activations:
+            raise UserError(f"hidden_act={shown(self.hidden_act)} is not one of {', '.join(self.activations)}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             if name != "classifier_dropout" or self.classifier_dropout is not None:
                 check_probability(name, getattr(self, name))

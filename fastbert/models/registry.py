@@ -19,17 +19,26 @@ from fastbert.models.base import PreTrainedModel, match_weights
 from fastbert.models.bert.architecture import BERT
 from fastbert.models.distilbert.architecture import DISTILBERT
 from fastbert.models.electra.architecture import ELECTRA
+from fastbert.models.elmo.architecture import ELMO
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.gpt2.architecture import GPT2
 from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.openai_gpt.architecture import OPENAI_GPT
 from fastbert.models.roberta.architecture import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from fastbert.models.seq2seq.transformer.config import TransformerConfig
+from fastbert.models.seq2seq.transformer.model import TransformerForSequenceToSequence
 
 logger = logging.getLogger("fastbert")
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
-    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT)
+    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO)
+}
+
+
+# Models that are not an encoder with a head, by the `model_type` of their configs.
+SEQUENCE_MODELS: dict[str, type[TransformerForSequenceToSequence]] = {
+    TransformerConfig.model_type: TransformerForSequenceToSequence
 }
 
 
@@ -53,8 +62,9 @@ def model_classes(record: Architecture) -> dict[str, type[PreTrainedModel]]:
 
 def find_class(name: str) -> type[PreTrainedModel] | None:
     """Return the class of a model by its name, as transformers has it ("RobertaForMaskedLM"); None for other names."""
+    others: dict[str, type[PreTrainedModel]] = {model.__name__: model for model in SEQUENCE_MODELS.values()}
     classes = (model_classes(record).get(name) for record in ARCHITECTURES.values())
-    return next((model for model in classes if model is not None), None)
+    return next((model for model in classes if model is not None), others.get(name))
 
 
 def read_config(source: str | Path) -> BertConfig:
@@ -77,10 +87,12 @@ def config_from_dict(values: dict[str, Any], source: str = "config") -> BertConf
 def _config_class(values: dict[str, Any], source: str) -> type[BertConfig]:
     """Return the class of the config that a dictionary describes."""
     name = values.get("model_type", BERT.name)
+    if isinstance(name, str) and name in SEQUENCE_MODELS:
+        return SEQUENCE_MODELS[name].config_type
     record = ARCHITECTURES.get(name) if isinstance(name, str) else None
     if record is not None and record.config is not None:
         return record.config
-    known = ", ".join(name for name, record in ARCHITECTURES.items() if record.config is not None)
+    known = ", ".join([*(name for name, record in ARCHITECTURES.items() if record.config), *SEQUENCE_MODELS])
     cure = "; load it with transformers and give it to fastbert.accelerate" if record is not None else ""
     raise UserError(f"{source}: model_type={shown(name)} is not one of {known}{cure}")
 
@@ -132,6 +144,8 @@ def load(source: str | Path, **options: Any) -> PreTrainedModel:
     Raises the errors of `from_pretrained`, whose `source` and options it has.
     """
     config = verified_config(source, options)
+    if config.model_type in SEQUENCE_MODELS:
+        return SEQUENCE_MODELS[config.model_type].from_pretrained(source, **options)
     path = find_source(source, options.get("revision", MAIN))
     record = architecture_of(config)
     kinds = model_classes(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from fastbert.config import CONFIGS, BertConfig, config_class
 from fastbert.errors import UserError
@@ -33,6 +33,9 @@ class SequenceConfig(BertConfig):
     with which targets begin and end. Raises `UserError` for values that cannot make a model.
     """
 
+    default_label_smoothing: ClassVar[float] = 0.0
+    """Label smoothing of training."""
+
     kind: Kind = "decoder"
     decoder_layers: int | None = None
     sharing: Sharing | None = None
@@ -58,11 +61,7 @@ class SequenceConfig(BertConfig):
         if self.sharing == "all" and self.kind == "decoder":
             raise UserError("sharing='all' makes the decoder of the encoder's layers; use kind='bert2bert'")
         for name in ("begin_token_id", "end_token_id"):
-            value = getattr(self, name)
-            if value is not None and not (
-                isinstance(value, int) and not isinstance(value, bool) and 0 <= value < self.vocab_size
-            ):
-                raise UserError(f"{name}={shown(value)} lies outside the vocabulary of {self.vocab_size}")
+            check_token_id(name, getattr(self, name), self.vocab_size)
 
     @property
     def shared(self) -> Sharing:
@@ -134,6 +133,12 @@ class SequenceConfig(BertConfig):
             "model_type": ENCODER_DECODER,
             "pad_token_id": self.pad_token_id,
         }
+
+
+def check_token_id(name: str, value: Any, vocab_size: int) -> None:
+    """Raise `UserError` unless a value is None or the id of a token."""
+    if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab_size):
+        raise UserError(f"{name}={shown(value)} lies outside the vocabulary of {vocab_size}")
 
 
 def _values(path: str | Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The original Transformer: an encoder and a decoder with sinusoidal positions."""
