@@ -131,7 +131,7 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
         pytest.param(
             "try --max_seq_length 3", "unknown flag --max-seq-length; did you mean --max-length?", id="alias_"
         ),
-        pytest.param("try --top-k 3", "unknown flag --top-k, which `fastbert fill-mask` has", id="of-another-command"),
+        pytest.param("try --top-p 3", "unknown flag --top-p, which `fastbert generate` has", id="of-another-command"),
         pytest.param("finetune --learning-rate 1", "unknown flag --learning-rate; did you mean --lr?", id="lr"),
         pytest.param("finetune --num-epochs=1", "unknown flag --num-epochs; did you mean --epochs?", id="num-epochs"),
         pytest.param("finetune --output x", "unknown flag --output; did you mean --out?", id="output"),
