@@ -171,6 +171,8 @@ class Architecture:
     """Returns a file's weights as the key map knows them, where files join or transpose them."""
     to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     """The inverse of `from_file`, for tensors by their names in files."""
+    replacements: Mapping[type, type] = field(default_factory=dict)
+    """Classes of its own for kinds of models: of `EncoderModel`, where the encoder has no transformer layers."""
     heads: tuple[type, ...] = ()
     """The classes of `fastbert.models.heads` that its models with a head are made of."""
     classification_head: ClassificationHeadSpec | None = None
@@ -191,13 +193,14 @@ class Architecture:
         if kind not in self._classes:
             name = f"{self.class_prefix}{kind.__name__.removeprefix('Encoder')}"
             name = self.class_names.get(kind.__name__, name)
+            base = self.replacements.get(kind, kind)
             attributes = {
                 "__module__": "fastbert",  # where pickle looks for it
-                "__doc__": (kind.__doc__ or "").replace("An encoder", f"The {self.title} encoder", 1),
+                "__doc__": (base.__doc__ or "").replace("An encoder", f"The {self.title} encoder", 1),
                 "architecture": self,
                 "base_model_prefix": self.base_model_prefix,
                 "config_type": self.config,
                 "key_map": self.head_key_maps.get(kind, self.key_map),
             }
-            self._classes[kind] = type(name, (kind,), attributes)
+            self._classes[kind] = type(name, (base,), attributes)
         return self._classes[kind]

@@ -19,7 +19,7 @@ DECODER, DECODER_BIAS, OUTPUT_BIAS = (
     "cls.predictions.decoder.bias",
     "cls.predictions.bias",
 )
-_ENCODER = re.compile(r"(?:(?:bert|roberta|distilbert)\.)?(?:embeddings|encoder|transformer)\.")
+_ENCODER = re.compile(r"(?:(?:bert|roberta|distilbert|elmo)\.)?(?:embeddings|encoder|transformer)\.")
 
 
 @dataclass(frozen=True)
