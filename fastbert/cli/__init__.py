@@ -47,6 +47,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
             "features",
             "write hidden states of chosen layers, or train taggers on them",
         ),
+        "vectors": ("vectors", "train static word vectors: skip-gram, CBOW, GloVe; neighbours, analogies"),
         "verify": ("verify", "compare a Hugging Face model, original and accelerated"),
     },
     {
