@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fastbert.cli.checks import check_examples, check_model, check_new_folder, check_texts
+from fastbert.cli.checks import check_examples, check_file, check_model, check_new_folder, check_texts
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.errors import UserError
@@ -16,6 +16,7 @@ from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.output_files import FEATURES, check_output
 from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
+from fastbert.vectors import WordVectors
 
 if TYPE_CHECKING:
     from fastbert.features.tagging import Table7Row
@@ -51,12 +52,16 @@ class _Data:
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """The model, and which of its hidden states are written."""
+    """The model, and which of its hidden states are written; or static vectors."""
 
     GROUP: ClassVar = MODEL
 
-    model: str | None = required("the folder of a trained model")
+    model: str | None = required("the folder of a trained model; or with --table7 give --vectors", unless=("vectors",))
     """Folder of the model, or its name in the Hub's cache."""
+    vectors: Path | None = None
+    """With --table7: static word vectors instead of a model, a text file of word2vec or GloVe."""
+    unknown: Literal["zero", "mean"] = rare("zero")
+    """Vector of words that are not in --vectors, nor in lower case: zeros, or the mean of all vectors."""
     layers: str = "last"
     """embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; or numbers such as 0,-2,-1 (0: the
     embeddings), which are concatenated."""
@@ -109,18 +114,23 @@ class _Machine(InferenceFlags):
 @dataclass(frozen=True, kw_only=True)
 class Config(_Machine, _Output, _Training, _Model, _Data):
     """Write hidden states of a frozen encoder, one vector per token or word of each text; or with --table7 train a
-    BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper."""
+    BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper, or on static word vectors."""
 
     def __post_init__(self) -> None:
         if not self.table7 and (self.train is not None or self.eval is not None):
             raise UserError("--train and --eval require --table7; features are written for --text")
         if self.table7 and self.text is not None:
             raise UserError("--text cannot be combined with --table7, which reads --train and --eval")
+        if self.vectors is not None and not self.table7:
+            raise UserError("--vectors requires --table7; features of texts are hidden states of a --model")
+        if self.vectors is not None and self.model is not None:
+            raise UserError("--vectors takes the place of --model; leave one out")
 
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
-    values = check_model("--model", require(config, "model"))
+    values = {} if config.vectors is not None else check_model("--model", require(config, "model"))
+    check_file("--vectors", config.vectors)
     out = require(config, "out")
     if config.table7:
         from fastbert.tasks.registry import make_task
@@ -138,9 +148,9 @@ def check(config: Config) -> None:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write the features, or train the taggers."""
-    source = require(config, "model")
     if config.table7:
-        return _run_table(config, source, quiet)
+        return _run_table(config, quiet)
+    source = require(config, "model")
     text = require(config, "text")
     out = require(config, "out")
     from fastbert.features.extract import extract_chunks
@@ -206,9 +216,10 @@ def _check_layers(text: str, count: object) -> None:
                 )
 
 
-def _run_table(config: Config, source: str, quiet: bool) -> int:
+def _run_table(config: Config, quiet: bool) -> int:
     train, dev = require(config, "train"), require(config, "eval")
     out = require(config, "out")
+    from fastbert.features.static import tag_with_vectors
     from fastbert.features.tagging import FeatureTraining, table7
     from fastbert.tasks.readers.conll import read_conll
     from fastbert.tasks.settings import Columns
@@ -221,11 +232,9 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
         seed=config.seed,
         max_length=config.max_length,
     )
-    sets = [read_conll(path, Columns(), labelled=True) for path in (train, dev)]
-    model, tokenizer, why = _load(config, source)
+    train_set, dev_set = (read_conll(path, Columns(), labelled=True) for path in (train, dev))
+    sizes = f"{counted(len(train_set), 'sentence')} to train on, {len(dev_set):,} to score on"
     with Bars(quiet) as bars:
-        bars.message(f"{why}, {counted(len(sets[0]), 'sentence')} to train on, {len(sets[1]):,} to score on")
-        update = bars.stage("training", 6 * config.epochs, "epochs")
         done = 0
 
         def progress(name: str, epoch: int, f1: float) -> None:
@@ -233,18 +242,35 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
             done += 1
             update(done, f"{name}, epoch {epoch}: {f1:.1f}")
 
-        rows = table7(model, tokenizer, sets[0], sets[1], training, progress=progress)
+        result: dict[str, Any] = {"kind": "table7"}
+        if config.vectors is not None:
+            vectors = WordVectors.load(config.vectors)
+            bars.message(f"{counted(len(vectors), 'vector')} of {counted(vectors.size, 'number')}, {sizes}")
+            update = bars.stage("training", config.epochs, "epochs")
+            static = tag_with_vectors(vectors, train_set, dev_set, training, unknown=config.unknown, progress=progress)
+            rows = [static.row]
+            shares = {"unknown_train": static.unknown_train, "unknown_eval": static.unknown_dev}
+            result |= {"vectors": str(config.vectors), "unknown": config.unknown, **shares}
+            note = "\nwords without a vector: {:.1%} of --train, {:.1%} of --eval".format(*shares.values())
+        else:
+            result["model"] = source = require(config, "model")
+            model, tokenizer, why = _load(config, source)
+            bars.message(f"{why}, {sizes}")
+            update = bars.stage("training", 6 * config.epochs, "epochs")
+            rows, note = table7(model, tokenizer, train_set, dev_set, training, progress=progress), ""
     out.mkdir(parents=True, exist_ok=True)
-    result = {"kind": "table7", "model": source, "train": train, "eval": dev, "rows": [asdict(row) for row in rows]}
+    result |= {"train": train, "eval": dev, "rows": [asdict(row) for row in rows]}
     write_json_atomic(out / "table7.json", result)
-    print(describe(rows))
+    print(describe(rows) + note)
     return 0
 
 
 def describe(rows: list[Table7Row]) -> str:
     """Return the table as text."""
     width = max(len(row.name) for row in rows)
-    return "\n".join([f"{'features':<{width}}  dev F1", *(f"{row.name:<{width}}  {row.f1:6.2f}" for row in rows)])
+    score = f"dev {'F1' if rows[0].metric == 'f1' else rows[0].metric}"
+    lines = [f"{row.name:<{width}}  {row.f1:{len(score)}.2f}" for row in rows]
+    return "\n".join([f"{'features':<{width}}  {score}", *lines])
 
 
 def _load(config: Config, source: str) -> tuple[EncoderModel, WordPieceTokenizer, str]:

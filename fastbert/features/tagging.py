@@ -1,6 +1,7 @@
 """Table 7 of the BERT paper: a BiLSTM on frozen features of six kinds, scored by entities on a development set.
 
 The encoder runs once over both sets; all its hidden states stay in memory, and each row of the table trains on some.
+Static word vectors give one row more, of the same tagger.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ class Table7Row:
     layers: tuple[int, ...]
     mixed: bool
     f1: float
+    """The score: F1 of entities, or the accuracy if the tags are not of entities."""
     epoch: int
     """The epoch of the best score, from 1."""
+    metric: str = "f1"
+    """The name of the score, "f1" or "accuracy"."""
 
 
 def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
@@ -87,47 +91,57 @@ def table7(
     `score(gold, predicted)` replaces `fastbert.tasks.metrics.tagging.tagging_scores`, whose accuracy counts if the tags
     are not of entities. `progress` is called with a row's name, the epoch and its score.
     """
+    features = [
+        hidden_states(model, tokenizer, [example.words for example in dataset], max_length=training.max_length)
+        for dataset in (train, dev)
+    ]
+    rows = table7_rows(len(model.encoder.layer))
+    return train_rows(rows, features, (train, dev), training, score=score, progress=progress)
+
+
+def train_rows(
+    rows: Sequence[tuple[str, tuple[int, ...], bool]],
+    features: Sequence[Features],
+    datasets: Sequence[Dataset[TaggedExample]],
+    training: FeatureTraining,
+    *,
+    score: Scorer | None = None,
+    progress: Callable[[str, int, float], None] | None = None,
+) -> list[Table7Row]:
+    """Train and score a tagger per row on features of every word, `values` fp32 (words, layers, width), of a training
+    and a development set. A row is its name, its layers, and True for a weighted sum; the rest is as in `table7`."""
     if score is None:
         from fastbert.tasks.metrics.tagging import tagging_scores
 
         score = tagging_scores
-    labels = tuple(sorted({tag for example in train for tag in example.tags or ()}))
-    sets = [_Set.of(model, tokenizer, dataset, labels, training) for dataset in (train, dev)]
-    rows = []
-    for name, layers, mixed in table7_rows(len(model.encoder.layer)):
+    labels = tuple(sorted({tag for example in datasets[0] for tag in example.tags or ()}))
+    sets = [_Set.of(values, dataset, labels) for values, dataset in zip(features, datasets, strict=True)]
+    trained = []
+    for name, layers, mixed in rows:
         row = _Row(*sets, labels=labels, layers=layers, mixed=mixed, training=training)
-        best, best_epoch = -1.0, 0
+        best, best_epoch, metric = -1.0, 0, "f1"
         for epoch in range(1, training.epochs + 1):
             row.train_epoch()
             scores = score(sets[1].gold, row.predict())
-            f1 = scores["f1"] if "f1" in scores else scores["accuracy"]
+            metric = "f1" if "f1" in scores else "accuracy"
             if progress is not None:
-                progress(name, epoch, f1)
-            if f1 > best:
-                best, best_epoch = f1, epoch
-        rows.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=best, epoch=best_epoch))
-    return rows
+                progress(name, epoch, scores[metric])
+            if scores[metric] > best:
+                best, best_epoch = scores[metric], epoch
+        trained.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=best, epoch=best_epoch, metric=metric))
+    return trained
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Set:
-    """Hidden states of a set's words, and their tags as numbers; -1 stands for tags not in the training set."""
+    """Features of a set's words, and their tags as numbers; -1 stands for tags not in the training set."""
 
     features: Features
     tags: Tensor
     gold: Tags
 
     @classmethod
-    def of(
-        cls,
-        model: EncoderModel,
-        tokenizer: WordPieceTokenizer,
-        dataset: Dataset[TaggedExample],
-        labels: Sequence[str],
-        training: FeatureTraining,
-    ) -> _Set:
-        sentences = [example.words for example in dataset]
-        features = hidden_states(model, tokenizer, sentences, max_length=training.max_length)
+    def of(cls, features: Features, dataset: Dataset[TaggedExample], labels: Sequence[str]) -> _Set:
         gold = [list(example.tags or ()) for example in dataset]
         number = {tag: index for index, tag in enumerate(labels)}
         tags = torch.tensor([number.get(tag, -1) for sentence in gold for tag in sentence])
