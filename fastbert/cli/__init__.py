@@ -57,6 +57,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         ),
     },
     {
+        "experiment": ("experiment", "run the comparisons of the BERT paper at a chosen scale"),
         "bench": ("bench", "measure throughput against the alternatives: table, JSON, chart"),
         "doctor": ("doctor", "show what was built, which backend runs each operation, and why"),
     },

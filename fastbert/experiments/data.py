@@ -1,0 +1,222 @@
+"""The corpora and task sets of experiments: those of a folder, or small ones made of the text that comes with Python.
+
+A folder holds corpora in `wiki-en/` and `books-en/`, and task sets in `finetune/`, each in a folder of its name or in
+NAME.tar.xz. Whatever is there is used; sets that stand in for others of the paper are named as such.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fastbert.errors import UserError
+from fastbert.experiments.toy_tasks import write_toy_tasks
+from fastbert.io.atomic_write import write_atomic
+from fastbert.io.checksums import sha256
+from fastbert.tasks.registry import TaskName
+
+CORPORA = ("wiki-en", "books-en")
+MOST_BYTES = 1 << 30  # of a set, unpacked
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet:
+    """A task's training and evaluation file, and the set of the paper that it stands for."""
+
+    name: str
+    task: TaskName
+    metric: str
+    train: Path
+    eval: Path
+    stands_for: str = ""
+    """The set of the paper, if this is another one."""
+
+    def described(self) -> dict[str, str]:
+        """Return the set as summaries store it, without paths."""
+        values = {"name": self.name, "task": self.task, "metric": self.metric, "stands_for": self.stands_for}
+        return {**values, "train": sha256(self.train), "eval": sha256(self.eval)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentData:
+    """The corpora and the task sets by name."""
+
+    name: str
+    corpora: tuple[Path, ...]
+    tasks: dict[str, TaskSet]
+
+    def chosen(self, names: Iterable[str]) -> list[TaskSet]:
+        """Return the sets of these names that there are, in this order. Raises `UserError` if there are none."""
+        names = list(names)
+        sets = [self.tasks[name] for name in names if name in self.tasks]
+        if not sets:
+            raise UserError(f"{self.name}: holds none of the sets {', '.join(names)}; name another --data")
+        return sets
+
+    def fingerprint(self) -> str:
+        """Return a hash of all files."""
+        parts = [sha256(path) for path in self.corpora]
+        parts += [json.dumps(task.described(), sort_keys=True) for _, task in sorted(self.tasks.items())]
+        return _hash("\n".join(parts))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A set as its folder holds it: `make` writes the training and the evaluation file of at most so many examples."""
+
+    folder: str
+    task: TaskName
+    metric: str
+    make: Callable[[Path, Path, int, int], tuple[Path, Path]]
+    stands_for: str = ""
+
+
+def find_data(folder: Path | None, work: Path, *, train: int, evaluate: int) -> ExperimentData:
+    """Return the corpora and task sets of a folder, None for those of Python's own text; files are written to `work`.
+
+    Sets have at most `train` and `evaluate` examples, the same ones on every call. Raises `UserError` for a folder
+    without a corpus.
+    """
+    if folder is None:
+        corpus, toy_sets = write_toy_tasks(work, train, evaluate)
+        sets = {
+            name: TaskSet(name=name, task=task, metric=metric, train=files[0], eval=files[1], stands_for=stands_for)
+            for name, (task, metric, files, stands_for) in toy_sets.items()
+        }
+        return ExperimentData(name="Python's own text", corpora=(corpus,), tasks=sets)
+    if not folder.is_dir():
+        raise UserError(f"--data {folder}: no such folder")
+    corpora = tuple(path for name in CORPORA for path in sorted((folder / name).glob("*.sent.txt*")))
+    if not corpora:
+        raise UserError(f"--data {folder}: holds no {' or '.join(f'{name}/*.sent.txt' for name in CORPORA)}")
+    tasks: dict[str, TaskSet] = {}
+    for name, known in KNOWN.items():
+        source = _unpacked(folder / "finetune", known.folder, work)
+        if source is not None:
+            files = known.make(source, work / "sets" / f"{name}-{train}-{evaluate}", train, evaluate)
+            tasks[name] = TaskSet(
+                name=name, task=known.task, metric=known.metric, train=files[0], eval=files[1],
+                stands_for=known.stands_for,
+            )  # fmt: skip
+    return ExperimentData(name=str(folder), corpora=corpora, tasks=tasks)
+
+
+def _unpacked(folder: Path, name: str, work: Path) -> Path | None:
+    """Return the folder of a set, unpacked if it is an archive; None if it is missing. Raises `UserError` for an
+    archive that is damaged or too large."""
+    if (folder / name).is_dir():
+        return folder / name
+    archive, target = folder / f"{name}.tar.xz", work / "unpacked"
+    if not archive.is_file():
+        return None
+    if (target / name).is_dir():
+        return target / name
+    try:
+        with tarfile.open(archive, "r:xz") as tar:
+            members = [member for member in tar if member.isfile()]
+            if sum(member.size for member in members) > MOST_BYTES:
+                raise UserError(f"{archive}: is larger than {MOST_BYTES >> 30} GiB unpacked")
+            target.mkdir(parents=True, exist_ok=True)
+            tar.extractall(target, members, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UserError(f"{archive}: not an intact archive ({error})") from None
+    return target / name if (target / name).is_dir() else None
+
+
+def sample(items: Sequence[str], count: int, seed: str) -> list[str]:
+    """Return at most `count` of the items in a random order that depends on `seed` alone."""
+    order = list(range(len(items)))
+    random.Random(seed).shuffle(order)
+    return [items[i] for i in order[:count]]
+
+
+def _tables(train_name: str, eval_name: str) -> Callable[[Path, Path, int, int], tuple[Path, Path]]:
+    """Return a function that writes samples of two tables; of one table, if both names are the same, disjoint parts."""
+
+    def make(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:
+        header, rows = _rows(source / train_name)
+        if train_name == eval_name:
+            rows = sample(rows, len(rows), train_name)
+            cut = len(rows) - min(evaluate, len(rows) // 4)
+            parts = (rows[:cut][:train], rows[cut:])
+        else:
+            parts = (sample(rows, train, train_name), sample(_rows(source / eval_name)[1], evaluate, eval_name))
+        files = (out / "train.tsv", out / "eval.tsv")
+        for file, part in zip(files, parts, strict=True):
+            _write(file, "".join(f"{row}\n" for row in (header, *part)))
+        return files
+
+    return make
+
+
+def _rows(path: Path) -> tuple[str, list[str]]:
+    header, *rows = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    # SNLI has pairs without a label that annotators agreed on.
+    return header, [row for row in rows if row and not row.startswith("-\t")]
+
+
+def _sentences(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:
+    """Write samples of the sentences of train.conll and dev.conll."""
+    files = (out / "train.conll", out / "eval.conll")
+    for file, name, count in zip(files, ("train.conll", "dev.conll"), (train, evaluate), strict=True):
+        sentences = [part for part in (source / name).read_text(encoding="utf-8").split("\n\n") if part.strip()]
+        _write(file, "".join(f"{sentence.strip()}\n\n" for sentence in sample(sentences, count, name)))
+    return files
+
+
+def _questions(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:
+    """Write the paragraphs of SQuAD's two files that hold the first so many questions, in a random order."""
+    files = (out / "train.json", out / "eval.json")
+    for file, pattern, count in zip(files, ("train-v1.1*.json", "dev-v1.1*.json"), (train, evaluate), strict=True):
+        path = next(iter(sorted(source.glob(pattern))), None)
+        if path is None:
+            raise UserError(f"{source}: holds no {pattern}")
+        data = json.loads(path.read_text(encoding="utf-8"))["data"]
+        paragraphs = [json.dumps(part) for article in data for part in article["paragraphs"]]
+        kept, questions = [], 0
+        for paragraph in map(json.loads, sample(paragraphs, len(paragraphs), pattern)):
+            if questions >= count:
+                break
+            kept.append(paragraph)
+            questions += len(paragraph["qas"])
+        _write(file, json.dumps({"version": "1.1", "data": [{"title": "sample", "paragraphs": kept}]}))
+    return files
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_atomic(path, text)
+
+
+def _hash(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+KNOWN: dict[str, _Known] = {
+    "SNLI": _Known("SNLI", "classification", "accuracy", _tables("dev.tsv", "test.tsv"), "MNLI"),
+    "QNLI": _Known("QNLI", "classification", "accuracy", _tables("official_dev.tsv", "official_dev.tsv")),
+    "SST-2": _Known("SST-2", "classification", "accuracy", _tables("train.tsv", "dev.tsv")),
+    "SQuAD": _Known("squad", "span", "f1", _questions),
+    "UNER": _Known("uner-en-ewt", "tagging", "f1", _sentences, "CoNLL-2003"),
+    "POS": _Known("ud-ewt-pos", "tagging", "accuracy", _sentences),
+}
+"""The sets by name, in the order of tables."""
+
+
+def described(data: ExperimentData) -> dict[str, object]:
+    """Return the data as a summary stores it."""
+    return {
+        "name": data.name if data.name == "Python's own text" else "",
+        "corpora": [path.name for path in data.corpora],
+        "sets": {name: task.described() for name, task in data.tasks.items()},
+    }
+
+
+__all__ = ["KNOWN", "ExperimentData", "TaskSet", "asdict", "described", "find_data"]

@@ -1,0 +1,13 @@
+"""The names of the experiments; imports no torch."""
+
+from __future__ import annotations
+
+EXPERIMENTS = {
+    "ablation": "what BERT's objectives contribute (Table 5): without NSP, left to right, with a BiLSTM",
+    "size": "models of several sizes (Table 6)",
+    "features": "a BiLSTM on frozen features, beside fine-tuning (Table 7)",
+    "transfer": "scratch, frozen and fine-tuned, with 100, 1,000 and all examples",
+    "layers": "what each layer knows about parts of speech",
+    "distillation": "students of half the layers, trained alone and by a teacher",
+}
+"""The names, each also that of a module of `fastbert.experiments`, and what it compares."""

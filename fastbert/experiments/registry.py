@@ -1,0 +1,94 @@
+"""The experiments by name, and the one function that runs any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fastbert.errors import UserError
+from fastbert.experiments.data import described, find_data
+from fastbert.experiments.names import EXPERIMENTS
+from fastbert.experiments.scales import find_scale
+from fastbert.experiments.summary import Row, Summary, chart, markdown_table
+from fastbert.experiments.workspace import Workspace
+from fastbert.io.atomic_write import write_atomic
+from fastbert.training.reporter import Reporter
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment: its rows, and what is said beside them."""
+
+    title: str
+    paper: str
+    """What the paper reported."""
+    limits: str
+    """What a small scale can and cannot show."""
+    rows: Callable[[Workspace], Iterator[Row]]
+    """Yields each row as soon as its runs have ended."""
+
+
+def find_experiment(name: str) -> Experiment:
+    """Return an experiment by its name. Raises `UserError` for an unknown one."""
+    if name not in EXPERIMENTS:
+        raise UserError(f"unknown experiment {name!r}: choose one of {', '.join(EXPERIMENTS)}")
+    experiment: Experiment = import_module(f"fastbert.experiments.{name}").EXPERIMENT
+    return experiment
+
+
+def run_experiment(
+    name: str,
+    scale_name: str,
+    out: Path,
+    *,
+    data_folder: Path | None = None,
+    seeds: int | None = None,
+    steps: int | None = None,
+    device: str = "auto",
+    command: str = "",
+    machine: dict[str, Any] | None = None,
+    versions: dict[str, str] | None = None,
+    reporter: Reporter | None = None,
+) -> Summary:
+    """Run an experiment into `out`, or continue one there; write summary.json, table.md and chart.png as rows end.
+
+    `data_folder` holds corpora and task sets (`fastbert.experiments.data`); None uses the text that comes with Python.
+    Raises `UserError` for a folder with another experiment or other data.
+    """
+    experiment, scale = find_experiment(name), find_scale(scale_name)
+    data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
+    workspace = Workspace(out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device)
+    rows: list[Row] = []
+    summary: Summary | None = None
+    began = time.perf_counter()
+    for row in experiment.rows(workspace):
+        rows.append(row)
+        summary = Summary(
+            experiment=name,
+            title=experiment.title,
+            scale=scale.name,
+            command=command,
+            rows=rows,
+            data=described(data),
+            settings=workspace.described(),
+            machine=machine or {},
+            versions=versions or {},
+            seconds=round(max(workspace.seconds(), time.perf_counter() - began), 1),
+            paper=experiment.paper,
+            limits=experiment.limits,
+            seeds=workspace.seeds,
+        )
+        write_summary(summary, out)
+    assert summary is not None, name
+    return summary
+
+
+def write_summary(summary: Summary, out: Path) -> None:
+    """Write summary.json, table.md and chart.png."""
+    summary.write(out)
+    write_atomic(out / "table.md", f"{summary.title}\n\n{markdown_table(summary)}\n")
+    chart(summary, out / "chart.png")

@@ -1,0 +1,44 @@
+"""Choose the task sets of an experiment, and parts of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from fastbert.experiments.data import TaskSet
+from fastbert.experiments.workspace import Workspace
+from fastbert.io.atomic_write import write_atomic
+
+
+def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()) -> list[TaskSet]:
+    """Return the sets of these names, or where the data has none of them all its sets, of these kinds if any."""
+    tasks, kinds = workspace.data.tasks, tuple(kinds)
+    sets = [tasks[name] for name in names if name in tasks] or list(tasks.values())
+    return [task for task in sets if not kinds or task.task in kinds]
+
+
+def first_examples(task: TaskSet, count: int, folder: Path) -> TaskSet:
+    """Return a set with the first `count` training examples alone, whose file is written to `folder`."""
+    out = folder / f"{task.name}-{count}{task.train.suffix}"
+    if not out.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, _first(task.train, count))
+    return replace(task, train=out)
+
+
+def _first(path: Path, count: int) -> str:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".tsv":
+        return "".join(f"{line}\n" for line in text.split("\n")[: count + 1] if line)
+    if path.suffix == ".conll":
+        sentences = [part for part in text.split("\n\n") if part.strip()]
+        return "".join(f"{sentence.strip()}\n\n" for sentence in sentences[:count])
+    values, questions, paragraphs = json.loads(text), 0, []
+    for article in values["data"]:
+        for paragraph in article["paragraphs"]:
+            if questions < count:
+                paragraphs.append({**paragraph, "qas": paragraph["qas"][: count - questions]})
+                questions += len(paragraph["qas"])
+    return json.dumps({**values, "data": [{"title": "sample", "paragraphs": paragraphs}]})

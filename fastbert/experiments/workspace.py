@@ -1,0 +1,235 @@
+"""The folder of an experiment: shared token shards, one folder per run, and the result of each run as it ends.
+
+The same call continues a half-finished experiment: every run resumes from its last checkpoint, and finished ones are
+read back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from fastbert.data.corpus import Corpus
+from fastbert.data.prepare import prepare
+from fastbert.data.shards import TokenShards
+from fastbert.errors import UserError
+from fastbert.experiments.data import ExperimentData, TaskSet
+from fastbert.experiments.scales import Scale
+from fastbert.experiments.summary import Score
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.run import finetune
+from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.untrusted_input import read_json_file
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.training import train_vocabulary
+from fastbert.training.config import PretrainConfig
+from fastbert.training.pretrain import pretrain
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_files import remove_run
+
+FILE = "experiment.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A pre-trained model and the numbers of its run."""
+
+    name: str
+    model: Path
+    loss: float
+    """Validation loss of predicted tokens, in nats."""
+    accuracy: float
+    tokens: int
+    seconds: float
+    steps: int
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers of a summary's row."""
+        return {"loss": round(self.loss, 3), "million tokens": round(self.tokens / 1e6, 2)}
+
+
+class Workspace:
+    """An experiment's folder, and its runs so far."""
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: str,
+        scale: Scale,
+        data: ExperimentData,
+        reporter: Reporter | None = None,
+        *,
+        seeds: int | None = None,
+        steps: int | None = None,
+        device: str = "auto",
+    ) -> None:
+        """Start an experiment in `folder`, or continue one there.
+
+        `seeds` and `steps` replace those of the scale. Raises `UserError` for a folder with another experiment, scale
+        or other data.
+        """
+        self.folder, self.scale, self.data, self.reporter = folder, scale, data, reporter or Reporter()
+        self.seeds, self.steps, self.device = seeds or scale.seeds, steps or scale.steps, device
+        self.began = time.perf_counter()
+        self.done = 0
+        settings = {"experiment": experiment, "scale": scale.name, "seeds": self.seeds, "steps": self.steps}
+        self.settings = {**settings, "data": data.fingerprint()}
+        file = folder / FILE
+        if file.exists():
+            stored = read_json_file(file)
+            for name, value in self.settings.items():
+                if stored.get(name) != value:
+                    what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, not {value!r}"
+                    raise UserError(f"--out {folder}: holds an experiment with {what}; choose another --out")
+        elif folder.exists() and any(path.name not in ("sets", "unpacked", "python.txt") for path in folder.iterdir()):
+            raise UserError(f"--out {folder}: holds other files; choose an empty or a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(file, self.settings)
+
+    def say(self, text: str) -> None:
+        """Report a line."""
+        self.reporter.on_message(text)
+
+    def cached(self, name: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the result of a run from its file, or make it and write the file."""
+        file = self.folder / "results" / f"{name}.json"
+        if file.exists():
+            values = read_json_file(file)
+            if isinstance(values, dict):
+                return values
+        values = dict(make())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(file, values)
+        return values
+
+    def shards(self) -> Path:
+        """Return the folder of the corpora's token shards, with a vocabulary of their own."""
+        folder = self.folder / "shards"
+        if not (folder / "index.json").exists():
+            corpus = Corpus.find(self.data.corpora, text_format="lines")
+            report = self.reporter.on_stage("vocabulary", corpus.total_bytes)
+            vocabulary = train_vocabulary(chain.from_iterable(corpus.documents(report)), self.scale.vocab_size)
+            tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=True)
+            report = self.reporter.on_stage("tokenizing", corpus.total_bytes)
+            prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, _: report(done))
+        TokenShards.open(folder)
+        return folder
+
+    def vocab_size(self) -> int:
+        """Return the number of entries of the vocabulary."""
+        return len(WordPieceTokenizer.from_pretrained(self.shards()))
+
+    def pretrain(
+        self, name: str, *, model: Mapping[str, Any] | None = None, numbered: str = "", **flags: Any
+    ) -> Pretrained:
+        """Pre-train a model of the scale, with changes of its configuration and of the run's flags."""
+        out = self.folder / "pretrain" / name
+
+        def run() -> dict[str, Any]:
+            config = {"vocab_size": self.vocab_size(), **self.scale.model(**(model or {}))}
+            shape = self.folder / "models" / f"{name}.json"
+            shape.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(shape, config)
+            settings: dict[str, Any] = {
+                "data": self.shards(),
+                "model": str(shape),
+                "steps": self.steps,
+                "batch_size": self.scale.batch_size,
+                "max_length": self.scale.max_length,
+                "eval_samples": 1024 if self.steps >= 1000 else 16,
+                "validation_fraction": 0.05,
+                "device": self.device,
+                **flags,
+            }
+            result = pretrain(PretrainConfig(**settings, out=out, resume=True), self._quiet())
+            last = result.validation
+            return {
+                "name": name,
+                "model": str(result.model),
+                "loss": last.mlm_loss,
+                "accuracy": last.mlm_accuracy,
+                "tokens": last.tokens,
+                "seconds": last.seconds,
+                "steps": last.step,
+            }
+
+        values = self.cached(f"pretrain-{name}", run)
+        remove_run(out, ("checkpoints",))
+        result = Pretrained(**{**values, "model": self.folder / "pretrain" / name / "model"})
+        self.done += 1
+        self.say(
+            f"{numbered}{name}: pre-trained on {result.tokens:,} tokens in {result.seconds:,.0f} s, loss"
+            f" {result.loss:.3f}, accuracy {result.accuracy:.1%}"
+        )
+        return result
+
+    def finetune(self, name: str, model: Path, task: TaskSet, **flags: Any) -> Score:
+        """Fine-tune a model on a set with every seed; return its scores."""
+        run_name = f"{name}-{task.name}"
+
+        def run() -> dict[str, Any]:
+            out = self.folder / "finetune" / run_name
+            settings: dict[str, Any] = {
+                "task": task.task,
+                "model": str(model),
+                "train": task.train,
+                "eval": (task.eval,),
+                "steps": self.scale.finetune_steps,
+                "batch_size": (self.scale.finetune_batch,),
+                "seeds": self.seeds,
+                "metric": task.metric,
+                "device": self.device,
+                "max_length": self._length(task),
+                **flags,
+            }
+            if task.task == "span":
+                settings["stride"] = settings["max_length"] // 8
+            config = FinetuneConfig(**settings, out=out, resume=True)
+            result = finetune(config, self._quiet())
+            scores = result.scores[task.eval.name][task.metric]
+            stored = read_json_file(out / "results.json")
+            baseline = _majority(stored, task)
+            seconds = sum(trial.seconds for trial in result.trials)
+            return {"metric": task.metric, "values": scores["per_seed"], "baseline": baseline, "seconds": seconds}
+
+        values = self.cached(f"finetune-{run_name}", run)
+        remove_run(self.folder / "finetune" / run_name, ("checkpoints", "model", "predictions", "reports"))
+        score = Score(**{**values, "values": tuple(values["values"])})
+        self.done += 1
+        self.say(f"{name} on {task.name}: {task.metric} {score} ({len(score.values)} seeds, {score.seconds:,.0f} s)")
+        return score
+
+    def _quiet(self) -> Reporter:
+        """Return the hooks of a run without its messages: an experiment has one line per run."""
+        return Reporter(on_step=self.reporter.on_step, on_stage=self.reporter.on_stage)
+
+    def _length(self, task: TaskSet) -> int:
+        """Return the tokens per sequence: as in pre-training, twice that for questions with their paragraphs."""
+        return self.scale.max_length * (2 if task.task == "span" else 1)
+
+    def seconds(self) -> float:
+        """Return the seconds of training of all finished runs, from their files."""
+        total = 0.0
+        for file in sorted((self.folder / "results").glob("*.json")):
+            values = json.loads(file.read_text())
+            total += float(values.get("seconds", 0.0))
+        return total
+
+    def described(self) -> dict[str, Any]:
+        """Return the settings as a summary stores them."""
+        values = asdict(self.scale)
+        return {**values, "steps": self.steps, "seeds": self.seeds}
+
+
+def _majority(stored: Mapping[str, Any], task: TaskSet) -> float | None:
+    """Return the score of predicting the most frequent class, from results.json."""
+    try:
+        value = stored["baselines"][task.eval.name]["majority"][task.metric]
+    except (KeyError, TypeError):
+        return None
+    return float(value) if isinstance(value, int | float) else None
