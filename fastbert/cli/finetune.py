@@ -6,7 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastbert.cli.checks import check_examples, check_file, check_model, check_new_folder, check_no_run
+from fastbert.cli.checks import (
+    check_examples,
+    check_exists,
+    check_file,
+    check_model,
+    check_new_folder,
+    check_no_run,
+)
 from fastbert.cli.training_view import shown
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig as Config
@@ -45,6 +52,11 @@ def check(config: Config) -> None:
     check_examples("--train", config.train, config.task, None if task is None else partial(_learn, task))
     for path in config.eval:
         check_examples("--eval", path, config.task, None if task is None else partial(_evaluate, task))
+    if config.architecture is not None:
+        check_exists("--tokenizer", config.tokenizer)
+        if config.model is not None and config.model.endswith(".json"):
+            check_file("--model", config.model)
+        return
     values = check_model("--model", config.model)
     check_model("--teacher", config.teacher)
     positions = values.get("max_position_embeddings")

@@ -19,6 +19,10 @@ PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5,
 """The grid of Devlin et al. 2019, appendix A.3."""
 
 
+NEW_SIZES = ("tiny", "small", "base", "big")
+"""The sizes of models with new weights."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Data:
     """The task, its files and their columns."""
@@ -57,7 +61,16 @@ class _Model:
     GROUP: ClassVar = MODEL
 
     model: str | None = required("the folder of a pre-trained model", unless=("resume",))
-    """Folder of the pre-trained model or of its run, or its id in the Hub's cache."""
+    """Folder of the pre-trained model or of its run, or its id in the Hub's cache; with --architecture a size (tiny,
+    small, base or big), or the path of a config.json."""
+    architecture: Literal["transformer"] | None = None
+    """Train a model with new weights: the original Transformer, with --task seq2seq."""
+    tokenizer: Path | None = rare(None)
+    """With --architecture: folder or vocab.txt of the tokenizer (default: a vocabulary is built from --train)."""
+    vocab_size: int | None = rare(None)
+    """Entries of the vocabulary that is built without --tokenizer (default: by the size of --train)."""
+    cased: bool = rare(False)
+    """Build a cased vocabulary: keep capitals and accents."""
     frozen: bool = False
     """Train only the head; the encoder is frozen."""
     lora: int | None = None
@@ -106,8 +119,9 @@ class _Training:
     """Evaluations without a better score before stopping."""
     metric: str | None = None
     """Selects the best model (default: the task's first)."""
-    schedule: Literal["linear", "constant", "slanted-triangular"] = rare("linear")
-    """Learning rate after the warm-up: linear decay to zero, constant, or ULMFiT's (which has its own warm-up)."""
+    schedule: Literal["linear", "constant", "slanted-triangular", "inverse-sqrt"] | None = rare(None)
+    """Learning rate after the warm-up: linear decay to zero, constant, ULMFiT's (which has its own warm-up), or decay
+    with the inverse square root of the step (default: linear; inverse-sqrt with --architecture)."""
     warmup: float = rare(0.1)
     """Warm-up as a fraction of the steps."""
     layer_decay: float = rare(1.0)
@@ -155,7 +169,7 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
         counts = ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length")
         optional = (
             *("steps", "micro_batch", "eval_every", "checkpoint_every", "early_stopping", "student_layers"),
-            *("lora", "decoder_layers"),
+            *("lora", "decoder_layers", "vocab_size"),
         )
         fraction = self.validation_fraction
         self.require(
@@ -167,6 +181,11 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
             ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
             ("layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1"),
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
+            (
+                "label_smoothing",
+                self.label_smoothing is None or 0 <= self.label_smoothing < 1,
+                "from 0 to below 1",
+            ),
             ("max_length", self.max_length is None or self.max_length >= 4, "at least 4"),
             (
                 "validation_fraction",
@@ -199,6 +218,8 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
             ("lora", "student_layers"),
             ("lora", "teacher"),
             ("class_weights", "teacher"),
+            ("tokenizer", "vocab_size"),
+            *(("architecture", name) for name in _OF_PRETRAINED),
         ):
             if getattr(self, first) and getattr(self, second):
                 raise UserError(f"{flag(first)} and {flag(second)} exclude each other; leave one out")
@@ -206,6 +227,13 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
             names = [name for name in PAPER_GRID if getattr(self, name)]
             if names:
                 raise UserError(f"--grid {self.grid} sets {' and '.join(map(flag, names))} itself; leave one out")
+        if self.architecture is not None and self.task not in (None, "seq2seq"):
+            raise UserError(f"--architecture {self.architecture} is for --task seq2seq, not --task {self.task}")
+        if self.architecture is not None and self.model is not None and not _is_new(self.model):
+            raise UserError(
+                f"--model {self.model}: with --architecture {self.architecture} it is a size, {_either(NEW_SIZES)}, or"
+                " the path of a config.json"
+            )
         if self.validation_fraction is not None and self.eval:
             raise UserError("--validation-fraction takes the place of --eval; leave one of the two out")
         if self.baseline and not self.eval and self.validation_fraction is None:
@@ -217,6 +245,8 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
         """Raise `UserError` for flags of a new run that would have no effect."""
         needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
         needs.append(("null_threshold", "--unanswerable", self.unanswerable))
+        new = self.architecture is not None
+        needs += [(name, "--architecture", new) for name in ("tokenizer", "vocab_size", "cased")]
         defaults = {item.name: item.default for item in fields(self)}
         if self.task is not None:
             taken = {item.name for item in fields(task_class(self.task).settings_type)}
@@ -281,6 +311,17 @@ class Trial:
     def __str__(self) -> str:
         epochs = f"{self.epochs:g} epoch{'s' * (self.epochs != 1)}"
         return f"lr {self.lr:g}, batch {self.batch_size}, {epochs}, seed {self.seed}"
+
+
+# Flags that a model with new weights has no use for.
+_OF_PRETRAINED = (
+    *("frozen", "gradual_unfreezing", "lora", "reinit_layers", "student_layers", "teacher", "store_delta", "baseline"),
+)
+
+
+def _is_new(model: str) -> bool:
+    """Return whether --model is a size, or the path of a config.json."""
+    return model in NEW_SIZES or model.endswith(".json")
 
 
 def _either(names: Sequence[str]) -> str:

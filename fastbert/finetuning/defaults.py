@@ -20,6 +20,8 @@ HEAD_LR = 10.0  # of a head alone (--frozen), as a multiple of the whole model's
 ADAPTER_LR = 4.0  # of LoRA's adapters, likewise
 SMALL_SETS = {500: 8, 2_000: 16}  # examples below which batches are smaller
 LEAST_EPOCHS, MOST_EPOCHS = 3, 20
+NEW_STEPS, MOST_NEW_EPOCHS, NEW_BATCH = 5_000, 100, 64  # of models with new weights
+NEW_WARMUP = 4_000  # steps of warm-up of which Vaswani et al. 2017 (section 5.3) derive the peak learning rate
 LONG_EPOCH = 2_000  # optimiser steps of an epoch from which two are enough
 STEPS_PER_CLASS = 10  # optimiser steps that a set is repeated for, beside those of its task
 
@@ -44,6 +46,16 @@ def epochs(examples: int, batch: int, classes: int, steps: int) -> int:
     return min(max(math.ceil((steps + STEPS_PER_CLASS * classes) / per_epoch), least), MOST_EPOCHS)
 
 
+def new_learning_rate(hidden_size: int) -> float:
+    """Return the peak learning rate for a model with new weights of this width (Vaswani et al. 2017, section 5.3)."""
+    return float(f"{(hidden_size * NEW_WARMUP) ** -0.5:.1e}")
+
+
+def new_epochs(examples: int, batch: int) -> int:
+    """Return the number of epochs for a model with new weights: as many as make 5,000 steps, from 1 to 100."""
+    return min(max(math.ceil(NEW_STEPS / math.ceil(examples / batch)), 1), MOST_NEW_EPOCHS)
+
+
 def with_dropout(config: FinetuneConfig) -> FinetuneConfig:
     """Return the configuration with the task's dropout probability, if the task has one of its own and the flags leave
     it open; the paper's grid has the model's."""
@@ -53,17 +65,25 @@ def with_dropout(config: FinetuneConfig) -> FinetuneConfig:
 
 
 def resolved(config: FinetuneConfig, *, examples: int, classes: int, hidden_size: int) -> FinetuneConfig:
-    """Return the configuration with the learning rate, batch size and epochs that the flags leave open."""
+    """Return the configuration with the learning rate, its schedule, batch size and epochs that the flags leave
+    open."""
+    new = config.architecture is not None
+    if config.schedule is None:
+        config = replace(config, schedule="inverse-sqrt" if new else "linear")
     if config.grid:
         return config
     task = Task if config.task is None else task_class(config.task)
-    lr, batches = config.lr, config.batch_size or (batch_size(examples, task.default_batch_size),)
-    if not lr:
+    usual = min(NEW_BATCH, examples) if new else batch_size(examples, task.default_batch_size)
+    lr, batches = config.lr, config.batch_size or (usual,)
+    if not lr and new:
+        lr = (new_learning_rate(hidden_size),)
+    elif not lr:
         factor = HEAD_LR if config.frozen else ADAPTER_LR if config.lora is not None else 1.0
         lr = (float(f"{learning_rate(hidden_size) * factor:.1e}"),)
     lengths = config.epochs
     if not lengths and config.steps is None:
-        lengths = (float(epochs(examples, batches[0], classes, task.default_steps)),)
+        count = new_epochs(examples, batches[0]) if new else epochs(examples, batches[0], classes, task.default_steps)
+        lengths = (float(count),)
     elif not lengths and config.steps is not None:
         # So many that --steps ends the trials of each batch size.
         lengths = (round(config.steps / min(math.ceil(examples / batch) for batch in batches), 6),)

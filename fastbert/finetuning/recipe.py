@@ -18,10 +18,11 @@ _LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 CUT_FRACTION, RATIO = 0.1, 32.0  # of ULMFiT's schedule (Howard and Ruder 2018, section 3.2)
 
 
-def factor(schedule: str, warmup: float, step: int, total: int) -> float:
+def factor(schedule: str | None, warmup: float, step: int, total: int) -> float:
     """Return the learning rate of a step, counted from 0, as a fraction of the peak.
 
-    linear: rises over the first `warmup` of the steps, then falls to zero; constant: does not fall; slanted-triangular:
+    linear (or None): rises over the first `warmup` of the steps, then falls to zero; constant: does not fall;
+    inverse-sqrt: falls with the inverse square root of the step (Vaswani et al. 2017, section 5.3); slanted-triangular:
     rises over the first tenth to the peak and falls to 1/32 of it.
     """
     if schedule == "slanted-triangular":
@@ -31,6 +32,8 @@ def factor(schedule: str, warmup: float, step: int, total: int) -> float:
     rising = math.ceil(total * warmup)
     if step < rising:
         return step / rising
+    if schedule == "inverse-sqrt":
+        return math.sqrt(max(rising, 1) / max(step, 1))
     return 1.0 if schedule == "constant" else max(0.0, (total - step) / max(1, total - rising))
 
 
@@ -46,7 +49,9 @@ def group_of(name: str, layers: int) -> int:
 
 
 def optimizer(model: nn.Module, config: FinetuneConfig, lr: float) -> AdamW:
-    """Return AdamW with parameter groups by weight decay and, with `layer_decay`, by depth."""
+    """Return AdamW with parameter groups by weight decay and, with `layer_decay`, by depth. New models have the betas
+    and the epsilon of Vaswani et al. 2017 (section 5.3), others those of BERT."""
+    betas, eps = ((0.9, 0.999), 1e-6) if config.architecture is None else ((0.9, 0.98), 1e-9)
     layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
     groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -63,8 +68,8 @@ def optimizer(model: nn.Module, config: FinetuneConfig, lr: float) -> AdamW:
             for (depth, decays), named in sorted(groups.items())
         ],
         lr=lr,
-        betas=(0.9, 0.999),
-        eps=1e-6,
+        betas=betas,
+        eps=eps,
         fused=True,
     )
 

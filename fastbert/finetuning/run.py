@@ -19,7 +19,7 @@ from fastbert.checkpoints.source import find_source
 from fastbert.checkpoints.weights import open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning import baseline, defaults, order, results, start
+from fastbert.finetuning import baseline, defaults, new_model, order, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.evaluation import PREDICTIONS, REPORTS, Evaluation, describe, file_names, is_described, predict
@@ -128,16 +128,20 @@ class _Run:
             require_peft()
         if config.baseline:
             baseline.check(config.task)
-        self.source = find_source(config.model)
         self.task: Task[Any] = make_task(config.task, config.task_settings())
         if self.task.main_metric not in self.task.metrics:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
         train, held_out = _split(train, config.validation_fraction)
+        self.source: start.Source
+        if config.architecture is not None:
+            self.source, self.tokenizer = new_model.new_source(config, train, reporter)
+        else:
+            self.source = find_source(config.model)
+            self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
         self.model_config = start.model_config(self.task, self.source, config)
-        self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
-        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.source))
+        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
         evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         for dataset in evaluations:
@@ -189,8 +193,9 @@ class _Run:
     def _fingerprint(self) -> str:
         """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
         digest = hashlib.sha256()
-        for path in sorted({stored.file for stored in open_weights(self.source).tensors.values()}):
-            digest.update(sha256(path).encode())
+        if isinstance(self.source, Path):
+            for path in sorted({stored.file for stored in open_weights(self.source).tensors.values()}):
+                digest.update(sha256(path).encode())
         if self.teacher is not None:
             digest.update(checkpoint.weights_fingerprint(self.teacher).encode())
         for rows in (self.rows, *(file.rows for file in self.evaluations)):
@@ -268,6 +273,7 @@ class _Run:
             self.reporter.on_message("baseline: fits a linear model on the vectors of the frozen model")
             evaluations = [(file.name, file.dataset, file.rows) for file in self.evaluations]
             assert self.train is not None  # the configuration names files to evaluate on
+            assert isinstance(self.source, Path)  # the configuration says so, here and below
             model = registry.load_encoder(self.source, dtype=self.scored.weights).to(self.device)
             linear = baseline.score_linear(self.task, model, self.tokenizer, self.train, evaluations, self.reporter)
         for line in baseline.lines(linear, self.task.main_metric):
@@ -361,6 +367,7 @@ class _Run:
             with atomic_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
+            assert isinstance(self.source, Path)
             write_delta(out / "model", self.source, out / "model.delta", overwrite=True)
 
 

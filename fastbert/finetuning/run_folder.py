@@ -10,7 +10,7 @@ from typing import Any
 
 from fastbert.checkpoints.source import find_source
 from fastbert.errors import UserError
-from fastbert.finetuning import results
+from fastbert.finetuning import new_model, results
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tasks.registry import TASKS
 from fastbert.tokenizers import WordPieceTokenizer
@@ -76,7 +76,10 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
         if not looks_like_run(out, "finetune"):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no fine-tuning run of fastbert; choose another --out")
         inputs = [("--train", config.train), *(("--eval", path) for path in config.eval)]
-        inputs += [(f"--{name}", find_source(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
+        folders = ("teacher",) if config.architecture is not None else ("model", "teacher")
+        inputs += [(f"--{name}", find_source(path)) for name in folders if (path := getattr(config, name))]
+        if config.architecture is not None:
+            inputs += new_model.inputs(config)
         check_spared(out, NAMES, inputs)
     return config
 

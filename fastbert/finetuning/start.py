@@ -29,10 +29,16 @@ from fastbert.tasks.base import Task
 from fastbert.tasks.rows import Rows
 from fastbert.training.checkpoint import require_finite
 
+Source = Path | BertConfig
+"""Where a model begins: the folder of a pre-trained one, or the config of one with new weights."""
 
-def model_config(task: Task[Any], source: Path, config: FinetuneConfig) -> BertConfig:
-    """Return the pre-trained config with the changes of task and flags. Raises `UserError` where they do not fit."""
-    bert = task.base_config(source)
+
+def model_config(task: Task[Any], source: Source, config: FinetuneConfig) -> BertConfig:
+    """Return the source's config with the changes of task and flags. Raises `UserError` where they do not fit."""
+    if isinstance(source, BertConfig):
+        bert, source = source, Path(str(config.model))
+    else:
+        bert = task.base_config(source)
     if task.settings.max_length > bert.max_sequence_length:
         raise UserError(
             f"--max-length {task.settings.max_length} is more than the {bert.max_sequence_length} positions of"
@@ -50,10 +56,15 @@ def model_config(task: Task[Any], source: Path, config: FinetuneConfig) -> BertC
     return task.head_config(bert)
 
 
-def begin(task: Task[Any], source: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
+def begin(task: Task[Any], source: Source, config: FinetuneConfig, seed: int) -> PreTrainedModel:
     """Return the task's model in fp32: the encoder of `source` with its head if labels agree, else with a new head
-    initialised from `seed` alone. With `student_layers` it has that many of the encoder's layers."""
+    initialised from `seed` alone; all of a new model is. With `student_layers` it has that many of the encoder's
+    layers."""
     bert = model_config(task, source, config)
+    if isinstance(source, BertConfig):
+        new = task.head(bert)(bert)
+        new.init_weights(seed)
+        return new
     model = loading.outline(task.head(bert), bert)
     weights = model.architecture.from_file(loading.find_weights(source))
     if task.head_has_labels:
@@ -88,7 +99,7 @@ class Beginning:
 
 
 def begin_trial(
-    task: Task[Any], source: Path, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None, rows: Rows
+    task: Task[Any], source: Source, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None, rows: Rows
 ) -> Beginning:
     """Return what a trial trains on `rows`: the whole model or adapters, on labels alone or with a teacher."""
     model = begin(task, source, config, seed)
@@ -137,7 +148,7 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copy.deepcopy(model, memo).to(dtype)
 
 
-def finished(task: Task[Any], source: Path, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:
+def finished(task: Task[Any], source: Source, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:
     """Return the model that `Beginning.save` wrote, with adapters merged into its weights."""
     if config.lora is None:
         return task.load_head(folder)

@@ -1,4 +1,4 @@
-"""Metrics of generated text: ROUGE by rouge-score, BLEU by sacreBLEU; in percent."""
+"""Metrics of generated text: ROUGE by rouge-score, BLEU and chrF by sacreBLEU, exact match; in percent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ ROUGES = ("rouge1", "rouge2", "rougeL")
 
 def generation_scores(references: Sequence[str], generated: Sequence[str]) -> dict[str, float]:
     """Compute `rougeL`, `rouge1`, `rouge2` (mean F-measures over the examples, with Porter's stemmer, as usual for
-    summarisation) and `bleu` (of the corpus, sacreBLEU's defaults: tokenizer 13a, mixed case), in percent.
+    summarisation), `bleu` and `chrf` (of the corpus, sacreBLEU's defaults: tokenizer 13a, mixed case; character
+    6-grams), and `exact_match`, the share of texts that equal their reference but for white space; in percent.
 
     ROUGE reads only the letters a to z and digits; it ignores other scripts.
     """
@@ -23,5 +24,13 @@ def generation_scores(references: Sequence[str], generated: Sequence[str]) -> di
         for name, score in scorer.score(reference, text).items():
             sums[name] += score.fmeasure
     means = {name: 100 * total / len(references) for name, total in sums.items()}
-    bleu = library("sacrebleu").corpus_bleu(list(generated), [list(references)]).score
-    return {"rougeL": means["rougeL"], "rouge1": means["rouge1"], "rouge2": means["rouge2"], "bleu": float(bleu)}
+    sacrebleu = library("sacrebleu")
+    bleu = sacrebleu.corpus_bleu(list(generated), [list(references)]).score
+    chrf = sacrebleu.corpus_chrf(list(generated), [list(references)]).score
+    same = sum(reference.split() == text.split() for reference, text in zip(references, generated))
+    return {
+        **{name: means[name] for name in ("rougeL", "rouge1", "rouge2")},
+        "bleu": float(bleu),
+        "chrf": float(chrf),
+        "exact_match": 100 * same / len(references),
+    }

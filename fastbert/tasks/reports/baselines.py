@@ -29,10 +29,15 @@ def unlogged() -> Iterator[None]:
         logger.removeFilter(drop)
 
 
-def frequency_loss(labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+def frequency_loss(
+    labels: np.ndarray, weights: np.ndarray | None = None, *, smoothing: float = 0.0, classes: int = 0
+) -> float:
     """Return the mean cross-entropy of predicting the frequencies of the `labels`, int64 (labels,), in nats: their
-    entropy. With `weights` (labels,) both the mean and the frequencies are weighted."""
-    counts = np.bincount(labels, weights).astype(np.float64)
+    entropy. With `weights` (labels,) both the mean and the frequencies are weighted. With label `smoothing` each label
+    is spread over all of the `classes`, and so is the prediction."""
+    counts = np.bincount(labels, weights, minlength=classes).astype(np.float64)
+    if smoothing:
+        counts = counts * (1 - smoothing) + counts.sum() * smoothing / len(counts)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum()) + 0.0  # without the sign of zero
 

@@ -23,6 +23,9 @@ class SequenceFlags:
     """Beam width; 1 is greedy."""
     max_target_length: int = rare(64)
     """Maximum number of generated tokens."""
+    label_smoothing: float | None = rare(None)
+    """Probability that is spread over all tokens in the training loss (default: 0; 0.1 for the original
+    Transformer)."""
 
 
 @dataclass(frozen=True, kw_only=True)

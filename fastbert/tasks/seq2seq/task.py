@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from fastbert.models.base import PreTrainedModel
     from fastbert.models.seq2seq.config import SequenceConfig
+    from fastbert.models.seq2seq.generation import GenerationSettings
+    from fastbert.models.seq2seq.transformer.config import TransformerConfig
     from fastbert.tasks.reports.report import Baseline, Report
 
 SPECIAL = 2  # tokens around a text: [CLS] and [SEP]
@@ -40,7 +42,7 @@ class SequenceToSequence(Task[SequenceExample]):
     """
 
     name = "seq2seq"
-    metrics = ("rougeL", "rouge1", "rouge2", "bleu")
+    metrics = ("rougeL", "rouge1", "rouge2", "bleu", "chrf", "exact_match")
     prediction_format = PredictionFormat("text", (".txt",), details=confidences("score"))
     settings_type = SequenceSettings
     can_distill = False
@@ -48,16 +50,21 @@ class SequenceToSequence(Task[SequenceExample]):
     least: ClassVar = {"max_length": SPECIAL, "max_target_length": SPECIAL, "num_beams": 1}
     settings: SequenceSettings
     tokenizer: WordPieceTokenizer | None = None
+    generation: GenerationSettings | None = None
+    """Settings of generation that replace those of `settings`."""
+    default_smoothing: float = 0.0
+    """Label smoothing of the model that `head_config` described."""
 
     def head(self, config: BertConfig) -> type[PreTrainedModel]:
+        from fastbert.models.registry import SEQUENCE_MODELS
         from fastbert.models.seq2seq.model import BertForSequenceToSequence
 
-        return BertForSequenceToSequence
+        return SEQUENCE_MODELS.get(config.model_type, BertForSequenceToSequence)
 
     def load_head(self, folder: Path, **options: Any) -> PreTrainedModel:
-        from fastbert.models.seq2seq.model import BertForSequenceToSequence
+        from fastbert.checkpoints.source import config_folder
 
-        return BertForSequenceToSequence.from_pretrained(folder, **options)
+        return self.head(self.base_config(config_folder(folder))).from_pretrained(folder, **options)
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[SequenceExample]:
         from fastbert.tasks.readers.sequences import read_sequences
@@ -71,13 +78,17 @@ class SequenceToSequence(Task[SequenceExample]):
 
         return SequenceConfig.of_writer(config_folder(folder)) or super().base_config(folder)
 
-    def head_config(self, config: BertConfig) -> SequenceConfig:
+    def head_config(self, config: BertConfig) -> SequenceConfig | TransformerConfig:
         from fastbert.models.seq2seq.config import SequenceConfig
+        from fastbert.models.seq2seq.transformer.config import TransformerConfig
 
         settings, tokenizer = self.settings, self.tokenizer
         begin = None if tokenizer is None else tokenizer.cls_token_id
         end = None if tokenizer is None else tokenizer.sep_token_id
-        if isinstance(config, SequenceConfig):
+        if isinstance(config, TransformerConfig):
+            self._check_no_decoder(config)
+            config = replace(config, begin_token_id=begin, end_token_id=end) if tokenizer else config
+        elif isinstance(config, SequenceConfig):
             self._check_same(config)
             config = replace(config, begin_token_id=begin, end_token_id=end) if tokenizer else config
         else:
@@ -88,9 +99,10 @@ class SequenceToSequence(Task[SequenceExample]):
                 begin_token_id=begin,
                 end_token_id=end,
             )
+        self.default_smoothing = config.default_label_smoothing
         positions = settings.max_target_length - 1
         flags = f"max_target_length={settings.max_target_length}"
-        if config.kind == "prefix":
+        if isinstance(config, SequenceConfig) and config.kind == "prefix":
             positions += settings.max_length - 1
             flags += f" after sources of max_length={settings.max_length}"
         if positions > config.max_position_embeddings:
@@ -108,6 +120,17 @@ class SequenceToSequence(Task[SequenceExample]):
         if layers not in (None, config.decoder.num_hidden_layers):
             count = config.decoder.num_hidden_layers
             raise UserError(f"--decoder-layers {layers}: the model's decoder has {count}; leave --decoder-layers out")
+
+    def _check_no_decoder(self, config: TransformerConfig) -> None:
+        """Raise UserError for flags of a decoder that is added to BERT."""
+        kind, layers = self.settings.decoder, self.settings.decoder_layers
+        if kind is not None:
+            raise UserError(f"--decoder {kind}: the Transformer has its own decoder; omit --decoder")
+        if layers not in (None, config.layers_of_decoder):
+            raise UserError(
+                f"--decoder-layers {layers}: the Transformer's decoder has {config.layers_of_decoder}; set"
+                " decoder_layers in its config.json"
+            )
 
     def encode(self, dataset: Dataset[SequenceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         self.tokenizer = tokenizer
@@ -145,7 +168,9 @@ class SequenceToSequence(Task[SequenceExample]):
         return batch.decoder.num_tokens - len(batch.decoder)
 
     def loss(self, model: Any, batch: TaskBatch, items: float) -> Tensor:
-        mean: Tensor = model.losses(batch.inputs, batch.decoder).loss_sum / items
+        smoothing = self.settings.label_smoothing
+        smoothing = model.config.default_label_smoothing if smoothing is None else smoothing
+        mean: Tensor = model.losses(batch.inputs, batch.decoder, smoothing).loss_sum / items
         return mean
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
@@ -154,7 +179,9 @@ class SequenceToSequence(Task[SequenceExample]):
 
         tokenizer = self.tokenizer
         assert tokenizer is not None  # `encode` sets it
-        how = GenerationSettings(beams=self.settings.num_beams, max_target_length=self.settings.max_target_length)
+        how = self.generation or GenerationSettings(
+            beams=self.settings.num_beams, max_target_length=self.settings.max_target_length
+        )
         generated = model.generate(batch.inputs, settings=how, begin=tokenizer.cls_token_id, end=tokenizer.sep_token_id)
         return [
             np.array([score, *tokens], dtype=np.float32)
@@ -194,7 +221,10 @@ class SequenceToSequence(Task[SequenceExample]):
         from fastbert.tasks.reports.baselines import frequency_loss
 
         assert rows.decoder is not None
-        return frequency_loss(np.delete(rows.decoder.input_ids, rows.decoder.offsets[:-1]))
+        smoothing = self.default_smoothing if self.settings.label_smoothing is None else self.settings.label_smoothing
+        labels = np.delete(rows.decoder.input_ids, rows.decoder.offsets[:-1])
+        classes = 0 if self.tokenizer is None else len(self.tokenizer)
+        return frequency_loss(labels, smoothing=smoothing, classes=classes)
 
     def report(
         self,

@@ -2,6 +2,8 @@
 
 import math
 import sys
+from collections import Counter
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -129,14 +131,29 @@ def test_tags_that_are_no_entities_and_none_at_all(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["dev.conll: has no entity: recall and F1 are 0 by convention"]
 
 
+def character_f(reference: str, text: str) -> float:
+    """chrF (Popovic 2015) of one text, in percent: of its 1- to 6-grams, mean recall weighs twice mean precision."""
+    recalls, precisions = [], []
+    for n in range(1, 7):
+        gold, found = (Counter(each[i : i + n] for i in range(len(each) - n + 1)) for each in (reference, text))
+        common = (gold & found).total()
+        recalls.append(common / gold.total())
+        precisions.append(common / found.total())
+    recall, precision = fmean(recalls), fmean(precisions)
+    return 100 * 5 * precision * recall / (4 * precision + recall)
+
+
 def test_written_text() -> None:
     pytest.importorskip("sacrebleu")
     pytest.importorskip("rouge_score")
     # Six of seven words, four of six pairs, in order.
     scores = generation_scores(["the cat sat on the mat today"], ["the cat sat on a mat today"])
     bleu = 100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25
-    assert scores == pytest.approx({"rougeL": 600 / 7, "rouge1": 600 / 7, "rouge2": 400 / 6, "bleu": bleu})
-    assert generation_scores(["a b c d e"] * 2, ["a b c d e"] * 2) == pytest.approx(dict.fromkeys(scores, 100))
+    rouges = {"rougeL": 600 / 7, "rouge1": 600 / 7, "rouge2": 400 / 6}
+    chrf = character_f("thecatsatonthemattoday", "thecatsatonamattoday")
+    assert scores == pytest.approx({**rouges, "bleu": bleu, "chrf": chrf, "exact_match": 0})
+    assert generation_scores(["a b c d e"] * 2, ["a b c  d e"] * 2) == pytest.approx(dict.fromkeys(scores, 100))
+    assert generation_scores(["a b", "c"], ["a b", "d"])["exact_match"] == 50
     assert generation_scores(["a b"], [""]) == pytest.approx(dict.fromkeys(scores, 0))
 
 

@@ -1,0 +1,92 @@
+"""Models with new weights: the configuration and the tokenizer of runs with --architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastbert.config import read_config_file
+from fastbert.errors import UserError
+from fastbert.finetuning.config import NEW_SIZES, FinetuneConfig
+from fastbert.models.seq2seq.transformer.config import TransformerConfig
+from fastbert.tasks.examples import Dataset, SequenceExample
+from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
+from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.training.defaults import vocabulary_size
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_files import TOKENIZER
+
+
+def new_source(
+    config: FinetuneConfig, train: Dataset[Any], reporter: Reporter
+) -> tuple[TransformerConfig, WordPieceTokenizer]:
+    """Return the config of a new model and its tokenizer. Raises `UserError` where they do not fit one another."""
+    tokenizer = new_tokenizer(config, train, reporter)
+    model = new_config(config, tokenizer)
+    reporter.on_message(f"new model: {model.num_parameters():,} parameters, vocabulary of {model.vocab_size:,}")
+    return model, tokenizer
+
+
+def new_tokenizer(config: FinetuneConfig, train: Dataset[Any], reporter: Reporter) -> WordPieceTokenizer:
+    """Return the tokenizer of --tokenizer, else the one that a resumed run has, else one whose vocabulary is built from
+    the sources and targets of the training examples."""
+    if config.tokenizer is not None:
+        return WordPieceTokenizer.from_pretrained(config.tokenizer)
+    if config.resume and (config.out / TOKENIZER).is_dir():
+        return WordPieceTokenizer.from_pretrained(config.out / TOKENIZER)
+    size = config.vocab_size or _size_of_file(config)
+    if size is None:
+        size = vocabulary_size(sum(len(text.encode()) for text in _texts(train)))
+    reporter.on_message(f"builds a vocabulary of {size:,} from {train.path}")
+    tokens = train_vocabulary(_texts(train), size, lower_case=not config.cased)
+    return WordPieceTokenizer(tokens, do_lower_case=not config.cased)
+
+
+def new_config(config: FinetuneConfig, tokenizer: WordPieceTokenizer) -> TransformerConfig:
+    """Return the config of --model, a size or a config.json, for the tokenizer.
+
+    Raises `UserError` for a config.json of a different architecture, and for a tokenizer that does not fit it.
+    """
+    size, entries = _size_of_file(config), len(tokenizer)
+    model = str(config.model)
+    if model in NEW_SIZES:
+        bare = TransformerConfig.preset(model, vocab_size=entries)
+    else:
+        file, values = read_config_file(model)
+        if size is not None and config.tokenizer is not None:
+            check_tokenizer(tokenizer, size, str(file))
+            entries = size
+        bare = TransformerConfig.from_dict({**values, "vocab_size": entries}, str(file))
+    return replace(
+        bare,
+        decoder_layers=config.decoder_layers or bare.decoder_layers,
+        pad_token_id=tokenizer.pad_token_id,
+        begin_token_id=tokenizer.cls_token_id,
+        end_token_id=tokenizer.sep_token_id,
+    )
+
+
+def inputs(config: FinetuneConfig) -> list[tuple[str, Path | None]]:
+    """Return the files of a new model, by flag."""
+    model = None if config.model is None or config.model in NEW_SIZES else Path(config.model)
+    return [("--tokenizer", config.tokenizer), ("--model", model)]
+
+
+def _size_of_file(config: FinetuneConfig) -> int | None:
+    """Return the vocabulary's size in the config.json of --model; None if it names none. Raises `UserError`."""
+    if config.model in NEW_SIZES:
+        return None
+    file, values = read_config_file(str(config.model))
+    size = values.get("vocab_size")
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise UserError(f"{file}: vocab_size={size!r} must be a positive integer")
+    return size
+
+
+def _texts(train: Dataset[SequenceExample]) -> Iterator[str]:
+    """Yield the sources and the targets."""
+    for example in train:
+        yield example.source
+        yield example.target or ""
