@@ -64,6 +64,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if validation.nsp_accuracy is not None:
         pairs = "sentence-order" if result.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
+    if validation.forward_perplexity is not None and validation.backward_perplexity is not None:
+        forward, backward = validation.forward_perplexity, validation.backward_perplexity
+        lines.append(f"            perplexity {forward:,.1f} from left to right, {backward:,.1f} from right to left")
     lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
     # Flags stay whole.
     lines += wrap(result.verdict, min(WIDTH, get_terminal_size().columns), break_on_hyphens=False)

@@ -22,7 +22,7 @@ from fastbert.errors import CorpusError, UserError
 if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
 
-Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
 Split = Literal["train", "validation"]
 
 MAX_LENGTH = 1 << 20
@@ -36,7 +36,8 @@ class PretrainingData:
     Args:
         objective: `mlm+nsp`: `[CLS] A [SEP] B [SEP]`, label 0 if B follows A, 1 if B is from another document of the
             same split, half of each. `mlm+sop`: A and B are consecutive, label 1 if they are swapped. `mlm`: `[CLS] A
-            [SEP]` without a label. `ltr`: the same, without masks; the label of a token is the one after it.
+            [SEP]` without a label. `ltr`: the same, without masks; the label of a token is the one after it. `bilm`: as
+            `ltr`; the model derives the labels of the other direction.
         max_length, short_sequence_prob: samples fill `max_length` tokens; with the given probability a sample has a
             random shorter length. csrc/collator/plan.h has the details.
         mask_prob, exact_mask_count: with `exact_mask_count` (the released recipe) a sequence of n ordinary tokens has
@@ -215,7 +216,7 @@ class PretrainingData:
         return epoch if self.split == "train" else 0
 
     def _arrays(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> dict[str, NDArray[Any]]:
-        masks = self.objective != "ltr"
+        masks = self.objective not in ("ltr", "bilm")
         try:
             arrays = self.plan(epoch).collate(
                 self.shards.corpus,
@@ -304,6 +305,16 @@ def unigram_counts(
     if not held_out.sum():
         raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
     return shards.unigrams - held_out, held_out
+
+
+def fold_rare(counts: NDArray[np.int64], size: int, unknown: int) -> NDArray[np.int64]:
+    """Return how often each of `size` outputs occurs, int64 (size,), where ids from `size` on count as `unknown`.
+
+    `counts` int64 (vocab_size,) are those of all ids.
+    """
+    folded = counts[:size].copy()
+    folded[unknown] += counts[size:].sum()
+    return folded
 
 
 def unigram_cross_entropy(training: NDArray[np.int64], held_out: NDArray[np.int64]) -> float:

@@ -12,7 +12,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, required, switch
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
-Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr"]
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
 Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
@@ -33,8 +33,8 @@ class _Data(CorpusFlags):
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
-    """Entries of the vocabulary that is built without --tokenizer (default: by the size of the corpus, 2048 to
-    30522)."""
+    """Entries of the vocabulary that is built without --tokenizer; for ELMo the most frequent words, which it predicts
+    (default: by the size of the corpus, 2048 to 30522)."""
     cased: bool = False
     """Build a cased vocabulary: keep capitals and accents."""
     max_length: int = 128
@@ -54,10 +54,11 @@ class _Model:
     model: str = "base"
     """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
     architecture: str | None = None
-    """Architecture of the model: bert, gpt2, openai-gpt, ... (default: bert, or that of a config.json)."""
+    """Architecture of the model: bert, gpt2, openai-gpt, elmo, ... (default: bert, or that of a config.json)."""
     objective: Objective | None = None
-    """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, or left to
-    right, where each token is predicted from those before it (default: mlm+nsp; ltr for GPT)."""
+    """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, left to
+    right, where each token is predicted from those before it, or ELMo's two language models over words, one in each
+    direction (default: mlm+nsp; ltr for GPT, bilm for ELMo)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
     whole_word: bool = False
@@ -210,6 +211,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
 
 def default_objective(architecture: str | None) -> Objective:
     """Return the objective of an architecture's paper."""
+    if architecture == "elmo":
+        return "bilm"
     return "ltr" if architecture in ("gpt2", "openai-gpt") else "mlm+nsp"
 
 

@@ -47,17 +47,19 @@ class HostCopy:
 class StepStats(HostCopy):
     """Statistics of a step: sums of losses, counts, and the gradient's norm."""
 
-    def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
+    def __init__(self, numbers: Tensor, has_pairs: bool, has_directions: bool = False) -> None:
         """`numbers` are those of `StepSums`."""
         super().__init__(numbers)
-        self.has_pairs = has_pairs
+        self.has_pairs, self.has_directions = has_pairs, has_directions
 
     def read(self) -> tuple[PreTrainingOutput, float]:
         """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
-        *sums, norm = self.numbers()
+        *sums, forward, norm = self.numbers()
         output = PreTrainingOutput()
         for name, value in zip(Totals.NAMES if self.has_pairs else Totals.NAMES[:3], sums):
             setattr(output, name, value)
+        if self.has_directions:
+            output[Totals.FORWARD] = forward
         return output, float(norm)
 
 
@@ -65,16 +67,21 @@ class StepSums:
     """The sums of losses and counts of a step's micro-batches, fp64 on the device, at fixed addresses."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(len(Totals.NAMES), dtype=torch.float64, device=device)
-        self.numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
-        """Sums of the last finished step in the order of `Totals.NAMES`, and the norm of its gradient."""
+        names = (*Totals.NAMES, Totals.FORWARD)
+        self._sums = torch.zeros(len(names), dtype=torch.float64, device=device)
+        self.numbers = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
+        """Sums of the last finished step in the order of `Totals.NAMES`, then `Totals.FORWARD`, and the norm of its
+        gradient."""
+        self.has_directions = False
+        """True once a model with two directions was added."""
 
     def add(self, output: PreTrainingOutput) -> None:
         """Add a micro-batch."""
-        for index, name in enumerate(Totals.NAMES):
-            value = getattr(output, name)
+        for index, name in enumerate((*Totals.NAMES, Totals.FORWARD)):
+            value = getattr(output, name, None)
             if value is not None:
                 self._sums[index].add_(value.detach())
+                self.has_directions = self.has_directions or name == Totals.FORWARD
 
     def finish(self, norm: Tensor) -> None:
         """Write `numbers`, with the norm of the step's gradient, and start the next step's sums at zero."""
@@ -147,4 +154,5 @@ class DeviceStep:
         if getattr(self.optimizer, "flat", None) is None:
             self.optimizer.zero_grad(set_to_none=True)
         self._sums.finish(norm)
-        return StepStats(self._sums.numbers, any(batch.next_sentence_label is not None for batch in batches))
+        pairs = any(batch.next_sentence_label is not None for batch in batches)
+        return StepStats(self._sums.numbers, pairs, self._sums.has_directions)

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastbert.config import BertConfig
+from fastbert.models.elmo.language_model import ForBidirectionalLM
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.heads.pretraining import ForPreTraining
 
@@ -28,12 +29,15 @@ SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were i
 
 def can_be_structured(config: BertConfig) -> bool:
     """Return whether a model has the parts that `initialise_structured` changes."""
-    return config.model_type == "bert"
+    return config.model_type in ("bert", "elmo")
 
 
 @torch.no_grad()
-def initialise_structured(model: ForPreTraining | ForCausalLM, counts: NDArray[np.int64], seed: int) -> None:
-    """Give a newly initialised BERT an output bias of word frequencies, and heads that attend to neighbouring words.
+def initialise_structured(
+    model: ForPreTraining | ForCausalLM | ForBidirectionalLM, counts: NDArray[np.int64], seed: int
+) -> None:
+    """Give a newly initialised BERT an output bias of word frequencies, and heads that attend to neighbouring words; an
+    ELMo, which has no heads, the bias alone.
 
     Sinusoids, with frequencies spread over 0 to pi, replace the first columns of the position embedding, as many as a
     head has dimensions. A rotation of these columns is added to the query weights of head h in the first layer, and the
@@ -42,11 +46,14 @@ def initialise_structured(model: ForPreTraining | ForCausalLM, counts: NDArray[n
 
     Args:
         model: changed in place.
-        counts: int64 (vocab_size,), the number of times each id occurs in the training text.
+        counts: int64 (outputs,), the number of times each id, or output of ELMo, occurs in the training text.
         seed: of the sinusoids' frequencies.
     """
-    config, bias = model.config, model.cls.predictions.bias
     logarithms = (torch.from_numpy(counts).double() + 1).log()
+    if isinstance(model, ForBidirectionalLM):
+        model.lm_head.decoder.bias.copy_(logarithms - logarithms.mean())
+        return
+    config, bias = model.config, model.cls.predictions.bias
     bias.copy_(logarithms - logarithms.mean())
 
     head_size = config.hidden_size // config.num_attention_heads

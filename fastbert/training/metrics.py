@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +20,16 @@ from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.training.checkpoint import require
 
+PERPLEXITIES = ("forward_perplexity", "backward_perplexity")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
     """A line of metrics.jsonl. Losses are in nats per prediction; `tokens` and `seconds` count training so far.
 
     `mlm_loss` and `mlm_accuracy` are those of predicted tokens: masked ones, or with `ltr` the next ones. `nsp_loss`
-    and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`.
+    and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`. With `bilm` the
+    first two are means over both directions, and each has a perplexity, which is None, and not written, without.
     """
 
     step: int
@@ -40,16 +43,25 @@ class Metrics:
     tokens_per_second: float
     learning_rate: float
     seconds: float
+    forward_perplexity: float | None = None
+    backward_perplexity: float | None = None
+
+    def record(self) -> dict[str, Any]:
+        """Return the line as a dictionary."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in PERPLEXITIES}
 
 
 class Totals:
     """Sums of losses and counts over batches, kept on the device until they are read."""
 
     NAMES = ("mlm_loss_sum", "mlm_count", "mlm_correct", "nsp_loss_sum", "nsp_count", "nsp_correct")
+    FORWARD = "forward_loss_sum"
+    """The part of the first sum that is of the direction from left to right, of models with two."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
         self.has_pairs = False
+        self.forward_sum: Tensor | None = None
 
     def add(self, output: PreTrainingOutput) -> None:
         """Add one batch."""
@@ -59,11 +71,16 @@ class Totals:
         zero = torch.zeros((), device=device)
         tensors = [zero if value is None else value.detach().double() for value in values]
         self.sums = tensors if self.sums is None else [a + b for a, b in zip(self.sums, tensors)]
+        forward = getattr(output, self.FORWARD, None)
+        if forward is not None:
+            forward = forward.detach().double()
+            self.forward_sum = forward if self.forward_sum is None else self.forward_sum + forward
 
     def to_state(self) -> dict[str, Any]:
         """Return the exact sums as JSON can store them."""
         sums = None if self.sums is None else [float(value).hex() for value in self.sums]
-        return {"sums": sums, "has_pairs": self.has_pairs}
+        state = {"sums": sums, "has_pairs": self.has_pairs}
+        return state if self.forward_sum is None else {**state, self.FORWARD: float(self.forward_sum).hex()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Totals:
@@ -72,8 +89,11 @@ class Totals:
         sums, totals.has_pairs = state.get("sums"), state.get("has_pairs") is True
         if sums is None:
             return totals
+        forward = state.get(cls.FORWARD)
         try:
             values = [float.fromhex(value) for value in sums]
+            if forward is not None:
+                totals.forward_sum = torch.tensor(float.fromhex(forward), dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, OverflowError):
             raise CheckpointError("the sums of the metrics since the last line are not numbers") from None
         if len(values) != len(cls.NAMES):
@@ -95,7 +115,16 @@ class Totals:
             "nsp_loss": nsp_loss / nsp_count if pairs else None,
             "mlm_accuracy": mlm_correct / mlm_count,
             "nsp_accuracy": nsp_correct / nsp_count if pairs else None,
+            **self._perplexities(mlm_loss, mlm_count),
         }
+
+    def _perplexities(self, loss_sum: float, count: float) -> dict[str, float]:
+        """Return the perplexity of each direction of two that predict `count` words in all."""
+        if self.forward_sum is None:
+            return {}
+        forward = float(self.forward_sum)
+        means = (forward / (count / 2), (loss_sum - forward) / (count / 2))
+        return {name: math.exp(min(mean, 700.0)) for name, mean in zip(PERPLEXITIES, means, strict=True)}
 
 
 class MetricsLog:

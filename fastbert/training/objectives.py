@@ -8,6 +8,7 @@ from typing import Any
 from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
 from fastbert.models import registry
+from fastbert.models.elmo.config import ElmoConfig
 from fastbert.training.config import Objective, PretrainConfig, default_objective
 
 
@@ -28,11 +29,15 @@ OBJECTIVES: dict[Objective, PretrainingObjective] = {
     "mlm+sop": PretrainingObjective("ForPreTraining", False, "masked-LM"),
     "mlm": PretrainingObjective("ForPreTraining", False, "masked-LM"),
     "ltr": PretrainingObjective("ForCausalLM", True, "next-token"),
+    "bilm": PretrainingObjective("ForBidirectionalLM", False, "neighbouring-word"),
 }
 
 
 def with_objective(config: PretrainConfig) -> PretrainConfig:
-    """Return a run's flags with the objective that --objective leaves open: that of the architecture."""
+    """Return a run's flags with the objective that --objective leaves open, that of the architecture, or with the
+    architecture that an objective requires."""
+    if config.objective == "bilm" and config.architecture is None and config.model in PRESETS:
+        return replace(config, architecture="elmo")
     if config.objective is not None:
         return config
     architecture = config.architecture
@@ -52,6 +57,8 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
         if record.config is None:
             raise UserError(f"--architecture {record.name}: fastbert has no models of it to train")
         model = record.config.preset(config.model, **({} if vocab_size is None else {"vocab_size": vocab_size}))
+        if isinstance(model, ElmoConfig) and config.vocab_size is not None:
+            model = replace(model, output_size=min(config.vocab_size, model.vocab_size))
     else:
         model = registry.read_config(config.model)
         if config.architecture not in (None, model.model_type):
@@ -59,6 +66,8 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
                 f"--architecture {config.architecture}, but {config.model} has model_type={model.model_type!r}: leave"
                 " --architecture out"
             )
+        if isinstance(model, ElmoConfig) and vocab_size is not None:  # no weight has a row per word that is read
+            model = replace(model, vocab_size=vocab_size, output_size=min(model.output_size, vocab_size))
         if vocab_size is not None and model.vocab_size != vocab_size:
             raise UserError(
                 f"{config.model}: vocab_size={model.vocab_size}, but the vocabulary has {vocab_size} entries;"
@@ -84,13 +93,29 @@ def _check_objective(name: Objective, model: BertConfig) -> None:
     if name in possible:
         return
     reads = "reads left to right" if model.is_decoder else "sees the whole text"
-    cures = " or ".join(f"--objective {key}" for key in possible) or "another --architecture"
+    homes = [
+        home
+        for home, other in registry.ARCHITECTURES.items()
+        if other.config is not None and OBJECTIVES[name].head in {kind.__name__ for kind in other.heads}
+    ]
+    cures = " or ".join([f"--objective {key}" for key in possible] + [f"--architecture {homes[0]}"] * (len(homes) == 1))
+    cures = cures or "another --architecture"
     raise UserError(f"--objective {name}: a model of {record.name} that {reads} cannot have it; use {cures}")
 
 
 def pretraining_model(config: BertConfig, objective: Objective) -> Any:
     """Return a new model with the head of an objective."""
     return registry.head_class(config, OBJECTIVES[objective].head)(config)
+
+
+def described_model(model: BertConfig) -> str:
+    """Describe the shape of a model and its vocabulary in a few words."""
+    shape = f"{model.num_hidden_layers} layers, {model.hidden_size} wide"
+    if isinstance(model, ElmoConfig):
+        return (
+            f"{shape}, {model.intermediate_size} units), {model.output_size:,} words predicted of {model.vocab_size:,}"
+        )
+    return f"{shape}, {model.num_attention_heads} heads), vocabulary of {model.vocab_size:,}"
 
 
 def with_boundary_tokens(model: BertConfig, begin: int, end: int) -> BertConfig:

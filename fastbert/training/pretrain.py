@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.prepare import prepare
-from fastbert.data.pretraining import PretrainingData, unigram_counts, unigram_cross_entropy
+from fastbert.data.pretraining import PretrainingData, fold_rare, unigram_counts, unigram_cross_entropy
 from fastbert.data.shards import INDEX, IndexReader, TokenShards
 from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
@@ -25,10 +27,12 @@ from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.models import registry
+from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
+from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
@@ -39,6 +43,7 @@ from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.objectives import (
     OBJECTIVES,
+    described_model,
     model_config,
     pretraining_model,
     with_boundary_tokens,
@@ -126,11 +131,20 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     config = _set_hyper_parameters(run, bert, data["train"])
     assert config.objective is not None
     budget = _budget(config, data["train"])
-    counts, held_out = unigram_counts(
+    frequencies = unigram_counts(
         shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
     )
+
+    def outputs(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often each output of the model occurs, from how often each id does."""
+        return fold_rare(ids, bert.output_size, bert.unk_token_id) if isinstance(bert, ElmoConfig) else ids
+
+    counts, held_out = map(outputs, frequencies)
     model = pretraining_model(with_dropout(bert, config.dropout), config.objective)
     model.init_weights(seed=config.seed)
+    if isinstance(bert, ElmoConfig):
+        special = shards.special_ids
+        model.set_vocabulary(shards.vocabulary, *(shards.vocabulary[special[mark]] for mark in ("cls", "sep")))
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
     distillation: PretrainingDistillationLoss | None = None
@@ -157,14 +171,13 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     if config.resume:
         step = trainer.resume()
         reporter.on_message(f"continuing after step {step}" if step else "no checkpoint yet: starting at step 1")
-    layers = f"{bert.num_hidden_layers} layers, {bert.hidden_size} wide, {bert.num_attention_heads} heads"
     reporter.on_message(
-        f"{model.num_parameters():,} parameters ({layers}), vocabulary of {bert.vocab_size:,};"
+        f"{model.num_parameters():,} parameters ({described_model(bert)};"
         f" {data['train'].samples_per_epoch(0):,} training and {data['validation'].samples_per_epoch(0):,} validation"
         f" sequences of up to {config.max_length} tokens"
     )
     reporter.on_message(described(config, budget, data["train"].samples_per_epoch(0)))
-    masked = trainer.data.validation_labels(trainer.validation_samples(), len(counts))
+    masked = outputs(trainer.data.validation_labels(trainer.validation_samples(), shards.vocab_size))
     unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
@@ -190,7 +203,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         "most_frequent_share": most_frequent,
     }
     run.write()
-    return _result(run, validation, unigram, bert.hidden_size)
+    return _result(run, validation, unigram, bert)
 
 
 def _cures(trainer: Trainer) -> list[str]:
@@ -203,10 +216,10 @@ def _cures(trainer: Trainer) -> list[str]:
     return cures
 
 
-def _result(run: Run, validation: Metrics, unigram: float, hidden_size: int) -> PretrainResult:
-    out, usual = run.config.out, defaults.learning_rate(hidden_size)
+def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
+    out, usual = run.config.out, defaults.learning_rate(model.hidden_size)
     history = read_metrics(out / "metrics.jsonl") or [validation]
-    structured = run.config.init != "normal"
+    structured = run.config.init != "normal" or not can_be_structured(model)
     judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
     assert run.config.objective is not None
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
@@ -222,8 +235,8 @@ def _result_of(run: Run) -> PretrainResult | None:
         return None
     try:
         validation = Metrics(**finished["validation"])
-        width = registry.config_from_dict(run.model or {}, source=str(out / "config.json")).hidden_size
-        return _result(run, validation, float(finished["unigram_cross_entropy"]), width)
+        bert = registry.config_from_dict(run.model or {}, source=str(out / "config.json"))
+        return _result(run, validation, float(finished["unigram_cross_entropy"]), bert)
     except (KeyError, TypeError) as error:
         raise UserError(f"{out / 'config.json'}: not a run's configuration (finished: {error})") from None
 
@@ -260,7 +273,10 @@ def _check_inputs(config: PretrainConfig) -> None:
     if config.data is not None:
         IndexReader(config.data)
     if config.tokenizer is not None:
-        model_config(config, WordPieceTokenizer.from_pretrained(config.tokenizer).vocab_size)
+        tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
+        if config.objective == "bilm":
+            check_words(tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size)), f"--tokenizer {config.tokenizer}")
+        model_config(config, tokenizer.vocab_size)
     if not config.overwrite:
         return
     inputs = [("--data", config.data), ("--tokenizer", config.tokenizer)]
@@ -289,6 +305,8 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceToken
     report = reporter.on_stage("vocabulary", corpus.total_bytes)
     sentences = chain.from_iterable(corpus.documents(report))
     assert config.vocab_size is not None
+    if config.objective == "bilm":
+        return word_tokenizer(sentences, config.vocab_size)
     vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
     return WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
 
@@ -305,6 +323,8 @@ def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> Toke
     config = run.config
     folder = config.data if config.data is not None else config.out / "data"
     shards = TokenShards.open(folder) if config.data is not None else _stored_shards(run, folder, reporter)
+    if shards is not None and config.objective == "bilm":
+        check_words(shards.vocabulary, str(folder))
     if shards is None:
         corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
