@@ -131,10 +131,11 @@ def check(config: Config) -> None:
     if config.vectors is not None:
         check_file("--vectors", config.vectors)
         return
-    config.training().check_packages()
-    check_output(require(config, "out"), SUFFIXES, config.overwrite, "--out")
     require(config, "corpus")
+    training = config.training()
+    check_output(require(config, "out"), SUFFIXES, config.overwrite, "--out")
     check_corpus(config)
+    training.check_packages()
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -105,7 +105,7 @@ class _Reader:
                 (count for count, field in enumerate(reversed(fields)) if not _is_number(field)), len(fields) - 1
             )
             if self.width < 1 and lines:
-                raise UserError(f"{self.path}, line 1: {shown(lines[0])}: {_OTHER_KIND}")
+                raise UserError(f"{self.path}: {_OTHER_KIND}; line 1 is {shown(lines[0][:60])}")
         if self.width > MAX_WIDTH or (lines and self.width < 1):
             raise UserError(
                 f"{self.path}, line 1: vectors of {self.width:,} numbers; they must have from 1 to {MAX_WIDTH:,}"
