@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ class GenerationSettings:
     """Settings of generation. `max_target_length` counts tokens including [CLS] and [SEP], as in training.
 
     `beams`: hypotheses per source; 1 is greedy. The score of a finished hypothesis is the sum of its tokens' log
-    probabilities divided by their number to the power of `length_penalty`: above 0 favours long ones.
+    probabilities divided by their number to the power of `length_penalty`: above 0 favours long ones. With
+    `length_form="wu"` the base of the power is (5 + number) / 6 (Wu et al. 2016, equation 14, as in Vaswani et al. 2017
+    with 0.6).
     `early_stopping`: stop a source when it has as many finished hypotheses as beams; else when no open hypothesis
     would score better at its present length. Raises `UserError` for invalid values.
     """
@@ -29,6 +31,7 @@ class GenerationSettings:
     max_target_length: int = 64
     length_penalty: float = 1.0
     early_stopping: bool = True
+    length_form: Literal["power", "wu"] = "power"
 
     def __post_init__(self) -> None:
         for name, least in (("beams", 1), ("max_target_length", 2)):
@@ -38,6 +41,8 @@ class GenerationSettings:
         penalty = self.length_penalty
         if not isinstance(penalty, int | float) or not math.isfinite(penalty):
             raise UserError(f"length_penalty={penalty!r} must be a finite number")
+        if self.length_form not in ("power", "wu"):
+            raise UserError(f"length_form={self.length_form!r} must be 'power' or 'wu'")
 
     @property
     def room(self) -> int:
@@ -88,6 +93,13 @@ class Decoding(Protocol):
         """Keep these rows, int64: `readers` rows for each of `sources`, int64, or of all sources (None)."""
 
 
+def length_divisor(length: Any, settings: SearchSettings) -> Any:
+    """Return the divisor of the sum of log probabilities of hypotheses with this number of tokens, or fp32 tensor of
+    numbers."""
+    wu = isinstance(settings, GenerationSettings) and settings.length_form == "wu"
+    return ((5 + length) / 6 if wu else length) ** settings.length_penalty
+
+
 def greedy(decoding: Decoding, count: int, end: int, settings: SearchSettings) -> Generated:
     """Generate the most probable token at each step, for `count` sources."""
     logits = decoding.first()
@@ -106,7 +118,7 @@ def greedy(decoding: Decoding, count: int, end: int, settings: SearchSettings) -
             rows, tokens = rows[open_rows], tokens[open_rows]
             decoding.select(open_rows, open_rows, 1)
         logits = decoding.step(tokens)
-    scores = totals / lengths.float() ** settings.length_penalty
+    scores = totals / length_divisor(lengths.float(), settings)
     return without_end(written, lengths, scores, end)
 
 
@@ -168,7 +180,7 @@ class _Search:
         """Keep the best finished hypotheses; return which sources are done, bool (sources,)."""
         beams, length = self.settings.beams, step + 1
         whole = length == self.settings.room
-        scores = sums[:, :beams] / length**self.settings.length_penalty
+        scores = sums[:, :beams] / length_divisor(length, self.settings)
         if not whole:
             scores = scores.masked_fill(~ends[:, :beams], -math.inf)
         texts = self._continued(step, parents[:, :beams], tokens[:, :beams])
@@ -181,7 +193,7 @@ class _Search:
         full = self.scores[:, -1] > -math.inf
         if self.settings.early_stopping:
             return full
-        likeliest = sums.masked_fill(ends, -math.inf).amax(1) / length**self.settings.length_penalty
+        likeliest = sums.masked_fill(ends, -math.inf).amax(1) / length_divisor(length, self.settings)
         return full & (likeliest <= self.scores[:, -1])
 
     def go_on(
