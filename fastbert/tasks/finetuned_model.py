@@ -87,9 +87,7 @@ def find_task(folder: Path, *, task: str | None = None, columns: Columns | None 
 
 def _with_labels(task: Task[Any], folder: Path, *, shorten: bool) -> Task[Any]:
     """Return the task with the labels of a model that another library fine-tuned; `shorten` rows to its positions."""
-    from fastbert.models import registry
-
-    config = registry.read_config(config_folder(folder))
+    config = task.base_config(folder)
     labels = task.labels_of(config, folder)
     classes = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
     if classes and not any(task.head_name in str(each) for each in classes):
