@@ -153,8 +153,10 @@ class EpochPlan:
         mask_probability: float,
         exact_count: bool,
         whole_word: bool,
+        mask_replacement: tuple[float, float, float] = (0.8, 0.1, 0.1),
     ) -> dict[str, NDArray[Any]]:
-        """Return samples as the fields of a PackedBatch, by name."""
+        """Return samples as the fields of a PackedBatch, by name. `mask_replacement` holds the shares of masked tokens
+        that become [MASK], become a random token, and stay."""
 
 def split_ranks(documents: int, seed: int) -> NDArray[np.uint64]: ...
 def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...

@@ -2,6 +2,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -144,8 +146,23 @@ py::tuple plan_columns(const PyEpochPlan& plan) {
     return py::make_tuple(columns[0], columns[1], columns[2], columns[3], columns[4]);
 }
 
+Replacement make_replacement(const std::array<double, 3>& shares) {
+    double sum = 0;
+    for (const double share : shares) {
+        if (!(share >= 0 && share <= 1)) {
+            throw std::invalid_argument("mask_replacement must hold shares from 0 to 1, not " + std::to_string(share));
+        }
+        sum += share;
+    }
+    if (!(std::abs(sum - 1) <= 1e-6)) {
+        throw std::invalid_argument("the shares of mask_replacement must add up to 1, not " + std::to_string(sum));
+    }
+    return {shares[0], shares[1], shares[2]};
+}
+
 py::dict collate_batch(const PyEpochPlan& plan, const PyTokenCorpus& corpus, const Array<int64_t>& indices,
-                       const PyVocabularyTable& vocabulary, double mask_probability, bool exact_count, bool whole_word) {
+                       const PyVocabularyTable& vocabulary, double mask_probability, bool exact_count, bool whole_word,
+                       const std::array<double, 3>& mask_replacement) {
     if (!(mask_probability >= 0 && mask_probability <= 1)) {
         throw std::invalid_argument("mask_prob must be from 0 to 1, not " + std::to_string(mask_probability));
     }
@@ -160,8 +177,8 @@ py::dict collate_batch(const PyEpochPlan& plan, const PyTokenCorpus& corpus, con
     Array<int64_t> dropout_key(size), labels(size);
     const BatchView batch{writable(input_ids),  writable(token_type_ids), writable(position_ids), writable(sequence_ids),
                           writable(cu_seqlens), writable(dropout_key),    writable(labels)};
-    const CollateRecipe recipe{{mask_probability, exact_count, whole_word, vocabulary.mask_id, vocabulary.replacements,
-                                vocabulary.is_continuation},
+    const CollateRecipe recipe{{mask_probability, exact_count, whole_word, make_replacement(mask_replacement), vocabulary.mask_id,
+                                vocabulary.replacements, vocabulary.is_continuation},
                                vocabulary.cls_id,
                                vocabulary.sep_id};
     MaskedTokens masked;
@@ -218,7 +235,8 @@ void bind_classes(py::module_& module) {
         .def("__len__", [](const PyEpochPlan& self) { return self.samples.size(); })
         .def("columns", &plan_columns)
         .def("collate", &collate_batch, py::arg("corpus"), py::arg("indices"), py::arg("vocabulary"), py::kw_only(),
-             py::arg("mask_probability"), py::arg("exact_count"), py::arg("whole_word"));
+             py::arg("mask_probability"), py::arg("exact_count"), py::arg("whole_word"),
+             py::arg("mask_replacement") = std::array<double, 3>{0.8, 0.1, 0.1});
 }
 
 void bind_functions(py::module_& module) {

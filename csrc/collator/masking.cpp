@@ -53,14 +53,17 @@ void Masker::mask(std::span<int64_t> tokens, std::span<const std::pair<int32_t, 
     } else {
         choose_independently(choice);
     }
+    const Replacement& shares = recipe_.replacement;
+    // Of the tokens that do not become [MASK]; exactly a half by default, as equal shares are.
+    const double random_share = shares.random > 0 ? shares.random / (shares.random + shares.unchanged) : 0.0;
     RandomStream random(domain, sample, Purpose::masked_tokens);
     for (const Word& word : chosen_) {
         for (int32_t i = word.begin; i < word.end; ++i) {
             positions.push_back(offset + i);
             labels.push_back(tokens[i]);
-            if (random.chance(0.8)) {
+            if (random.chance(shares.mask)) {
                 tokens[i] = recipe_.mask_id;
-            } else if (random.chance(0.5)) {
+            } else if (random.chance(random_share)) {
                 tokens[i] = recipe_.replacements[random.below(static_cast<uint32_t>(recipe_.replacements.size()))];
             }
         }

@@ -2,7 +2,7 @@
 //
 // Maskable tokens are determined by position: all but the [CLS] and [SEP] that the collator inserts,
 // including a "[SEP]" spelled in the text. Of the chosen tokens, 80 % become [MASK], 10 % a random token and 10 %
-// are unchanged, drawn independently.
+// are unchanged by default, drawn independently.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,6 +12,13 @@
 
 namespace fastbert {
 
+// The probabilities with which a chosen token becomes [MASK], becomes a random token, or stays; their sum is 1.
+struct Replacement {
+    double mask = 0.8;
+    double random = 0.1;
+    double unchanged = 0.1;
+};
+
 struct MaskRecipe {
     double probability = 0.15;
     // True: exactly max(1, round(probability * n)) of n tokens, as the released recipe does (nothing with probability
@@ -20,6 +27,7 @@ struct MaskRecipe {
     // True: all pieces of a word are chosen together. With exact_count, words are taken in random order and one that
     // would exceed the count is passed over, as in the released recipe; but at least one word is always chosen.
     bool whole_word = false;
+    Replacement replacement;
     int64_t mask_id = 0;
     std::span<const int64_t> replacements;     // ids of random tokens: neither special nor unused
     std::span<const uint8_t> is_continuation;  // by token id

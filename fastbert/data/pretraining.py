@@ -3,6 +3,8 @@
 Sample `i` of epoch `e` depends only on the shards, the recipe, the seed, `e` and `i`: not on its batch, the worker or
 rank that creates it, or earlier samples. A run's samples are numbered over all its epochs ("sample counter"), so a run
 can resume at any sample.
+
+One file: the split of a corpus, the samples of an epoch and the batches of a step, which share their definitions.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ class PretrainingData:
         max_length, short_sequence_prob: samples fill `max_length` tokens; with the given probability a sample has a
             random shorter length. csrc/collator/plan.h has the details.
         mask_prob, exact_mask_count: with `exact_mask_count` (the released recipe) a sequence of n ordinary tokens has
-            max(1, round(mask_prob * n)) masked tokens; otherwise each token is drawn independently. 80 % of them become
-            [MASK], 10 % a random ordinary token (never a special or [unused] token), 10 % stay.
+            max(1, round(mask_prob * n)) masked tokens; otherwise each token is drawn independently.
+        mask_replacement: shares of the masked tokens that become [MASK], become a random ordinary token (never a
+            special or [unused] token), and stay; they add up to 1. Training and validation have the same rule.
         whole_word: mask all pieces of a word together.
         split, validation_fraction: documents are ranked by a hash of the seed and their number; the lowest
             `validation_fraction` are validation, at least one document (two with NSP, and as many must remain for
@@ -61,6 +64,7 @@ class PretrainingData:
         max_length: int = 128,
         short_sequence_prob: float = 0.1,
         mask_prob: float = 0.15,
+        mask_replacement: tuple[float, float, float] = (0.8, 0.1, 0.1),
         whole_word: bool = False,
         exact_mask_count: bool = True,
         seed: int = 0,
@@ -73,6 +77,7 @@ class PretrainingData:
         self.max_length = max_length
         self.short_sequence_prob = short_sequence_prob
         self.mask_prob = mask_prob
+        self.mask_replacement = _check_replacement(mask_replacement)
         self.whole_word = whole_word
         self.exact_mask_count = exact_mask_count
         self.seed = seed
@@ -225,6 +230,7 @@ class PretrainingData:
                 mask_probability=self.mask_prob if masks else 0.0,
                 exact_count=self.exact_mask_count and masks,
                 whole_word=self.whole_word,
+                mask_replacement=self.mask_replacement,
             )
         except IndexError as error:
             raise UserError(f"epoch {epoch}: {error}") from None
@@ -370,6 +376,14 @@ def _check(
             raise UserError(f"{name}={value} must be from 0 to 1")
     if not 0 <= seed < 1 << 64:
         raise UserError(f"seed={seed} must be from 0 to 2^64 - 1")
+
+
+def _check_replacement(shares: tuple[float, float, float]) -> tuple[float, float, float]:
+    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
+        raise UserError(
+            f"mask_replacement={shares} must be three shares from 0 to 1 that add up to 1: [MASK], random, unchanged"
+        )
+    return (float(shares[0]), float(shares[1]), float(shares[2]))
 
 
 def _packed(arrays: dict[str, NDArray[Any]], *, with_label: bool) -> PackedBatch:

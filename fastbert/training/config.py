@@ -14,6 +14,7 @@ from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
+DEFAULT_REPLACEMENT = (80.0, 10.0, 10.0)  # percent of masked tokens: [MASK], random, unchanged
 Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
 
@@ -61,6 +62,8 @@ class _Model:
     direction (default: mlm+nsp; ltr for GPT, bilm for ELMo)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
+    mask_replacement: tuple[float, float, float] | None = rare(None)
+    """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10)."""
     whole_word: bool = False
     """Whole-word masking: mask all pieces of a word together."""
     init: Init | None = rare(None)
@@ -180,6 +183,12 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             ("max_length", self.max_length >= shortest, f"at least {shortest}"),
             ("cuda_graphs", self.cuda_graphs in get_args(CudaGraphs), "auto, on or off"),
         )
+        shares = self.mask_replacement or DEFAULT_REPLACEMENT
+        if len(shares) != 3 or not all(0 <= share <= 100 for share in shares) or abs(sum(shares) - 100) > 1e-4:
+            raise UserError(
+                f"--mask-replacement {' '.join(f'{share:g}' for share in shares)} must be three percentages that add up"
+                " to 100: [MASK], random, unchanged"
+            )
         if self.resume and self.overwrite:
             raise UserError(
                 "--resume and --overwrite exclude each other: the first continues the run, the second replaces it"
@@ -200,6 +209,12 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError(
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
+
+    @property
+    def replacement_shares(self) -> tuple[float, float, float]:
+        """Return the shares of masked tokens that become [MASK], become a random token, and stay; they add up to 1."""
+        mask, random, unchanged = self.mask_replacement or DEFAULT_REPLACEMENT
+        return mask / 100, random / 100, unchanged / 100
 
     def resumed_from(self, saved: Self) -> Self:
         """Return the configuration to continue `saved` with; --steps alone takes the place of its --epochs, and the

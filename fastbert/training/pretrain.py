@@ -121,6 +121,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
             max_length=config.max_length,
             short_sequence_prob=config.short_sequence_prob,
             mask_prob=config.mask_prob,
+            mask_replacement=config.replacement_shares,
             whole_word=config.whole_word,
             seed=config.seed,
             split=split,

@@ -147,6 +147,8 @@ def _plain(value: Any) -> Any:
 
 def _typed(value: Any, annotation: str) -> Any:
     """Return a JSON value as the type that a field's annotation names: paths and tuples."""
+    if value is None:
+        return None
     if annotation.startswith("tuple"):
         return tuple(Path(item) if "Path" in annotation else item for item in value)
-    return Path(value) if "Path" in annotation and value is not None else value
+    return Path(value) if "Path" in annotation else value

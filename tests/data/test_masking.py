@@ -105,6 +105,29 @@ def test_eighty_ten_ten(shards, seed):
     assert (np.diff(now[now != MASK]) != 0).any()
 
 
+@pytest.mark.parametrize(
+    "rule", [(1.0, 0.0, 0.0), (0.8, 0.0, 0.2), (0.8, 0.2, 0.0), (0.0, 0.2, 0.8), (0.0, 0.0, 1.0), (0.25, 0.5, 0.25)]
+)
+def test_replacement_rules(shards, seed, rule):
+    """Table 8 of the BERT paper: the rule changes what a masked token becomes, and nothing else."""
+    for split in ("train", "validation"):
+        recipe = {"max_length": 64, "seed": seed, "mask_prob": 0.5, "split": split}
+        usual = batch_of(PretrainingData(shards, **recipe))
+        data = PretrainingData(shards, mask_replacement=rule, **recipe)
+        batch = batch_of(data)
+        for name in ("masked_positions", "labels", "cu_seqlens", "dropout_key"):
+            assert (getattr(batch, name) == getattr(usual, name)).all(), name
+        assert (original_ids(batch) == original_ids(usual)).all()
+        now, before = batch.input_ids.numpy()[batch.masked_positions.numpy()], batch.labels.numpy()
+        masked, unchanged = int((now == MASK).sum()), int((now == before).sum())
+        for count, share in zip((masked, len(now) - masked - unchanged, unchanged), rule, strict=True):
+            # A random token is the original one in a few of a thousand.
+            assert near(count, len(now), share), (rule, split)
+            assert count == 0 or share > 0 or count < 0.01 * len(now)
+        alone = data.batch(0, [len(batch) - 1])
+        assert (alone.input_ids == batch[len(batch) - 1].input_ids).all()
+
+
 def test_every_position_is_chosen_equally_often(make_shards, seed):
     data = PretrainingData(make_shards([[61]] * 400), objective="mlm", max_length=63, seed=seed, short_sequence_prob=0)
     histogram = np.zeros(63, int)
@@ -202,6 +225,9 @@ def test_wrong_arguments_are_errors():
     for probability in (-0.1, 1.1, float("nan")):
         with pytest.raises(ValueError, match="mask_prob must be from 0 to 1"):
             plan.collate(corpus, np.array([0]), vocabulary, **recipe | {"mask_probability": probability})
+    for shares in ((0.8, 0.1, 0.2), (1.1, -0.1, 0.0), (float("nan"), 0.0, 1.0)):
+        with pytest.raises(ValueError, match="mask_replacement"):
+            plan.collate(corpus, np.array([0]), vocabulary, **recipe, mask_replacement=shares)
     for index in (-1, 2, 1 << 40):
         with pytest.raises(IndexError, match=f"sample {index} of an epoch of 2 samples"):
             plan.collate(corpus, np.array([index]), vocabulary, **recipe)

@@ -221,6 +221,9 @@ def test_unigram_cross_entropy(make_shards, tmp_path, id_tokenizer):
         pytest.param([[5, 5]] * 9, {"objective": "clm"}, UserError, "objective='clm' must be one of", id="objective"),
         pytest.param([[5, 5]] * 9, {"split": "test"}, UserError, "split='test'", id="split"),
         pytest.param([[5, 5]] * 9, {"mask_prob": 1.5}, UserError, "mask_prob=1.5 must be from 0 to 1", id="mask-prob"),
+        pytest.param(
+            [[5, 5]] * 9, {"mask_replacement": (0.8, 0.1, 0.2)}, UserError, "add up to 1", id="mask-replacement"
+        ),
         pytest.param([[5, 5]] * 9, {"short_sequence_prob": -1}, UserError, "short_sequence_prob=-1", id="short-prob"),
         pytest.param([[5, 5]] * 9, {"seed": -1}, UserError, "seed=-1", id="seed"),
         pytest.param([[5, 5]] * 9, {"validation_fraction": 1.0}, UserError, "validation_fraction=1.0", id="fraction"),

@@ -2,7 +2,8 @@
 
 import copy
 import itertools
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import cpu_kernels
@@ -57,6 +58,8 @@ def test_weight_decay_spares_biases_and_layer_norms() -> None:
     ("values", "message"),
     [
         ({"mask_prob": 0.0}, "--mask-prob 0.0 must be above 0"),
+        ({"mask_replacement": (80.0, 10.0, 20.0)}, "--mask-replacement 80 10 20 must be three percentages"),
+        ({"mask_replacement": (110.0, -10.0, 0.0)}, "--mask-replacement 110 -10 0 must be three percentages"),
         ({"batch_size": 0}, "--batch-size 0 must be at least 1"),
         ({"warmup": 1.0}, "--warmup 1.0 must be from 0 to below 1"),
         ({"max_length": 4}, "--max-length 4 must be at least 5"),
@@ -75,6 +78,9 @@ def test_flags_out_of_range_are_named(values: dict, message: str) -> None:
 def test_configuration_survives_json() -> None:
     config = PretrainConfig(corpus=(Path("a.txt"), Path("b")), model="mini", hours=2.0, tokenizer=Path("v"))
     assert PretrainConfig.from_dict(config.to_dict()) == config
+    other = replace(config, mask_replacement=(0.0, 25.0, 75.0))
+    assert PretrainConfig.from_dict(json.loads(json.dumps(other.to_dict()))) == other
+    assert (config.replacement_shares, other.replacement_shares) == ((0.8, 0.1, 0.1), (0.0, 0.25, 0.75))
     with pytest.raises(UserError, match="holds tempo, unknown here"):
         PretrainConfig.from_dict({**config.to_dict(), "tempo": 1})
 

@@ -9,6 +9,7 @@ import torch
 from pretrain_runs import weights
 
 import fastbert
+from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
 from fastbert.training.config import PretrainConfig
@@ -76,6 +77,17 @@ def test_checkpointed_activations_and_bf16_train(config: PretrainConfig) -> None
 def test_other_objectives(config: PretrainConfig, objective: str) -> None:
     result = pretrain(replace(config, objective=objective))
     assert (result.validation.nsp_loss is None) == (objective == "mlm")
+
+
+def test_the_rule_of_masking_is_that_of_training_and_validation(config: PretrainConfig) -> None:
+    """Tokens that all stay are easy to predict, from themselves; both splits show it."""
+    config = replace(config, steps=60, eval_every=60, lr=1e-2, objective="mlm")
+    usual = pretrain(config).validation
+    stay = pretrain(replace(config, out=config.out.with_name("stay"), mask_replacement=(0.0, 0.0, 100.0)))
+    assert stay.validation.mlm_loss < 0.8 * usual.mlm_loss
+    other = replace(config, out=stay.folder, resume=True, steps=61, mask_replacement=(100.0, 0.0, 0.0))
+    with pytest.raises(UserError, match=r"--mask-replacement 100\.0 0\.0 0\.0 differs from the run being resumed"):
+        pretrain(other)
 
 
 def test_left_to_right_runs_make_a_model_that_sees_no_later_tokens(config: PretrainConfig) -> None:
