@@ -26,6 +26,7 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 CONFIGS = ("config.json", "bert_config.json")  # the second is that of the first releases
 MOST_LABELS = 1 << 20
+MOST_BILSTM = 1 << 14
 # Keys of the file or its writer, which are not copied.
 _NOT_COPIED = (
     "model_type",
@@ -108,6 +109,9 @@ class BertConfig:
     read its last token, the only one that attends to all others."""
     problem_type: str | None = None
     """The kind of a sequence classifier's labels, one of `PROBLEM_TYPES`; None: inferred from the labels."""
+    bilstm_size: int | None = None
+    """The outputs of a bidirectional LSTM between the encoder and a head, half of them per direction (Devlin et al.
+    2019, section 5.1); None: the head reads the encoder. transformers has no such models."""
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Other keys of config.json, which are written back by `save_pretrained`."""
 
@@ -138,6 +142,11 @@ class BertConfig:
                 check_probability(name, getattr(self, name))
         if not isinstance(self.is_decoder, bool):
             raise UserError(f"is_decoder={shown(self.is_decoder)} must be true or false")
+        size = self.bilstm_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 2 or size % 2):
+            raise UserError(f"bilstm_size={shown(size)} must be an even number from 2 on: each direction gives half")
+        if size is not None and size > MOST_BILSTM:
+            raise UserError(f"bilstm_size={size} is more than the maximum, {MOST_BILSTM:,}")
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
@@ -163,6 +172,11 @@ class BertConfig:
     def head_dim(self) -> int:
         """Return the width of one attention head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def head_input_size(self) -> int:
+        """Return the width of what a head of a task reads: the encoder's outputs, or those of a BiLSTM behind it."""
+        return self.hidden_size if self.bilstm_size is None else self.bilstm_size
 
     @property
     def max_sequence_length(self) -> int:
@@ -301,6 +315,8 @@ class BertConfig:
             del values["problem_type"]
         if not self.is_decoder:
             del values["is_decoder"]
+        if self.bilstm_size is None:
+            del values["bilstm_size"]
         for name in self.constants:
             values.pop(name, None)
         for name, key in self.attribute_map.items():

@@ -12,9 +12,11 @@ from torch import nn
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.models.encoder import EncoderModel
+from fastbert.models.loading import initialise
 from fastbert.training.optimizer import AdamW, decayed
 
 _LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
+_FINAL_NORM = re.compile(r"(?:^|\.)encoder\.LayerNorm\.")  # of pre-LN layers
 CUT_FRACTION, RATIO = 0.1, 32.0  # of ULMFiT's schedule (Howard and Ruder 2018, section 3.2)
 
 
@@ -38,13 +40,15 @@ def factor(schedule: str | None, warmup: float, step: int, total: int) -> float:
 
 
 def group_of(name: str, layers: int) -> int:
-    """Return a parameter's group of layers: 0 for the embeddings, 1 to `layers` for the layers, `layers` + 1 for head,
-    pooler and decoder."""
+    """Return a parameter's group of layers: 0 for the embeddings, 1 to `layers` for the layers (the last with the norm
+    behind it), `layers` + 1 for head, pooler, BiLSTM and decoder."""
     if name.startswith("decoder."):
         return layers + 1
     match = _LAYER.search(name)
     if match:
         return int(match[1]) + 1
+    if _FINAL_NORM.search(name):
+        return layers
     return 0 if "embeddings." in name else layers + 1
 
 
@@ -95,17 +99,7 @@ def unfrozen(epoch: int, layers: int) -> range:
 
 def reinitialise(model: nn.Module, names: Iterable[str], std: float, seed: int) -> None:
     """Initialise the named weights like those of a new model, from `seed` alone."""
-    generator, selected = torch.Generator().manual_seed(seed), set(names)
-    for name, parameter in model.named_parameters():
-        if name not in selected:
-            continue
-        with torch.no_grad():
-            if name.endswith("LayerNorm.weight"):
-                parameter.fill_(1.0)
-            elif name.endswith("bias"):
-                parameter.zero_()
-            else:
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
+    initialise(model, names, std, torch.Generator().manual_seed(seed))
 
 
 def top_layers(model: nn.Module, count: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +22,7 @@ from fastbert.models.key_map import BERT_NAMES, DECODER, KeyMap, is_encoder_weig
 logger = logging.getLogger("fastbert")
 # A new head may have as many elements as the whole file, or this many.
 MAX_NEW_ELEMENTS = 1 << 24
+BILSTM = "bilstm."  # the names of the weights of a BiLSTM between encoder and head
 # The config's fields that weights show, by the names of the weights.
 _SIZES = {
     "embeddings.word_embeddings.weight": "vocab_size",
@@ -160,7 +161,7 @@ def load(
     fill((tensor, parameters[name]) for name, tensor in tensors.items() if name not in views)
     model.new_weights = tuple(missing)
     if missing:
-        initialise(model, missing)
+        initialise(model, missing, model.config.initializer_range)
         if warn:
             logger.warning("%s: new weights for %s", weights.path, ", ".join(missing))
     _report(model, weights.path, sorted(matched.keys() - shapes.keys() - set(model.tied_keys)))
@@ -233,15 +234,19 @@ def materialise(model: nn.Module, dtype: torch.dtype, tensors: Mapping[str, Tens
             module._parameters[name] = parameters[id(parameter)]
 
 
-def initialise(model: LoadableModel, names: list[str]) -> None:
-    """Initialise the named weights, of a head that the checkpoint lacks, as in a new model."""
-    std = model.config.initializer_range
+def initialise(model: nn.Module, names: Iterable[str], std: float, generator: torch.Generator | None = None) -> None:
+    """Initialise the named weights, of a head that the checkpoint lacks, as in a new model with this standard
+    deviation; from torch's global generator, unless one is given."""
+    selected = set(names)
     for name, parameter in model.named_parameters():
-        if name not in names:
+        if name not in selected:
             continue
-        if name.endswith("LayerNorm.weight"):
+        if name.startswith(BILSTM):
+            bound = (parameter.shape[0] // 4) ** -0.5  # four gates per unit
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        elif name.endswith("LayerNorm.weight"):
             nn.init.ones_(parameter)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
         else:
-            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -167,7 +167,7 @@ class ServedTasks:
             elif not new_head or is_encoder_weight(key):
                 raise CheckpointError(f"{source}: lacks {key} in the shape {shape} that {kind} needs")
         loading.materialise(model, next(iter(parameters.values())).dtype, parameters)
-        loading.initialise(model, [key for key in shapes if key not in parameters])
+        loading.initialise(model, [key for key in shapes if key not in parameters], config.initializer_range)
         return model.eval()
 
     def _parameter(self, tensor: Tensor, base: str | None) -> nn.Parameter:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fastbert.config import BertConfig
 from fastbert.models.architecture import ClassificationHeadSpec
 from fastbert.models.base import PreTrainedModel
+from fastbert.models.bilstm import BiLstm, sequence_states
 from fastbert.models.encoder import EncoderModel, summary_indices, summary_tokens
 from fastbert.models.fusibility import project
 from fastbert.models.labels import TokenLabels, token_labels
@@ -70,15 +71,23 @@ class ClassificationHead(nn.Module):
 
 
 class ModelWithHead(PreTrainedModel):
-    """A head over an encoder, which is the attribute `base_model_prefix` and has a pooler if `with_pooler`."""
+    """A head over an encoder, which is the attribute `base_model_prefix` and has a pooler if `with_pooler`.
+
+    With `config.bilstm_size`, heads of tasks read a bidirectional LSTM over the encoder's outputs, and no pooler.
+    """
 
     with_pooler: bool = True
+    takes_bilstm: bool = False
+    """True if a BiLSTM may stand between the encoder and the head."""
 
     def __init__(self, config: BertConfig) -> None:
         """Make a model with new weights, from torch's global generator."""
         super().__init__(config)
         encoder = self.architecture.model_class(EncoderModel)
-        self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=self.with_pooler))
+        size = config.bilstm_size if self.takes_bilstm else None
+        with_pooler = self.with_pooler and size is None
+        self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=with_pooler))
+        self.bilstm = None if size is None else BiLstm(config.hidden_size, size)
         self.position_offset = self.base_model.position_offset
         self.add_head(config)
         self.init_weights()
@@ -87,9 +96,15 @@ class ModelWithHead(PreTrainedModel):
         """Add the modules of the head."""
         raise NotImplementedError
 
+    def init_weights(self, seed: int | None = None) -> None:
+        """Initialise all weights as `PreTrainedModel.init_weights` does, those of a BiLSTM as torch does."""
+        super().init_weights(seed)
+        if self.bilstm is not None:
+            self.bilstm.init_weights(None if seed is None else torch.Generator().manual_seed(seed))
+
     def _classifier(self, classes: int) -> nn.Module:
         """Return the architecture's classifier of first tokens: a linear layer, or a `ClassificationHead`."""
-        spec, width = self.architecture.classification_head, self.config.hidden_size
+        spec, width = self.architecture.classification_head, self.config.head_input_size
         if spec is None:
             return nn.Linear(width, classes, bias=self.architecture.classifier_bias)
         return ClassificationHead(spec, width, classes)
@@ -110,28 +125,37 @@ class ModelWithHead(PreTrainedModel):
     def _encode(
         self, packed: Packed, token_indices: Tensor | None, output_hidden_states: bool | None
     ) -> tuple[Tensor, HiddenStates]:
-        """Return hidden states (rows, hidden_size) of the last layer, and with `output_hidden_states` those of all
-        tokens at every layer, in the form of the input."""
+        """Return hidden states (rows, hidden_size) of the last layer, or the outputs (rows, bilstm_size) of the BiLSTM
+        behind it, and with `output_hidden_states` the encoder's states of all tokens at every layer, in the form of the
+        input."""
         x, states = self.base_model.encode(
             packed.batch,
             output_hidden_states=bool(output_hidden_states),
-            token_indices=token_indices,
+            token_indices=token_indices if self.bilstm is None else None,
             inputs_embeds=packed.embeds,
         )
+        if self.bilstm is not None:
+            x = self.bilstm(x, packed.batch)
+            x = x if token_indices is None else x.index_select(0, token_indices)
         return x, tuple(packed.restore(state) for state in states) or None
 
     def _encode_pooled(
         self, packed: Packed, token_indices: Tensor | None, output_hidden_states: bool | None
     ) -> tuple[Tensor, Tensor, HiddenStates]:
         """Return the pooled first tokens (sequences, hidden_size), first tokens themselves without a pooler, then what
-        `_encode` returns.
+        `_encode` returns. Where attention is causal they are the last tokens, and of a BiLSTM (sequences, bilstm_size)
+        the outputs at both ends.
 
         With `token_indices` nothing but these and the first tokens is computed in the last layer.
         """
         batch = packed.batch
-        if token_indices is None or isinstance(batch, PaddedBatch) or not batch.num_tokens:
+        whole = isinstance(batch, PaddedBatch) or self.bilstm is not None
+        if token_indices is None or whole or not batch.num_tokens:
             x, hidden_states = self._encode(packed, None, output_hidden_states)
-            first = summary_tokens(x, batch, self.base_model.causal)
+            if self.bilstm is None:
+                first = summary_tokens(x, batch, self.base_model.causal)
+            else:
+                first = sequence_states(x, batch)
             x = x if token_indices is None else x[token_indices]
         else:
             indices = torch.cat((summary_indices(batch, self.base_model.causal), token_indices))
@@ -147,16 +171,19 @@ class ModelWithHead(PreTrainedModel):
         return pooled, hidden_states
 
     def _classify_sequences(
-        self, packed: Packed, classifier: nn.Module, output_hidden_states: bool | None
+        self, packed: Packed, classifier: nn.Module, output_hidden_states: bool | None, num_orders: int = 1
     ) -> tuple[Tensor, HiddenStates]:
-        """Return logits (sequences, classes) of the pooled first tokens, and the hidden states of `_encode`."""
+        """Return logits (sequences / num_orders, classes) of the pooled first tokens, and the hidden states of
+        `_encode`. The pooled tokens of each `num_orders` adjacent sequences are added."""
         first, hidden_states = self._encode_sequences(packed, output_hidden_states)
+        if num_orders != 1:
+            first = first.unflatten(0, (-1, num_orders)).sum(1)
         batch, p = packed.batch, self.config.sequence_classifier_dropout
         if isinstance(classifier, ClassificationHead):
             if classifier.drops_input:
-                first = self._head_dropout(batch, first, p, Site.HEAD_INPUT)
+                first = self._head_dropout(batch, first, p, Site.HEAD_INPUT, group=num_orders)
             first, classifier = classifier.transform(first), classifier.out_proj
-        return project(classifier, self._head_dropout(batch, first, p)), hidden_states
+        return project(classifier, self._head_dropout(batch, first, p, group=num_orders)), hidden_states
 
     def _classify_tokens(
         self, packed: Packed, classifier: nn.Module, token_indices: Tensor | None, output_hidden_states: bool | None
@@ -166,11 +193,13 @@ class ModelWithHead(PreTrainedModel):
         x = self._token_dropout(packed.batch, x, self.config.token_classifier_dropout, token_indices)
         return project(classifier, x), hidden_states
 
-    def _head_dropout(self, batch: PackedBatch, x: Tensor, p: float, site: Site = Site.HEAD) -> Tensor:
-        """Drop elements of x, which has one row per sequence."""
+    def _head_dropout(
+        self, batch: PackedBatch, x: Tensor, p: float, site: Site = Site.HEAD, *, group: int = 1
+    ) -> Tensor:
+        """Drop elements of x, which has one row per `group` of adjacent sequences."""
         if not self.training or not p:
             return x
-        rows = torch.arange(len(batch), device=batch.device)
+        rows = torch.arange(0, len(batch), group, device=batch.device)
         return dropout(x, TokenDropout(p, _keys(batch), rows, 0 * rows, int(site)))
 
     def _token_dropout(self, batch: PackedBatch, x: Tensor, p: float, token_indices: Tensor | None = None) -> Tensor:

@@ -81,6 +81,7 @@ class ForSequenceClassification(ModelWithHead):
     """
 
     accepts_loss_kwargs = True
+    takes_bilstm = True
 
     @property
     def with_pooler(self) -> bool:  # type: ignore[override]
@@ -101,12 +102,16 @@ class ForSequenceClassification(ModelWithHead):
         input_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        num_orders: int = 1,
         num_items_in_batch: Tensor | int | None = None,
         output_hidden_states: bool | None = None,
         past_key_values: None = None,
         **unsupported: Unpack[TransformersArguments],
     ) -> LogitsOutput:
         """Compute `logits` (B, num_labels) and, from labels, the loss; inputs as in `BertModel`.
+
+        With `num_orders`, each so many adjacent sequences are one text pair in different orders, whose representations
+        are added in front of the classifier (Radford et al. 2018, section 3.3): B is then the number of pairs.
 
         `labels` are int64 (B,), -100 without a label; for regression (B, num_labels) numbers, (B,) if `num_labels=1`;
         for several classes at once (B, num_labels) of 0 to 1. The loss is that of `BertForMaskedLM`, in fp32. Raises
@@ -116,7 +121,11 @@ class ForSequenceClassification(ModelWithHead):
             self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
             past_key_values=past_key_values, **unsupported,
         )  # fmt: skip
-        logits, hidden_states = self._classify_sequences(packed, self.classifier, output_hidden_states)
+        if num_orders != 1 and (num_orders < 1 or len(packed.batch) % num_orders):
+            raise UserError(
+                f"{len(packed.batch)} sequences cannot be split into pairs in num_orders={num_orders} orders"
+            )
+        logits, hidden_states = self._classify_sequences(packed, self.classifier, output_hidden_states, num_orders)
         loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=hidden_states)
 
@@ -149,6 +158,7 @@ class ForMultipleChoice(ModelWithHead):
     """
 
     accepts_loss_kwargs = True
+    takes_bilstm = True
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier, behind the encoder's pooler where it has one."""

@@ -28,11 +28,12 @@ class ForTokenClassification(ModelWithHead):
     """
 
     with_pooler = False
+    takes_bilstm = True
     accepts_loss_kwargs = True
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.head_input_size, config.num_labels)
 
     def forward(
         self,
@@ -77,6 +78,7 @@ class ForQuestionAnswering(ModelWithHead):
     """
 
     with_pooler = False
+    takes_bilstm = True
 
     def __init__(self, config: BertConfig) -> None:
         """Make a model with new weights, from torch's global generator."""
@@ -84,7 +86,7 @@ class ForQuestionAnswering(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the linear layer of both scores."""
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.head_input_size, 2)
 
     def forward(
         self,
