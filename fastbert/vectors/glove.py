@@ -41,9 +41,9 @@ class _Table:
         """Take a step of AdaGrad: gradients fp32 (records, size + 1) of int64 rows (records,), added up per row."""
         touched, place = rows.unique(return_inverse=True)
         sums = gradients.new_zeros(len(touched), gradients.shape[1]).index_add_(0, place, gradients)
-        squares = self.squares[touched].addcmul_(sums, sums)
-        self.squares[touched] = squares
-        self.values[touched] = self.values[touched].addcdiv_(sums, squares.sqrt_(), value=-LEARNING_RATE)
+        squares = self.squares.index_select(0, touched).addcmul_(sums, sums)
+        self.squares.index_copy_(0, touched, squares)
+        self.values.index_add_(0, touched, sums.div_(squares.sqrt_()), alpha=-LEARNING_RATE)
 
 
 def train_glove(
@@ -84,12 +84,13 @@ def train_glove(
 
 def _step(main: _Table, context: _Table, rows: Tensor, columns: Tensor, logs: Tensor, weights: Tensor) -> float:
     """Take a step on some records, and return the sum of their losses."""
-    w, v = main.values[rows], context.values[columns]
+    # Whole rows: index_select copies them several times as fast as an index in brackets.
+    w, v = main.values.index_select(0, rows), context.values.index_select(0, columns)
     biases = w[:, -1] + v[:, -1]
     # With a one in place of the other's bias, the gradient of w, bias included, is the error times v.
     w[:, -1], v[:, -1] = 1.0, 1.0
     errors = torch.linalg.vecdot(w[:, :-1], v[:, :-1]).add_(biases).sub_(logs)
     gradients = (weights * errors)[:, None]
-    main.update(rows, gradients * v)
-    context.update(columns, gradients * w)
+    main.update(rows, v.mul_(gradients))
+    context.update(columns, w.mul_(gradients))
     return 0.5 * float(weights @ errors.square())
