@@ -25,7 +25,7 @@ FLOORS = (
         "graphs", "tasks", "embeddings", "features", "vectors",
     ),
     ("training", "finetuning", "distillation"),
-    ("integrations", "serving"),
+    ("integrations", "serving", "experiments"),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
     ("benchmarks", "__main__", "cli.bench"),

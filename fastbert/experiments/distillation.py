@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fastbert.experiments.registry import Experiment
-from fastbert.experiments.sets import chosen
+from fastbert.experiments.sets import chosen, counted
 from fastbert.experiments.summary import Row
 from fastbert.experiments.workspace import Workspace
 
@@ -18,19 +18,19 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     teacher = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
     half = max(workspace.scale.layers // 2, 1)
     yield Row(
-        name=f"teacher, {workspace.scale.layers} layers",
+        name=f"teacher, {counted(workspace.scale.layers)}",
         scores={task.name: workspace.finetune("teacher", teacher.model, task) for task in sets},
         numbers=teacher.numbers(),
     )
     alone = workspace.pretrain("student-alone", model={"num_hidden_layers": half})
     yield Row(
-        name=f"{half} layers, trained alone",
+        name=f"{counted(half)}, trained alone",
         scores={task.name: workspace.finetune("student-alone", alone.model, task) for task in sets},
         numbers=alone.numbers(),
     )
     taught = workspace.pretrain("student-taught", teacher=str(teacher.model), student_layers=half)
     yield Row(
-        name=f"{half} layers, with the teacher",
+        name=f"{counted(half)}, with the teacher",
         scores={task.name: workspace.finetune("student-taught", taught.model, task) for task in sets},
         numbers=taught.numbers(),
     )

@@ -13,7 +13,7 @@ from fastbert.errors import UserError
 from fastbert.experiments.data import described, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.scales import find_scale
-from fastbert.experiments.summary import Row, Summary, chart, markdown_table
+from fastbert.experiments.summary import Row, Summary, chart, comparison_table, markdown_table
 from fastbert.experiments.workspace import Workspace
 from fastbert.io.atomic_write import write_atomic
 from fastbert.training.reporter import Reporter
@@ -61,7 +61,10 @@ def run_experiment(
     """
     experiment, scale = find_experiment(name), find_scale(scale_name)
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
-    workspace = Workspace(out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device)
+    processor = str((machine or {}).get("cpu_capability", ""))
+    workspace = Workspace(
+        out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device, processor=processor
+    )
     rows: list[Row] = []
     summary: Summary | None = None
     began = time.perf_counter()
@@ -90,5 +93,6 @@ def run_experiment(
 def write_summary(summary: Summary, out: Path) -> None:
     """Write summary.json, table.md and chart.png."""
     summary.write(out)
-    write_atomic(out / "table.md", f"{summary.title}\n\n{markdown_table(summary)}\n")
+    tables = [summary.title, markdown_table(summary), comparison_table(summary)]
+    write_atomic(out / "table.md", "\n\n".join(table for table in tables if table) + "\n")
     chart(summary, out / "chart.png")

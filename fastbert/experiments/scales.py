@@ -51,7 +51,7 @@ SCALES = {
             name="smoke",
             about="seconds: checks that everything runs; its scores mean nothing",
             hidden_size=32, layers=2, heads=2, vocab_size=1024, max_length=32, steps=6, batch_size=8,
-            train_examples=40, eval_examples=20, finetune_steps=3, finetune_batch=8, seeds=2, feature_epochs=1,
+            train_examples=24, eval_examples=12, finetune_steps=2, finetune_batch=8, seeds=2, feature_epochs=1,
         ),
         Scale(
             name="mini",

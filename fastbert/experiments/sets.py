@@ -19,6 +19,11 @@ def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()
     return [task for task in sets if not kinds or task.task in kinds]
 
 
+def counted(count: int, what: str = "layer") -> str:
+    """Return a number with its noun."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def first_examples(task: TaskSet, count: int, folder: Path) -> TaskSet:
     """Return a set with the first `count` training examples alone, whose file is written to `folder`."""
     out = folder / f"{task.name}-{count}{task.train.suffix}"

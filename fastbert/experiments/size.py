@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from fastbert.experiments.registry import Experiment
-from fastbert.experiments.sets import chosen
+from fastbert.experiments.sets import chosen, counted
 from fastbert.experiments.summary import Row
 from fastbert.experiments.workspace import Workspace
 
@@ -29,7 +29,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
             for task in chosen(workspace, SETS, ("classification",))
         }
         numbers = {**pretrained.numbers(), "perplexity": round(math.exp(min(pretrained.loss, 50)), 2)}
-        yield Row(name=f"{depth} layers, {wide} wide, {head_count} heads", scores=scores, numbers=numbers)
+        yield Row(name=f"{counted(depth)}, {wide} wide, {counted(head_count, 'head')}", scores=scores, numbers=numbers)
 
 
 EXPERIMENT = Experiment(

@@ -125,6 +125,32 @@ def paired(better: Score, other: Score) -> tuple[float, float | None]:
     return fmean(differences), float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
+def comparison_table(summary: Summary) -> str:
+    """Return the differences of each row from the first, over the same seeds, with the p-values of paired t-tests, as a
+    table in Markdown; empty where there is nothing to compare."""
+    first, *others = summary.rows
+    columns = [name for name in summary.columns() if name in first.scores and len(first.scores[name].values) > 1]
+    if not others or not columns:
+        return ""
+    lines = [
+        f"| difference from {first.name} | " + " | ".join(columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+    ]
+    for row in others:
+        cells = []
+        for name in columns:
+            if name not in row.scores or len(row.scores[name].values) != len(first.scores[name].values):
+                cells.append("")
+                continue
+            difference, p = paired(row.scores[name], first.scores[name])
+            cells.append(
+                f"{difference:+.1f}" + ("" if p is None else f" (p = {p:.2f})" if p >= 0.01 else " (p < 0.01)")
+            )
+        if any(cells):
+            lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def text_table(summary: Summary) -> str:
     """Return the rows as text for a terminal."""
     return _aligned(_cells(summary))
@@ -193,12 +219,13 @@ def chart(summary: Summary, out: Path) -> Path | None:
                     xytext=(0, 2), textcoords="offset points",
                 )  # fmt: skip
             baseline = next((row.scores[name].baseline for row in rows if row.scores[name].baseline is not None), None)
-            values = [row.scores[name].mean for row in rows] + ([baseline] if baseline is not None else [])
-            low, high = min(values), max(values)
+            ends = [row.scores[name].mean + sign * (row.scores[name].std or 0.0) for row in rows for sign in (-1, 1)]
+            ends += [] if baseline is None else [baseline]
+            low, high = min(ends), max(ends)
             room = max(high - low, 4.0)
-            axes.set_ylim(max(0.0, low - 0.5 * room), high + 0.35 * room)
+            axes.set_ylim(max(0.0, low - 0.35 * room), high + 0.35 * room)
             if baseline is not None:
-                axes.axhline(baseline, color="0.3", linestyle=":", linewidth=1.2)
+                axes.axhline(baseline, color="0.3", linestyle=":", linewidth=1.4, label="most frequent class")
             axes.set(title=name, ylabel=f"{rows[0].scores[name].metric}, {summary.seeds} seeds", xticks=[])
             finish_axes(axes)
         for axes in grid[len(columns) :]:

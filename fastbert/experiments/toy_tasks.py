@@ -16,7 +16,7 @@ from fastbert.data.python_text import python_documents
 from fastbert.io.atomic_write import write_atomic
 from fastbert.tasks.registry import TaskName
 
-CORPUS_BYTES = 400_000
+CORPUS_BYTES = 150_000
 _WORD = re.compile(r"\w+|[^\w\s]")
 _FUNCTION_WORDS = frozenset(
     (
@@ -29,14 +29,13 @@ ToySets = dict[str, tuple[TaskName, str, tuple[Path, Path], str]]
 
 
 def write_toy_tasks(work: Path, train: int, evaluate: int) -> tuple[Path, ToySets]:
-    """Write a corpus and four sets: whether a sentence follows another, whether the words of one are in order, kinds of
-    words, and questions whose answer is a word of a sentence. Return the corpus, and task, metric and files by name."""
+    """Write a corpus and three sets: whether a sentence follows another, kinds of words, and questions whose answer is
+    a word of a sentence. Return the corpus, and task, metric and files by name."""
     documents = list(python_documents(CORPUS_BYTES))
     corpus = work / "python.txt"
     _write(corpus, "\n\n".join("\n".join(document) for document in documents) + "\n")
     kinds: tuple[tuple[str, TaskName, str, str, Iterator[str]], ...] = (
         ("pairs", "classification", "accuracy", "label\tsentence1\tsentence2\n", _pairs(documents)),
-        ("order", "classification", "accuracy", "label\tsentence\n", _order(documents)),
         ("words", "tagging", "accuracy", "", _words(documents)),
         ("answers", "span", "f1", "", _answers(documents)),
     )
@@ -63,16 +62,6 @@ def _pairs(documents: list[list[str]]) -> Iterator[str]:
             follows = draw.random() < 0.5
             other = second if follows else draw.choice(draw.choice(documents))
             yield f"{'next' if follows else 'other'}\t{_cell(first)}\t{_cell(other)}\n"
-
-
-def _order(documents: list[list[str]]) -> Iterator[str]:
-    draw = random.Random("order")
-    for sentence in _sentences(documents):
-        words = sentence.split()
-        ordered = draw.random() < 0.5
-        if not ordered:
-            draw.shuffle(words)
-        yield f"{int(ordered)}\t{_cell(' '.join(words))}\n"
 
 
 def _words(documents: list[list[str]]) -> Iterator[str]:

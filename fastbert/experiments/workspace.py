@@ -29,7 +29,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.config import PretrainConfig
 from fastbert.training.pretrain import pretrain
-from fastbert.training.reporter import Reporter
+from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import remove_run
 
 FILE = "experiment.json"
@@ -67,10 +67,12 @@ class Workspace:
         seeds: int | None = None,
         steps: int | None = None,
         device: str = "auto",
+        processor: str = "",
     ) -> None:
         """Start an experiment in `folder`, or continue one there.
 
-        `seeds` and `steps` replace those of the scale. Raises `UserError` for a folder with another experiment, scale
+        `seeds` and `steps` replace those of the scale; `processor` is the class of the machine, which all runs of an
+        experiment have in common. Raises `UserError` for a folder with another experiment, scale
         or other data.
         """
         self.folder, self.scale, self.data, self.reporter = folder, scale, data, reporter or Reporter()
@@ -78,13 +80,13 @@ class Workspace:
         self.began = time.perf_counter()
         self.done = 0
         settings = {"experiment": experiment, "scale": scale.name, "seeds": self.seeds, "steps": self.steps}
-        self.settings = {**settings, "data": data.fingerprint()}
+        self.settings = {**settings, "processor": processor, "data": data.fingerprint()}
         file = folder / FILE
         if file.exists():
             stored = read_json_file(file)
             for name, value in self.settings.items():
                 if stored.get(name) != value:
-                    what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, not {value!r}"
+                    what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, now it is {value!r}"
                     raise UserError(f"--out {folder}: holds an experiment with {what}; choose another --out")
         elif folder.exists() and any(path.name not in ("sets", "unpacked", "python.txt") for path in folder.iterdir()):
             raise UserError(f"--out {folder}: holds other files; choose an empty or a new folder")
@@ -146,7 +148,7 @@ class Workspace:
                 "device": self.device,
                 **flags,
             }
-            result = pretrain(PretrainConfig(**settings, out=out, resume=True), self._quiet())
+            result = pretrain(PretrainConfig(**settings, out=out, resume=True), self._run_reporter(name))
             last = result.validation
             return {
                 "name": name,
@@ -190,7 +192,7 @@ class Workspace:
             if task.task == "span":
                 settings["stride"] = settings["max_length"] // 8
             config = FinetuneConfig(**settings, out=out, resume=True)
-            result = finetune(config, self._quiet())
+            result = finetune(config, self._run_reporter(run_name))
             scores = result.scores[task.eval.name][task.metric]
             stored = read_json_file(out / "results.json")
             baseline = _majority(stored, task)
@@ -204,9 +206,18 @@ class Workspace:
         self.say(f"{name} on {task.name}: {task.metric} {score} ({len(score.values)} seeds, {score.seconds:,.0f} s)")
         return score
 
-    def _quiet(self) -> Reporter:
-        """Return the hooks of a run without its messages: an experiment has one line per run."""
-        return Reporter(on_step=self.reporter.on_step, on_stage=self.reporter.on_stage)
+    def _run_reporter(self, name: str) -> Reporter:
+        """Return the hooks of a run: a bar of its own, and no messages, since an experiment has one line per run."""
+        update = self.reporter.on_stage(name, 1.0, "runs")
+        trial = [1, 1]
+
+        def begin(number: int, total: int, _: str) -> None:
+            trial[:] = number, total
+
+        def step(_: Record, progress: float) -> None:
+            update((trial[0] - 1 + progress) / trial[1])  # type: ignore[arg-type]
+
+        return Reporter(on_step=step, on_trial=begin)
 
     def _length(self, task: TaskSet) -> int:
         """Return the tokens per sequence: as in pre-training, twice that for questions with their paragraphs."""
