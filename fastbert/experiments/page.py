@@ -1,0 +1,88 @@
+"""The page of results: committed summaries as tables and charts, with what the paper reported and what a small scale
+shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastbert.errors import UserError
+from fastbert.experiments.names import EXPERIMENTS
+from fastbert.experiments.summary import Summary, chart, comparison_table, markdown_table
+
+INTRODUCTION = """# Results
+
+What BERT is measured against, measured here: every system on the same text, tokenizer, steps and task sets, by
+`fastbert experiment`. This page is generated from the summaries in `docs/results/` by `python docs/results/build.py`;
+each number comes from one of them. Scores are percentages, the mean over the seeds of fine-tuning ± their standard
+deviation.
+
+**What small scale can and cannot show.** The models here are a hundredth of BERT-base, trained on a ten-thousandth of
+its text, on two CPU cores. Differences that come from the form of a model (context on one side or both, frozen or
+trained) show at this size; differences that need much text, such as those between objectives on inference tasks, may
+not, and scores are far below the paper's. The paper's numbers stand beside ours so that directions can be compared,
+not levels.
+"""
+
+
+def write_page(folder: Path, out: Path, pictures: Path) -> list[Summary]:
+    """Write the page of the summaries in `folder` (*.json) to `out`, and their charts to `pictures`; return them in the
+    order of the page. Raises `UserError` for a folder without summaries."""
+    summaries = read_summaries(folder)
+    if not summaries:
+        raise UserError(f"{folder}: holds no summaries of experiments (*.json)")
+    for file, summary in summaries.items():
+        chart(summary, pictures / f"{file.stem}.png")
+    out.write_text(page_text(summaries, out.parent, pictures), encoding="utf-8")
+    return list(summaries.values())
+
+
+def read_summaries(folder: Path) -> dict[Path, Summary]:
+    """Return the summaries of a folder by their files, in the order of the experiments' names."""
+    files = {file: Summary.read(file) for file in sorted(folder.glob("*.json"))}
+    order = {name: number for number, name in enumerate(EXPERIMENTS)}
+    return dict(sorted(files.items(), key=lambda item: (order.get(item[1].experiment, len(order)), item[0].name)))
+
+
+def page_text(summaries: dict[Path, Summary], home: Path, pictures: Path) -> str:
+    """Return the page, whose links begin at the folder `home`."""
+    parts = [INTRODUCTION]
+    for file, summary in summaries.items():
+        parts.append(_section(file, summary, home, pictures))
+    return "\n".join(parts)
+
+
+def _section(file: Path, summary: Summary, home: Path, pictures: Path) -> str:
+    picture = (pictures / f"{file.stem}.png").relative_to(home)
+    lines = [f"## {summary.title} ({summary.scale})", "", markdown_table(summary), ""]
+    comparisons = comparison_table(summary)
+    if comparisons:
+        lines += [comparisons, ""]
+    if summary.columns():
+        names = ", ".join(summary.columns())
+        lines += [f"![{summary.title}: scores on {names}, with standard deviations]({picture.as_posix()})", ""]
+    if summary.paper:
+        lines += [f"*The paper:* {summary.paper}", ""]
+    if summary.limits:
+        lines += [f"*This scale:* {summary.limits}", ""]
+    lines += [_origin(file, summary, home), ""]
+    return "\n".join(lines)
+
+
+def _origin(file: Path, summary: Summary, home: Path) -> str:
+    """Return the sentence that says where a section's numbers come from."""
+    settings, machine = summary.settings, summary.machine
+    sets = summary.data.get("sets", {})
+    standing = [f"{name} for {item['stands_for']}" for name, item in sets.items() if item.get("stands_for")]
+    steps = f"{settings.get('steps', 0):,} steps of {settings.get('batch_size')} sequences"
+    facts = [
+        f"{settings.get('layers')} layers, {settings.get('hidden_size')} wide, vocabulary of"
+        f" {settings.get('vocab_size', 0):,}; {steps} of up to {settings.get('max_length')} tokens",
+        f"fine-tuning: {settings.get('finetune_steps'):,} steps of {settings.get('finetune_batch')}, at most"
+        f" {settings.get('train_examples'):,} examples, {summary.seeds} seeds",
+        f"{summary.seconds / 60:,.0f} minutes of training on {machine.get('cpu', 'an unknown processor')}"
+        f" ({machine.get('cpu_capability', '')}, {machine.get('cores', '?')} cores)",
+    ]
+    if standing:
+        facts.append(f"sets that stand in for the paper's: {', '.join(standing)}")
+    command = f"`{summary.command}`; " if summary.command else ""
+    return f"*Run:* {command}{'; '.join(facts)}. Summary: [{file.name}]({file.relative_to(home).as_posix()})."
