@@ -62,7 +62,7 @@ class _Model:
     direction (default: mlm+nsp; ltr for GPT, bilm for ELMo)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
-    mask_replacement: tuple[float, float, float] | None = rare(None)
+    mask_replacement: tuple[float, ...] | None = rare(None)
     """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10)."""
     whole_word: bool = False
     """Whole-word masking: mask all pieces of a word together."""
