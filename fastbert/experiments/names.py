@@ -6,6 +6,8 @@ EXPERIMENTS = {
     "ablation": "what BERT's objectives contribute (Table 5): without NSP, left to right, with a BiLSTM",
     "size": "models of several sizes (Table 6)",
     "features": "a BiLSTM on frozen features, beside fine-tuning (Table 7)",
+    "masking": "mask rates and replacement rules of masked LM (Table 8)",
+    "baselines": "GPT, ELMo, static word vectors and an HMM, on the same text",
     "transfer": "scratch, frozen and fine-tuned, with 100, 1,000 and all examples",
     "layers": "what each layer knows about parts of speech",
     "distillation": "students of half the layers, trained alone and by a teacher",
