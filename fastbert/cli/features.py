@@ -37,7 +37,7 @@ class _Data:
 
     GROUP: ClassVar = DATA
 
-    text: str | None = required("a file with the texts, or - for standard input", unless=("table7",))
+    text: str | None = required("a file with the texts, or - for standard input", unless=("table7", "vectors"))
     """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
     standard input."""
     column: str | None = None
@@ -56,10 +56,13 @@ class _Model:
 
     GROUP: ClassVar = MODEL
 
-    model: str | None = required("the folder of a trained model; or with --table7 give --vectors", unless=("vectors",))
+    model: str | None = required(
+        "the folder of a trained model; or give --vectors to train taggers on", unless=("vectors",)
+    )
     """Folder of the model, or its name in the Hub's cache."""
     vectors: Path | None = None
-    """With --table7: static word vectors instead of a model, a text file of word2vec or GloVe."""
+    """Static word vectors to train a tagger on instead of a model, as with --table7: a text file of word2vec or
+    GloVe."""
     unknown: Literal["zero", "mean"] = rare("zero")
     """Vector of words that are not in --vectors, nor in lower case: zeros, or the mean of all vectors."""
     layers: str = "last"
@@ -76,7 +79,7 @@ class _Training:
     GROUP: ClassVar = TRAINING
 
     table7: bool = False
-    """Train taggers on --train, score them on --eval, and print the table."""
+    """Train taggers on --train, score them on --eval, and print the table; --vectors implies it."""
     epochs: int = rare(10)
     """Passes over the training sentences per row; the best epoch on --eval counts."""
     batch_size: int = rare(32)
@@ -117,14 +120,18 @@ class Config(_Machine, _Output, _Training, _Model, _Data):
     BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper, or on static word vectors."""
 
     def __post_init__(self) -> None:
-        if not self.table7 and (self.train is not None or self.eval is not None):
+        if not self.is_table and (self.train is not None or self.eval is not None):
             raise UserError("--train and --eval require --table7; features are written for --text")
-        if self.table7 and self.text is not None:
-            raise UserError("--text cannot be combined with --table7, which reads --train and --eval")
-        if self.vectors is not None and not self.table7:
-            raise UserError("--vectors requires --table7; features of texts are hidden states of a --model")
+        if self.is_table and self.text is not None:
+            flag = "--table7" if self.table7 else "--vectors"
+            raise UserError(f"--text cannot be combined with {flag}, which reads --train and --eval")
         if self.vectors is not None and self.model is not None:
             raise UserError("--vectors takes the place of --model; leave one out")
+
+    @property
+    def is_table(self) -> bool:
+        """Return whether taggers are trained, and no features of texts written."""
+        return self.table7 or self.vectors is not None
 
 
 def check(config: Config) -> None:
@@ -132,10 +139,10 @@ def check(config: Config) -> None:
     values = {} if config.vectors is not None else check_model("--model", require(config, "model"))
     check_file("--vectors", config.vectors)
     out = require(config, "out")
-    if config.table7:
+    if config.is_table:
         from fastbert.tasks.registry import make_task
 
-        for name, path in (("--train", config.train), ("--eval", config.eval)):
+        for name, path in (("--train", require(config, "train")), ("--eval", require(config, "eval"))):
             check_examples(name, path, "tagging", make_task("tagging").read)
         check_new_folder("--out", out, parents=True)
         if (out / "table7.json").exists() and not config.overwrite:
@@ -148,7 +155,7 @@ def check(config: Config) -> None:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write the features, or train the taggers."""
-    if config.table7:
+    if config.is_table:
         return _run_table(config, quiet)
     source = require(config, "model")
     text = require(config, "text")
@@ -278,8 +285,8 @@ def _load(config: Config, source: str) -> tuple[EncoderModel, WordPieceTokenizer
     from fastbert.checkpoints.source import find_source
     from fastbert.models import registry
     from fastbert.tasks.inference import choose_inference
-    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.words import reading_tokenizer
 
     device, dtype, why = choose_inference(config.device, config.dtype)
     model = registry.load_encoder(source, dtype=dtype)
-    return model.to(device), WordPieceTokenizer.from_pretrained(find_source(source)), f"{why} on {device}"
+    return model.to(device), reading_tokenizer(find_source(source)), f"{why} on {device}"

@@ -59,7 +59,7 @@ def test_the_command_prints_the_row_and_the_share_of_unknown_words(
     VECTORS.save(tmp_path / "v.txt")
     files = {"train": "train.conll", "eval": "train.conll", "vectors": "v.txt", "out": "run"}
     flags = [word for name, file in files.items() for word in (f"--{name}", str(tmp_path / file))]
-    assert cli.main(["features", "--table7", *flags, "--epochs", "2", "--hidden-size", "8"]) == 0
+    assert cli.main(["features", *flags, "--epochs", "2", "--hidden-size", "8"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == ["features", "dev", "F1"]
     assert printed[1].startswith("Static Vectors ")
