@@ -13,7 +13,7 @@ import tyro
 from fastbert.cli.checks import check_folder, check_new_folder
 from fastbert.errors import UserError
 from fastbert.experiments.names import EXPERIMENTS
-from fastbert.flags import DATA, MACHINE, OUTPUT, TRAINING, DeviceFlags, require, required
+from fastbert.flags import DATA, MACHINE, OUTPUT, TRAINING, DeviceFlags, rare, require, required
 
 EXAMPLES = (
     "fastbert experiment ablation --scale smoke --out runs/ablation",
@@ -32,6 +32,9 @@ class _Data:
     data: Path | None = None
     """Folder of corpora (wiki-en/, books-en/) and task sets (finetune/) (default: the text that comes with Python, and
     small sets made of it, whose scores mean nothing)."""
+    words: tuple[str, ...] = rare(())
+    """Words that polysemy compares in their contexts (default: bank, play and apple; in the text that comes with
+    Python call, type and file)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,8 @@ def check(config: Config) -> None:
     what = require(config, "what")
     if what not in EXPERIMENTS:
         raise UserError(f"WHAT {what!r} is not one of {', '.join(EXPERIMENTS)}")
+    if config.words and what != "polysemy":
+        raise UserError(f"--words belongs to polysemy, not to {what}; leave it out")
     check_folder("--data", config.data)
     check_new_folder("--out", require(config, "out"), parents=True)
     for name in ("seeds", "steps"):
@@ -114,6 +119,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
                 seeds=config.seeds,
                 steps=config.steps,
                 device=config.device,
+                words=config.words,
                 command=command,
                 machine=machine,
                 reporter=TrainingView(bars).reporter(),

@@ -33,6 +33,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     check_nltk()
     VectorTraining().check_packages()
     sets = chosen(workspace, SETS, ("tagging", "classification"))
+    sets.sort(key=lambda task: task.task != "tagging")  # the sets of all rows first
     tagging = [task for task in sets if task.task == "tagging"]
 
     def frozen(name: str, features: Callable[[], FrozenStates]) -> dict[str, Score]:

@@ -10,6 +10,7 @@ EXPERIMENTS = {
     "baselines": "GPT, ELMo, static word vectors and an HMM, on the same text",
     "transfer": "scratch, frozen and fine-tuned, with 100, 1,000 and all examples",
     "layers": "what each layer knows about parts of speech",
+    "polysemy": "words of several meanings: one vector per word, ELMo's and BERT's states in context",
     "distillation": "students of half the layers, trained alone and by a teacher",
 }
 """The names, each also that of a module of `fastbert.experiments`, and what it compares."""

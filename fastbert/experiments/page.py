@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fastbert.errors import UserError
 from fastbert.experiments.names import EXPERIMENTS
-from fastbert.experiments.summary import Summary, chart, comparison_table, markdown_table
+from fastbert.experiments.registry import find_experiment
+from fastbert.experiments.summary import Summary, comparison_table, markdown_table
 
 INTRODUCTION = """# Results
 
@@ -31,7 +32,7 @@ def write_page(folder: Path, out: Path, pictures: Path) -> list[Summary]:
     if not summaries:
         raise UserError(f"{folder}: holds no summaries of experiments (*.json)")
     for file, summary in summaries.items():
-        chart(summary, pictures / f"{file.stem}.png")
+        find_experiment(summary.experiment).picture(summary, pictures / f"{file.stem}.png")
     out.write_text(page_text(summaries, out.parent, pictures), encoding="utf-8")
     return list(summaries.values())
 
@@ -60,6 +61,11 @@ def _section(file: Path, summary: Summary, home: Path, pictures: Path) -> str:
     if summary.columns():
         names = ", ".join(summary.columns())
         lines += [f"![{summary.title}: scores on {names}, with standard deviations]({picture.as_posix()})", ""]
+    elif summary.details:
+        lines += [f"![{summary.title}]({picture.as_posix()})", ""]
+    tables = find_experiment(summary.experiment).tables(summary)
+    if tables:
+        lines += [tables, ""]
     if summary.paper:
         lines += [f"*The paper:* {summary.paper}", ""]
     if summary.limits:

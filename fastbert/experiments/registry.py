@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +30,10 @@ class Experiment:
     """What a small scale can and cannot show."""
     rows: Callable[[Workspace], Iterator[Row]]
     """Yields each row as soon as its runs have ended."""
+    picture: Callable[[Summary, Path], Any] = chart
+    """Draws a summary to a file."""
+    tables: Callable[[Summary], str] = lambda summary: ""
+    """Returns further tables in Markdown."""
 
 
 def find_experiment(name: str) -> Experiment:
@@ -49,6 +53,7 @@ def run_experiment(
     seeds: int | None = None,
     steps: int | None = None,
     device: str = "auto",
+    words: Sequence[str] = (),
     command: str = "",
     machine: dict[str, Any] | None = None,
     versions: dict[str, str] | None = None,
@@ -57,13 +62,14 @@ def run_experiment(
     """Run an experiment into `out`, or continue one there; write summary.json, table.md and chart.png as rows end.
 
     `data_folder` holds corpora and task sets (`fastbert.experiments.data`); None uses the text that comes with Python.
+    `words` are those that polysemy compares.
     Raises `UserError` for a folder with another experiment or other data.
     """
     experiment, scale = find_experiment(name), find_scale(scale_name)
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
     processor = str((machine or {}).get("cpu_capability", ""))
     workspace = Workspace(
-        out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device, processor=processor
+        out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device, processor=processor, words=words
     )
     rows: list[Row] = []
     summary: Summary | None = None
@@ -84,6 +90,7 @@ def run_experiment(
             paper=experiment.paper,
             limits=experiment.limits,
             seeds=workspace.seeds,
+            details=workspace.details,
         )
         write_summary(summary, out)
     assert summary is not None, name
@@ -93,6 +100,7 @@ def run_experiment(
 def write_summary(summary: Summary, out: Path) -> None:
     """Write summary.json, table.md and chart.png."""
     summary.write(out)
-    tables = [summary.title, markdown_table(summary), comparison_table(summary)]
+    experiment = find_experiment(summary.experiment)
+    tables = [summary.title, markdown_table(summary), comparison_table(summary), experiment.tables(summary)]
     write_atomic(out / "table.md", "\n\n".join(table for table in tables if table) + "\n")
-    chart(summary, out / "chart.png")
+    experiment.picture(summary, out / "chart.png")

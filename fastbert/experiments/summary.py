@@ -73,6 +73,8 @@ class Summary:
     limits: str = ""
     """What this scale can and cannot show."""
     seeds: int = 1
+    details: dict[str, Any] = field(default_factory=dict)
+    """Other results, of which an experiment makes its own picture and tables."""
 
     def write(self, folder: Path) -> Path:
         """Write summary.json."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -68,19 +68,24 @@ class Workspace:
         steps: int | None = None,
         device: str = "auto",
         processor: str = "",
+        words: Sequence[str] = (),
     ) -> None:
         """Start an experiment in `folder`, or continue one there.
 
         `seeds` and `steps` replace those of the scale; `processor` is the class of the machine, which all runs of an
-        experiment have in common. Raises `UserError` for a folder with another experiment, scale
-        or other data.
+        experiment have in common; `words` are those that an experiment compares, if not its own. Raises `UserError` for
+        a folder with another experiment, scale or other data.
         """
         self.folder, self.scale, self.data, self.reporter = folder, scale, data, reporter or Reporter()
         self.seeds, self.steps, self.device = seeds or scale.seeds, steps or scale.steps, device
+        self.words = tuple(words)
+        self.details: dict[str, Any] = {}
         self.began = time.perf_counter()
         self.done = 0
         settings = {"experiment": experiment, "scale": scale.name, "seeds": self.seeds, "steps": self.steps}
         self.settings = {**settings, "processor": processor, "data": data.fingerprint()}
+        if self.words:
+            self.settings["words"] = list(self.words)
         file = folder / FILE
         if file.exists():
             stored = read_json_file(file)
