@@ -244,9 +244,9 @@ def initialise(model: nn.Module, names: Iterable[str], std: float, generator: to
         if name.startswith(BILSTM):
             bound = (parameter.shape[0] // 4) ** -0.5  # four gates per unit
             nn.init.uniform_(parameter, -bound, bound, generator=generator)
-        elif name.endswith("LayerNorm.weight"):
+        elif name.endswith(("LayerNorm.weight", "mix.gamma")):
             nn.init.ones_(parameter)
-        elif name.endswith("bias"):
+        elif name.endswith(("bias", "mix.weights")):
             nn.init.zeros_(parameter)
         else:
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)

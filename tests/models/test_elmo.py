@@ -13,12 +13,15 @@ import fastbert
 from fastbert.benchmarks.training.plain_elmo import PlainElmo, padded_batch, padded_characters
 from fastbert.data.next_tokens import next_tokens
 from fastbert.errors import CheckpointError, UserError
+from fastbert.features.extract import extract, hidden_states
 from fastbert.models import registry
 from fastbert.models.elmo.characters import PADDING, SENTENCE_BEGIN, WORD_BEGIN, WORD_END, read_characters
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.elmo.language_model import ForBidirectionalLM
 from fastbert.models.elmo.lstm import BiLstmLayer, Steps
 from fastbert.packing import PackedBatch
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.words import WordTokenizer, reading_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Around the 50 characters at which words are cut, in bytes; one and more bytes per character.
@@ -213,10 +216,11 @@ def test_errors_name_the_value_and_the_cure(seed: int) -> None:
     model, batch = make_model(seed), make_batch([4], seed)
     fresh = registry.head_class(config(), "ForBidirectionalLM")(config())
     wrong = replace(batch, input_ids=batch.input_ids + 20)
+    far = replace(batch, input_ids=batch.input_ids + (1 << 30))
     for call, message in (
         (lambda: read_characters(["a", ""]), r"words\[1\] is empty"),
         (lambda: read_characters(["a", 3]), r"words\[1\] must be a string, not int"),  # type: ignore[list-item]
-        (lambda: fresh(batch), "call set_vocabulary"),
+        (lambda: fresh(far), "outside the table of this process .* call set_vocabulary"),
         (lambda: fresh.set_vocabulary(["a"]), "has 1 words, but the model's vocab_size=17"),
         (lambda: model(wrong), "outside the model's vocabulary of 17 words"),
         (lambda: model(batch.input_ids), "not Tensor"),
@@ -242,3 +246,56 @@ def test_presets_have_the_published_size() -> None:
     model = registry.head_class(tiny, "ForBidirectionalLM")(tiny)
     assert sum(p.numel() for p in model.parameters()) == tiny.num_parameters(heads=True)
     assert ElmoConfig.from_dict(tiny.to_dict()) == tiny
+
+
+def task_config(**changes: object) -> ElmoConfig:
+    return config(num_labels=3, **changes)
+
+
+@pytest.mark.parametrize("bilstm_size", [None, 8], ids=["mix", "bilstm"])
+def test_heads_read_a_learned_mix_of_frozen_layers(bilstm_size: int | None, seed: int, tmp_path: Path) -> None:
+    make_model(seed).save_pretrained(tmp_path)
+    tokenizer = WordTokenizer(SPECIAL + WORDS, do_lower_case=False, split_special_tokens=True)
+    batch = tokenizer.pack(["a word of unseenwords .", "word"], max_length=None)
+    kind = registry.head_class(task_config(), "ForTokenClassification")
+    model = kind.from_pretrained(tmp_path, num_labels=3, bilstm_size=bilstm_size)
+    assert {"elmo.mix.weights", "elmo.mix.gamma"} < set(model.new_weights)
+    with torch.no_grad():
+        model.elmo.mix.weights.copy_(torch.tensor([0.3, -1.0, 0.5]))
+        model.elmo.mix.gamma.fill_(1.7)
+        _, states = model.elmo.encode(batch, output_hidden_states=True)
+        share = torch.tensor([0.3, -1.0, 0.5]).softmax(0)
+        mix = 1.7 * sum(s * state for s, state in zip(share, states, strict=True))
+        x = mix if bilstm_size is None else model.bilstm(mix, batch)
+        torch.testing.assert_close(model(batch).logits, model.classifier(x))
+    labels = torch.arange(batch.num_tokens) % 3
+    model.train()(batch, labels=labels).loss.backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert trained == {name for name, _ in model.named_parameters() if not name.startswith(("elmo.em", "elmo.enc"))}
+    # Vectors that are kept for inference are those of a batch.
+    with torch.no_grad():
+        model.eval()
+        kept = [model.elmo.encode(batch)[0] for _ in range(2)]
+    assert torch.equal(kept[0], kept[1])
+    torch.testing.assert_close(model.elmo.encode(batch)[0], kept[0])
+    model.save_pretrained(tmp_path / "tagger")
+    with torch.no_grad():
+        assert torch.equal(fastbert.load(tmp_path / "tagger")(batch).logits, model(batch).logits)
+
+
+def test_features_are_the_states_of_any_word(seed: int, tmp_path: Path) -> None:
+    model = make_model(seed)
+    model.save_pretrained(tmp_path)
+    WordPieceTokenizer(SPECIAL + WORDS, do_lower_case=False, split_special_tokens=True).save_pretrained(tmp_path)
+    tokenizer, encoder = reading_tokenizer(tmp_path), registry.load_encoder(tmp_path)
+    texts = ["a word of nowhere .", "", "Straße [CLS]"]
+    features = extract(encoder, tokenizer, texts, (0, 1, 2))
+    assert features.items == ("a", "word", "of", "nowhere", ".", "Straße", "[", "CLS", "]")
+    sentences = [["a", "word", "of", "nowhere", "."], [], ["Straße", "[", "CLS", "]"]]
+    expected = torch.empty(9, 3, 12)
+    for numbers, states in encoder.states_of(sentences):
+        expected[numbers] = states
+    torch.testing.assert_close(features.values, expected.flatten(1), rtol=1e-5, atol=1e-5)
+    hidden = hidden_states(encoder, tokenizer, sentences, dtype=torch.float32).values
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(hidden[3, 0], hidden[7, 0], atol=1e-3)  # two words that the vocabulary lacks

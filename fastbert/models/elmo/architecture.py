@@ -7,6 +7,7 @@ from typing import Any
 from fastbert.errors import UserError
 from fastbert.models.architecture import Architecture, ArchitectureSpec
 from fastbert.models.elmo.config import ElmoConfig
+from fastbert.models.elmo.heads import HEADS
 from fastbert.models.elmo.language_model import ForBidirectionalLM
 from fastbert.models.elmo.model import ElmoModel
 from fastbert.models.encoder import EncoderModel
@@ -24,7 +25,7 @@ ELMO = Architecture(
     config=ElmoConfig,
     class_prefix="Elmo",
     base_model_prefix="elmo",
-    replacements={EncoderModel: ElmoModel},
-    heads=(ForBidirectionalLM,),
+    replacements={EncoderModel: ElmoModel, **HEADS},
+    heads=(ForBidirectionalLM, *HEADS),
     layouts=(),
 )

@@ -168,15 +168,15 @@ class _Recurrence(torch.autograd.Function):
                 d_cell = d_now.mul_(keep)
             else:
                 d_keep.zero_()
-        # The rows of each step but the first, and those of the same sequences one step before.
+        # The outputs that the rows of each step but the first have read: those of the step before.
         first = steps.sizes[0] if steps.sizes else 0
-        earlier = torch.cat(
-            [torch.arange(s, s + size) for s, size in zip(starts, steps.sizes[1:])] or [torch.arange(0)]
-        )
+        later = [torch.arange(start, start + size) for start, size in zip(starts, steps.sizes[1:])]
+        read = torch.zeros_like(outputs, dtype=ctx.dtype)
+        read[:, first:] = outputs[:, torch.cat([torch.arange(0), *later])].to(ctx.dtype)
         dtype, inputs = ctx.dtype, gates[..., 3 * units :] * tanh_cells  # of the projections
         narrow = d_gates.to(dtype)
         d_rows = narrow.transpose(1, 2)
-        d_hh = torch.bmm(d_rows[:, :, first:], outputs[:, earlier].to(dtype)).to(weight_hh.dtype)
+        d_hh = torch.bmm(d_rows, read).to(weight_hh.dtype)
         d_hr = torch.bmm(d_outputs.to(dtype).transpose(1, 2), inputs.to(dtype)).to(weight_hr.dtype)
         d_ih = torch.bmm(d_rows, x.to(dtype)).to(weight_ih.dtype)
         d_x = torch.bmm(narrow, weight_ih.to(dtype)).to(x.dtype) if ctx.needs_input_grad[0] else None

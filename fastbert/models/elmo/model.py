@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
+from fastbert.models.bilstm import ScalarMix
 from fastbert.models.elmo.char_cnn import CharacterCnn
 from fastbert.models.elmo.characters import Characters, read_characters, sentence_marks
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.elmo.lstm import BiLstmLayer, Steps
 from fastbert.models.outputs import EncoderOutput
+from fastbert.ops.autocast import without_autocast
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.dropout.op import dropout
 from fastbert.packing import PackedBatch
+from fastbert.tokenizers.word_table import WORD_TABLE
 
 BATCH_WORDS = 4096  # of `states_of`
 MOST_CACHED = 1 << 19  # word vectors that are kept at inference
+MARKS = ("[CLS]", "[SEP]")  # in a vocabulary
 
 
 class ElmoEncoder(nn.Module):
@@ -63,6 +67,8 @@ class ElmoModel(PreTrainedModel):
         assert isinstance(config, ElmoConfig)
         self.embeddings = CharacterCnn(config)
         self.encoder = ElmoEncoder(config)
+        self.mix: ScalarMix | None = None
+        """The weighted sum of the layers that heads of tasks read."""
         self._vocabulary: Characters | None = None
         self._cache = _WordCache()
         self.init_weights()
@@ -77,8 +83,9 @@ class ElmoModel(PreTrainedModel):
             assert isinstance(layer, BiLstmLayer)
             layer.init_weights(generator)
 
-    def set_vocabulary(self, words: Sequence[str], begin: str = "[CLS]", end: str = "[SEP]") -> None:
-        """Set the words that the ids of a batch stand for; `begin` and `end` are the marks of a sentence.
+    def set_vocabulary(self, words: Sequence[str], begin: str = MARKS[0], end: str = MARKS[1]) -> None:
+        """Set the words that the ids of a batch stand for; `begin` and `end` are the marks of a sentence. Without a
+        vocabulary they are numbers in the `WORD_TABLE` of the process.
 
         Raises `UserError` unless there are `vocab_size` words.
         """
@@ -96,39 +103,61 @@ class ElmoModel(PreTrainedModel):
         token_indices: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return hidden states of the last layer (words, hidden_size), and with `output_hidden_states` those of all
-        layers.
+        """Return hidden states of the last layer (words, hidden_size), or the mix of all layers after `add_mix`, and
+        with `output_hidden_states` those of all layers.
 
-        `batch` holds ids of the words of `set_vocabulary`; the vector of a distinct word is computed once per batch.
-        With `token_indices`, int64 (rows,), the last layer's are those of these words. Raises `UserError` without a
-        vocabulary, for ids outside of it, and for `inputs_embeds`.
+        `batch` holds ids of the words of `set_vocabulary`, or without one numbers of words in the process's table, as a
+        `WordTokenizer` gives them; the vector of a distinct word is computed once per batch. With `token_indices`,
+        int64 (rows,), the first result has those of these words. Raises `UserError` for ids that are no word, and for
+        `inputs_embeds`.
         """
         del causal
         if inputs_embeds is not None:
             raise UserError("inputs_embeds are not supported: ELMo reads characters")
         self.check_ranges(batch)
-        characters = self._characters(batch.device)
         distinct, words = batch.input_ids.unique(return_inverse=True)
-        vectors = self.embeddings(characters, distinct)
-        states = self._layers(batch, vectors, words)
-        last = states[-1] if token_indices is None else states[-1].index_select(0, token_indices)
-        return last, states if output_hidden_states else []
+        states = self._layers(batch, self._vectors(distinct), words)
+        if self.mix is None:
+            last = states[-1] if token_indices is None else states[-1].index_select(0, token_indices)
+            return last, states if output_hidden_states else []
+        read = states if token_indices is None else [state.index_select(0, token_indices) for state in states]
+        last = self.mix(torch.stack(read, dim=1))
+        return self._drop_mix(batch, last, token_indices), states if output_hidden_states else []
 
-    def _characters(self, device: torch.device) -> Characters:
-        if self._vocabulary is None:
-            raise UserError(
-                "the model does not know the words that ids stand for: call set_vocabulary with the words of its"
-                " tokenizer, or give words as text to states_of"
-            )
-        if self._vocabulary.ids.device != device:
-            self._vocabulary = self._vocabulary.to(device)
-        return self._vocabulary
+    def add_mix(self) -> None:
+        """Freeze all weights, and add a weighted sum of the layers, which is trained. Frozen layers drop nothing."""
+        self.requires_grad_(False)
+        self.mix = ScalarMix(self.config.num_hidden_layers + 1)
+
+    def _drop_mix(self, batch: PackedBatch, x: Tensor, token_indices: Tensor | None) -> Tensor:
+        """Drop elements of the mix in training."""
+        p = self.config.hidden_dropout_prob if self.training else 0.0
+        if not p:
+            return x
+        keys = draw_keys(len(batch), batch.device) if batch.dropout_key is None else batch.dropout_key
+        tokens = TokenDropout(p, keys, batch.sequence_ids, batch.offsets_in_sequence, int(Site.HEAD_INPUT))
+        return dropout(x, tokens if token_indices is None else tokens.select(token_indices))
+
+    def _vectors(self, ids: Tensor) -> Tensor:
+        """Return the vectors of distinct words, (words, projection_size)."""
+        if self._vocabulary is not None:
+            if self._vocabulary.ids.device != ids.device:
+                self._vocabulary = self._vocabulary.to(ids.device)
+            vectors: Tensor = self.embeddings(self._vocabulary, ids)
+            return vectors
+        words = WORD_TABLE.words(ids.tolist())
+        if self.training or torch.is_grad_enabled():
+            characters = read_characters(words, begin=MARKS[0], end=MARKS[1]).to(ids.device)
+            computed: Tensor = self.embeddings(characters, torch.arange(len(words), device=ids.device))
+            return computed
+        rows = self._cache.rows(self, words).to(ids.device)
+        return self._cache.vectors.index_select(0, rows)
 
     def _layers(self, batch: PackedBatch, vectors: Tensor, words: Tensor) -> list[Tensor]:
         """Return the hidden states of all layers, (tokens, hidden_size) each, for the rows `words` of `vectors`, int64
         (tokens,)."""
         steps = Steps.of(batch)
-        p = self.config.hidden_dropout_prob if self.training else 0.0
+        p = self.config.hidden_dropout_prob if self.training and self.mix is None else 0.0
         keys = batch.dropout_key if batch.dropout_key is not None or not p else draw_keys(len(batch), batch.device)
 
         def drop(x: Tensor, layer: int, direction: int) -> Tensor:
@@ -152,12 +181,13 @@ class ElmoModel(PreTrainedModel):
     def check_ranges(self, batch: PackedBatch) -> None:
         """Raise `UserError` for ids outside the vocabulary; on a GPU this is a host-device sync."""
         if batch.num_tokens:
+            size, where = len(WORD_TABLE), "the table of this process"
+            cure = "use the WordTokenizer of its folder, or call set_vocabulary for ids of its vocabulary"
+            if self._vocabulary is not None:
+                size, where, cure = self.config.vocab_size, "the model's vocabulary", "use the one it was trained with"
             low, high = (int(value) for value in batch.input_ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                raise UserError(
-                    f"input_ids holds {low if low < 0 else high}, outside the model's vocabulary of"
-                    f" {self.config.vocab_size} words: use the vocabulary the model was trained with"
-                )
+            if low < 0 or high >= size:
+                raise UserError(f"input_ids holds {low if low < 0 else high}, outside {where} of {size} words: {cure}")
 
     def forward(self, batch: PackedBatch, *, output_hidden_states: bool | None = None) -> EncoderOutput:
         """Encode a `PackedBatch` of ids, as `encode` does."""
@@ -178,7 +208,8 @@ class ElmoModel(PreTrainedModel):
         """
         if self.training:
             raise UserError("states_of is for inference; call eval() first")
-        rows = self._cache.rows(self, [word for sentence in sentences for word in sentence])
+        words_of_all = [word for sentence in sentences for word in sentence]
+        rows = self._cache.rows(self, words_of_all, marks=False)
         vectors = self._cache.vectors
         lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.int64)
         ends = lengths.cumsum(0)
@@ -215,8 +246,15 @@ class _WordCache:
         self._rows: dict[str, int] = {}
         self.vectors = torch.empty(0)
 
-    def rows(self, model: ElmoModel, words: Sequence[str]) -> Tensor:
-        """Return the row of each word in `vectors`, int64 (words,), and compute the vectors that are missing."""
+    def rows(self, model: ElmoModel, words: Sequence[str], *, marks: bool = True) -> Tensor:
+        """Return the row of each word in `vectors`, int64 (words,), and compute the vectors that are missing.
+
+        With `marks`, the special tokens that begin and end a sentence are its marks, else words as others.
+        """
+        with without_autocast(model.device):
+            return self._rows_of(model, words, marks)
+
+    def _rows_of(self, model: ElmoModel, words: Sequence[str], marks: bool) -> Tensor:
         if len(self._rows) > MOST_CACHED:
             self._rows.clear()
         device, dtype = model.device, model.dtype
@@ -224,7 +262,8 @@ class _WordCache:
         if not self._rows or stale:
             self._rows.clear()
             self.vectors = model.embeddings(sentence_marks().to(device), torch.arange(2, device=device)).to(dtype)
-        missing = list(dict.fromkeys(word for word in words if word not in self._rows))
+        known = {word: row for row, word in enumerate(MARKS)} if marks else {}
+        missing = list(dict.fromkeys(word for word in words if word not in self._rows and word not in known))
         if missing:
             characters = read_characters(missing)
             parts = [self.vectors]
@@ -234,4 +273,4 @@ class _WordCache:
             first = len(self.vectors)
             self.vectors = torch.cat(parts)
             self._rows.update((word, index) for index, word in enumerate(missing, first))
-        return torch.tensor([self._rows[word] for word in words], dtype=torch.int64)
+        return torch.tensor([known[word] if word in known else self._rows[word] for word in words], dtype=torch.int64)
