@@ -14,6 +14,8 @@ from fastbert.vectors.corpus_words import WordCorpus
 MISSING = "skip-gram and CBOW need the package gensim: `pip install gensim`; --kind glove does without"
 _LONGEST = 10_000  # gensim ignores what follows in a sentence
 _TOKENS = 1 << 20  # read at once
+_JOBS = 50  # per thread and epoch, at least: the learning rate falls from job to job
+_JOB_WORDS = (100, 10_000)  # at least, and gensim's default
 
 
 class _Sentences:
@@ -52,6 +54,7 @@ def train_word2vec(
     is called with the number of tokens handed to gensim, over all epochs. Raises `UserError` without gensim.
     """
     gensim = require_package("gensim.models", MISSING)
+    tokens = int(corpus.counts.sum())
     model = gensim.Word2Vec(
         vector_size=size,
         window=window,
@@ -60,9 +63,10 @@ def train_word2vec(
         min_count=1,
         seed=seed,
         workers=threads,
+        batch_words=min(max(tokens // (_JOBS * threads), _JOB_WORDS[0]), _JOB_WORDS[1]),
     )
     counts = dict(zip(corpus.words, corpus.counts.tolist(), strict=True))
     model.build_vocab_from_freq(counts, corpus_count=len(corpus.offsets) - 1)
-    model.train(_Sentences(corpus, progress), total_words=int(corpus.counts.sum()), epochs=epochs)
+    model.train(_Sentences(corpus, progress), total_words=tokens, epochs=epochs)
     vectors: NDArray[np.float32] = model.wv.vectors[[model.wv.key_to_index[word] for word in corpus.words]]
     return vectors
