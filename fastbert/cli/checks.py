@@ -151,9 +151,18 @@ def check_examples(
     """Raise `UserError` for examples that are missing or no text, or that a task cannot read by the suffix of their
     file. A small file is read, with `read`, which refuses one that is empty or has nothing but a header.
 
-    None and standard input pass. FOLDER#SPLIT is a split of a folder of `datasets`, FILE.json#SPLIT one of CLINC150.
+    None and standard input pass. FOLDER#SPLIT is a split of a folder of `datasets`, FILE.json#SPLIT one of CLINC150,
+    SOURCES,TARGETS are two files of lines.
     """
     if path is None or str(path) == STDIN:
+        return
+    pair = str(path).split(",")
+    if task in (None, "seq2seq") and len(pair) == 2 and not Path(path).exists():
+        for file in pair:
+            check_file(flag, file)
+        if read is not None and sum(Path(file).stat().st_size for file in pair) <= SMALL:
+            with named(flag):
+                read(str(path))
         return
     source = _without_split(str(path))
     is_folder = Path(source).is_dir()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
-from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.training.run_config import DISTILLATION, RunConfig
@@ -75,6 +75,9 @@ class _Model:
     """Train only the head; the encoder is frozen."""
     lora: int | None = None
     """Train LoRA adapters of this rank (needs peft)."""
+    bilstm: int | None = switch(None, bare="0")
+    """A new bidirectional LSTM with so many outputs between the encoder and the head, half of them per direction;
+    without a number, or with 0, as many as the encoder has (LTR + BiLSTM). transformers does not load such models."""
     dropout: float | None = rare(None)
     """Dropout probability of all layers and the head (default: from the model's config; regression: 0)."""
     reinit_layers: int = rare(0)
@@ -122,6 +125,9 @@ class _Training:
     schedule: Literal["linear", "constant", "slanted-triangular", "inverse-sqrt"] | None = rare(None)
     """Learning rate after the warm-up: linear decay to zero, constant, ULMFiT's (which has its own warm-up), or decay
     with the inverse square root of the step (default: linear; inverse-sqrt with --architecture)."""
+    lm_weight: float | None = rare(None)
+    """Weight of the auxiliary language-model loss, for models that read left to right (default: GPT's 0.5 in tasks over
+    sequences, if --model has a language model's head; 0 for others, with --frozen, --lora and --teacher)."""
     warmup: float = rare(0.1)
     """Warm-up as a fraction of the steps."""
     layer_decay: float = rare(1.0)
@@ -176,6 +182,12 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
             *((name, getattr(self, name) >= 1, "at least 1") for name in counts),
             *((name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in optional),
             *((name, getattr(self, name) >= 0, "at least 0") for name in ("stride", "context_tokens", "reinit_layers")),
+            (
+                "bilstm",
+                self.bilstm is None or (self.bilstm >= 0 and self.bilstm % 2 == 0),
+                "even: each direction has half",
+            ),
+            ("lm_weight", self.lm_weight is None or 0 <= self.lm_weight < math.inf, "at least 0 and finite"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
             ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
@@ -218,6 +230,7 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
             ("lora", "student_layers"),
             ("lora", "teacher"),
             ("class_weights", "teacher"),
+            *(("lm_weight", name) for name in ("frozen", "lora", "teacher")),
             ("tokenizer", "vocab_size"),
             *(("architecture", name) for name in _OF_PRETRAINED),
         ):
@@ -256,6 +269,9 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
                     owners.setdefault(item.name, []).append(task)
             names = [name for name in defaults if name in owners and name not in taken]
             needs += [(name, f"--task {_either(owners[name])}", False) for name in names]
+        over_encoder = self.task is None or bool(task_class(self.task).head_name)
+        with_heads = _either([task for task in TASKS if task_class(task).head_name])
+        needs += [(name, f"--task {with_heads}", over_encoder) for name in ("bilstm", "lm_weight")]
         for name, needed, present in needs:
             value = getattr(self, name)
             if not present and value != defaults[name]:
@@ -316,6 +332,7 @@ class Trial:
 # Flags that a model with new weights has no use for.
 _OF_PRETRAINED = (
     *("frozen", "gradual_unfreezing", "lora", "reinit_layers", "student_layers", "teacher", "store_delta", "baseline"),
+    "decoder",
 )
 
 

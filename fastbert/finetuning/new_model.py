@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.finetuning.config import NEW_SIZES, FinetuneConfig
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.tasks.examples import Dataset, SequenceExample
+from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training.defaults import vocabulary_size
@@ -25,7 +26,7 @@ def new_source(
     """Return the config of a new model and its tokenizer. Raises `UserError` where they do not fit one another."""
     tokenizer = new_tokenizer(config, train, reporter)
     model = new_config(config, tokenizer)
-    reporter.on_message(f"new model: {model.num_parameters():,} parameters, vocabulary of {model.vocab_size:,}")
+    reporter.on_message(f"new weights: all {model.num_parameters():,} of the model")
     return model, tokenizer
 
 
@@ -37,10 +38,13 @@ def new_tokenizer(config: FinetuneConfig, train: Dataset[Any], reporter: Reporte
     if config.resume and (config.out / TOKENIZER).is_dir():
         return WordPieceTokenizer.from_pretrained(config.out / TOKENIZER)
     size = config.vocab_size or _size_of_file(config)
-    if size is None:
+    if size is not None:
+        tokens = train_vocabulary(_texts(train), size, lower_case=not config.cased)
+    else:
         size = vocabulary_size(sum(len(text.encode()) for text in _texts(train)))
-    reporter.on_message(f"builds a vocabulary of {size:,} from {train.path}")
-    tokens = train_vocabulary(_texts(train), size, lower_case=not config.cased)
+        with unlogged():  # nobody asked for so many tokens
+            tokens = train_vocabulary(_texts(train), size, lower_case=not config.cased)
+    reporter.on_message(f"vocabulary: {len(tokens):,} tokens, built from {train.path}")
     return WordPieceTokenizer(tokens, do_lower_case=not config.cased)
 
 

@@ -11,6 +11,7 @@ from fastbert import BertConfig, BertForSequenceClassification
 from fastbert.errors import UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.defaults import resolved
 
 
 def model(layers: int = 3) -> BertForSequenceClassification:
@@ -41,6 +42,26 @@ def test_slanted_triangles_rise_for_a_tenth_and_fall_to_a_32nd() -> None:
     assert factors[100] == pytest.approx(1.0)
     assert factors[1000] == pytest.approx(1 / 32)
     assert factors[550] == pytest.approx((1 + 0.5 * 31) / 32)
+
+
+def test_the_inverse_root_schedule_is_that_of_the_transformer() -> None:
+    """lrate = d^-0.5 * min(step^-0.5, step * warmup^-1.5), Vaswani et al. 2017, section 5.3."""
+    total, warmup, width = 1000, 40, 64
+    peak = (width * warmup) ** -0.5
+    factors = [recipe.factor("inverse-sqrt", warmup / total, step, total) for step in range(1, total)]
+    expected = [width**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, total)]
+    assert [peak * factor for factor in factors] == pytest.approx(expected)
+    assert recipe.factor("inverse-sqrt", 0.0, 0, total) == recipe.factor("inverse-sqrt", 0.0, 1, total) == 1.0
+
+
+def test_new_models_have_the_optimiser_of_the_transformer() -> None:
+    new = FinetuneConfig(task="seq2seq", architecture="transformer")
+    (betas,) = {group["betas"] for group in recipe.optimizer(model(), new, 1e-3).param_groups}
+    assert betas == (0.9, 0.98)
+    chosen = resolved(new, examples=1000, classes=0, hidden_size=512)
+    assert (chosen.schedule, chosen.batch_size, chosen.lr) == ("inverse-sqrt", (64,), (7e-4,))
+    assert chosen.epochs == (100.0,)
+    assert resolved(FinetuneConfig(), examples=1000, classes=0, hidden_size=512).schedule == "linear"
 
 
 def test_layer_decay_multiplies_from_the_head_down() -> None:

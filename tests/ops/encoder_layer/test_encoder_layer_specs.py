@@ -1,6 +1,7 @@
 """Layers by their spec: one that the parameters or the operations do not fit is refused, not computed as another."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,11 @@ def batch() -> LayerBatch:
         pytest.param(replace(BERT, cross_attention=ATTENTION), "hold no cross-attention", id="cross-attention"),
         pytest.param(replace(BERT, self_attention=replace(ATTENTION, key_value_heads=2)), "key_value_heads", id="gqa"),
         pytest.param(replace(BERT, self_attention=replace(ATTENTION, window=8)), "window=8", id="window"),
+        pytest.param(
+            replace(BERT, self_attention=replace(ATTENTION, similarity="additive")),
+            "hold no perceptron",
+            id="similarity",
+        ),
         pytest.param(replace(BERT, self_attention=replace(ATTENTION, projection_bias=False)), "lacks a bias", id="qkv"),
         pytest.param(replace(BERT, self_attention=replace(ATTENTION, output_bias=False)), "lacks a bias", id="output"),
         pytest.param(replace(BERT, feed_forward=replace(NETWORK, bias=False)), "lacks a bias", id="feed-forward"),
@@ -49,6 +55,42 @@ def batch() -> LayerBatch:
 def test_a_spec_that_does_not_fit_is_refused(spec: LayerSpec, message: str) -> None:
     with pytest.raises(UserError, match=message):
         encoder_layer(torch.randn(6, WIDTH), parameters(), spec, batch())
+
+
+def test_a_layer_with_a_relu_is_the_formula() -> None:
+    """Whatever the backend, as no kernel fuses it; beside torch.nn's layer in float64."""
+    spec, weights, x = bert_layer(WIDTH, 4, INNER, "relu", 1e-12), parameters(), torch.randn(6, WIDTH)
+    assert spec.unfused == "an activation other than GELU"
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, INNER, 0.0, "relu", 1e-12, batch_first=True).double()
+    state = {
+        "self_attn.in_proj_weight": torch.cat((weights.query, weights.key, weights.value)),
+        "self_attn.in_proj_bias": torch.cat((weights.query_bias, weights.key_bias, weights.value_bias)),
+        "self_attn.out_proj.weight": weights.attention_output,
+        "self_attn.out_proj.bias": weights.attention_output_bias,
+        "linear1.weight": weights.intermediate,
+        "linear1.bias": weights.intermediate_bias,
+        "linear2.weight": weights.output,
+        "linear2.bias": weights.output_bias,
+        "norm1.weight": weights.attention_norm,
+        "norm1.bias": weights.attention_norm_bias,
+        "norm2.weight": weights.output_norm,
+        "norm2.bias": weights.output_norm_bias,
+    }
+    layer.load_state_dict({name: tensor.double() for name, tensor in state.items()})
+    with torch.no_grad():
+        expected = torch.cat([layer(rows[None].double())[0] for rows in (x[:2], x[2:])])
+    for backend in (None, "eager"):
+        with use_backend(backend):
+            torch.testing.assert_close(encoder_layer(x, weights, spec, batch()), expected.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"activation": "tanh"}, "activation='tanh'"), ({}, "similarity='l2'")]
+)
+def test_unknown_names_in_a_spec_are_refused(changes: dict[str, Any], message: str) -> None:
+    attention = ATTENTION if changes else replace(ATTENTION, similarity="l2")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"{message} must be one of"):
+        replace(BERT, self_attention=attention, feed_forward=replace(NETWORK, **changes))
 
 
 @pytest.mark.parametrize("backend", [None, "eager"])
