@@ -226,8 +226,9 @@ def _check_layers(text: str, count: object) -> None:
 def _run_table(config: Config, quiet: bool) -> int:
     train, dev = require(config, "train"), require(config, "eval")
     out = require(config, "out")
+    from fastbert.features.learned import tag_with_learned_vectors
     from fastbert.features.static import tag_with_vectors
-    from fastbert.features.tagging import FeatureTraining, table7
+    from fastbert.features.tagging import FeatureTraining, rows_of, table7
     from fastbert.tasks.readers.conll import read_conll
     from fastbert.tasks.settings import Columns
 
@@ -263,8 +264,12 @@ def _run_table(config: Config, quiet: bool) -> int:
             result["model"] = source = require(config, "model")
             model, tokenizer, why = _load(config, source)
             bars.message(f"{why}, {sizes}")
-            update = bars.stage("training", 6 * config.epochs, "epochs")
+            is_elmo = model.config.model_type == "elmo"
+            update = bars.stage("training", (len(rows_of(model)) + is_elmo) * config.epochs, "epochs")
             rows, note = table7(model, tokenizer, train_set, dev_set, training, progress=progress), ""
+            if is_elmo:  # the row without an ELMo
+                size = model.config.hidden_size
+                rows.insert(0, tag_with_learned_vectors(size, train_set, dev_set, training, progress=progress))
     out.mkdir(parents=True, exist_ok=True)
     result |= {"train": train, "eval": dev, "rows": [asdict(row) for row in rows]}
     write_json_atomic(out / "table7.json", result)

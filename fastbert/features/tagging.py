@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.errors import UserError, require_whole
@@ -76,6 +76,28 @@ def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
     ]
 
 
+def elmo_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
+    """Return the rows for an ELMo of `count` layers, as `table7_rows` does: each layer, the character convolution
+    included, all side by side, and their weighted sum (Peters et al. 2018, equation 1)."""
+    every = tuple(range(count + 1))
+    ordinals = ("First", "Second", "Third", "Fourth")
+    layers = [
+        (f"{ordinals[n]} biLSTM" if n < len(ordinals) else f"biLSTM {n + 1}", (n + 1,), False) for n in range(count)
+    ]
+    return [
+        ("Character CNN", (0,), False),
+        *layers,
+        (f"Concat All {count + 1} Layers", every, False),
+        (f"ELMo: Weighted Sum of {count + 1} Layers", every, True),
+    ]
+
+
+def rows_of(model: EncoderModel) -> list[tuple[str, tuple[int, ...], bool]]:
+    """Return the rows of hidden states for a model: of `elmo_rows` for an ELMo, else of `table7_rows`."""
+    rows = elmo_rows if model.config.model_type == "elmo" else table7_rows
+    return rows(len(model.encoder.layer))
+
+
 def table7(
     model: EncoderModel,
     tokenizer: WordPieceTokenizer,
@@ -86,7 +108,7 @@ def table7(
     score: Scorer | None = None,
     progress: Callable[[str, int, float], None] | None = None,
 ) -> list[Table7Row]:
-    """Train and score the six rows by the F1 of entities on the development set.
+    """Train and score the rows of a model by the F1 of entities on the development set.
 
     `score(gold, predicted)` replaces `fastbert.tasks.metrics.tagging.tagging_scores`, whose accuracy counts if the tags
     are not of entities. `progress` is called with a row's name, the epoch and its score.
@@ -95,8 +117,7 @@ def table7(
         hidden_states(model, tokenizer, [example.words for example in dataset], max_length=training.max_length)
         for dataset in (train, dev)
     ]
-    rows = table7_rows(len(model.encoder.layer))
-    return train_rows(rows, features, (train, dev), training, score=score, progress=progress)
+    return train_rows(rows_of(model), features, (train, dev), training, score=score, progress=progress)
 
 
 def train_rows(
@@ -107,9 +128,14 @@ def train_rows(
     *,
     score: Scorer | None = None,
     progress: Callable[[str, int, float], None] | None = None,
+    make_tagger: Callable[[BiLstmConfig], nn.Module] = BiLstmTagger,
 ) -> list[Table7Row]:
     """Train and score a tagger per row on features of every word, `values` fp32 (words, layers, width), of a training
-    and a development set. A row is its name, its layers, and True for a weighted sum; the rest is as in `table7`."""
+    and a development set. A row is its name, its layers, and True for a weighted sum; the rest is as in `table7`.
+
+    `make_tagger` makes another tagger than `BiLstmTagger` of its config; it is called with the values of a batch, of
+    any dtype, and the lengths of its sentences.
+    """
     if score is None:
         from fastbert.tasks.metrics.tagging import tagging_scores
 
@@ -118,7 +144,7 @@ def train_rows(
     sets = [_Set.of(values, dataset, labels) for values, dataset in zip(features, datasets, strict=True)]
     trained = []
     for name, layers, mixed in rows:
-        row = _Row(*sets, labels=labels, layers=layers, mixed=mixed, training=training)
+        row = _Row(*sets, labels=labels, layers=layers, mixed=mixed, training=training, make_tagger=make_tagger)
         best, best_epoch, metric = -1.0, 0, "f1"
         for epoch in range(1, training.epochs + 1):
             row.train_epoch()
@@ -167,6 +193,7 @@ class _Row:
         layers: tuple[int, ...],
         mixed: bool,
         training: FeatureTraining,
+        make_tagger: Callable[[BiLstmConfig], nn.Module],
     ) -> None:
         self.sets, self.labels, self.layers, self.training = (train, dev), labels, layers, training
         torch.manual_seed(training.seed)
@@ -179,7 +206,7 @@ class _Row:
             num_layers=training.num_layers,
             dropout=training.dropout,
         )
-        self.tagger = BiLstmTagger(config)
+        self.tagger = make_tagger(config)
         self.optimizer = torch.optim.Adam(self.tagger.parameters(), lr=training.lr)
         self.draw = np.random.default_rng(training.seed)
 
