@@ -368,6 +368,40 @@ def encoder_layer(
 ) -> None:
     """Compute a layer. `rows`: address and number of the int64 indices of the output tokens; None for all."""
 
+# bindings/decoder.cpp
+
+class DecoderStack:
+    """The layers of a decoder. A layer has four weights, ten vectors (address, elements, dtype), which are copied, and
+    two epsilons."""
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[tuple[tuple[PrepackedWeight, ...], Sequence[tuple[int, int, str]], tuple[float, float]]],
+        heads: int,
+        pre_norm: bool,
+        tanh: bool,
+        final_norm: tuple[tuple[int, int, str], tuple[int, int, str], float] | None = None,
+    ) -> None: ...
+    @property
+    def width(self) -> int: ...
+    def step(
+        self,
+        x: tuple[int, str, int],
+        rows: int,
+        *,
+        keys: Sequence[int],
+        values: Sequence[int],
+        slots: int,
+        slot: int,
+        starts: int,
+        y: int,
+    ) -> None:
+        """Compute one token per row; its keys and values are written to `slot` of the caches."""
+
+def best_tokens(logits: tuple[int, str, int], rows: int, vocab_size: int, tokens: int, log_probabilities: int) -> None:
+    """Write each row's most probable token and its log probability."""
+
 # bindings/adamw.cpp
 
 def adamw(

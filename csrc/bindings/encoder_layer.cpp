@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/layer_arguments.h"
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/attention/attention.h"
@@ -16,8 +17,6 @@ namespace py = pybind11;
 
 namespace fastbert {
 namespace {
-
-using Vector = std::tuple<Address, std::size_t, std::string>;  // data, elements, dtype
 
 // Reject offsets that would take a kernel outside the tokens.
 void check_offsets(const std::vector<std::int32_t>& offsets, std::size_t sequences, std::size_t tokens) {
@@ -42,64 +41,14 @@ void check_rows(const std::vector<std::int64_t>& rows, std::size_t tokens) {
     }
 }
 
-// Concatenate vectors, converted to fp32.
-std::vector<float> joined(const std::vector<Vector>& vectors) {
-    std::vector<float> values;
-    std::size_t total = 0;
-    for (const auto& [address, count, dtype] : vectors) total += count;
-    values.reserve(total);
-    for (const auto& [address, count, dtype] : vectors) {
-        if (count && !address) throw py::value_error("the memory of one of the layer's vectors was given back");
-        if (dtype_of(dtype) == Dtype::fp32) {
-            const auto* from = reinterpret_cast<const float*>(address);
-            values.insert(values.end(), from, from + count);
-        } else {
-            const auto* from = reinterpret_cast<const BFloat16*>(address);
-            const std::size_t done = values.size();
-            values.resize(done + count);
-            for (std::size_t i = 0; i < count; ++i) values[done + i] = to_float(from[i]);
-        }
-    }
-    return values;
-}
-
-void check_shapes(const LayerWeights& layer, const std::vector<Vector>& vectors, std::size_t heads) {
-    const std::size_t width = layer.attention_output->columns, inner = layer.intermediate->columns;
-    const Element element = layer.projections->element;
-    const std::array<std::array<std::size_t, 2>, 4> expected = {
-        {{3 * width, width}, {width, width}, {inner, width}, {width, inner}}};
-    const std::array<const PrepackedWeight*, 4> weights = {layer.projections, layer.attention_output,
-                                                           layer.intermediate, layer.output};
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-        if (weights[i]->columns != expected[i][0] || weights[i]->depth != expected[i][1] ||
-            weights[i]->element != element)
-            throw py::value_error("weight " + std::to_string(i) + " of the layer is " +
-                                  std::to_string(weights[i]->columns) + " x " + std::to_string(weights[i]->depth) +
-                                  ": it must be " + std::to_string(expected[i][0]) + " x " +
-                                  std::to_string(expected[i][1]) +
-                                  ", prepacked for the same element type as the others");
-    }
-    const std::array<std::size_t, 10> sizes = {width, width, width, width, width, width, inner, width, width, width};
-    if (vectors.size() != sizes.size()) throw py::value_error("a layer has ten vectors");
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-        if (std::get<1>(vectors[i]) != sizes[i])
-            throw py::value_error("vector " + std::to_string(i) + " of the layer has " +
-                                  std::to_string(std::get<1>(vectors[i])) + " elements: it must have " +
-                                  std::to_string(sizes[i]));
-    }
-    if (heads == 0 || width % heads || width / heads > kMaxHeadDim)
-        throw py::value_error("width " + std::to_string(width) + " cannot have " + std::to_string(heads) +
-                              " heads: it must be a multiple of them, at most 256 times as large");
-}
-
 void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_stride, std::size_t tokens,
                         std::size_t width, const std::array<const PrepackedWeight*, 4>& weights,
-                        const std::vector<Vector>& vectors, Address cu_seqlens, std::size_t sequences,
+                        const std::vector<LayerVector>& vectors, Address cu_seqlens, std::size_t sequences,
                         std::size_t heads, float eps, bool tanh, bool causal,
                         const std::optional<std::pair<Address, std::size_t>>& rows, Address y,
                         const std::string& y_dtype) {
     const LayerWeights layer_weights{weights[0], weights[1], weights[2], weights[3]};
-    check_shapes(layer_weights, vectors, heads);
+    check_layer(layer_weights, vectors, heads);
     if (width != weights[1]->columns)
         throw py::value_error("x has " + std::to_string(width) + " columns, but the layer is " +
                               std::to_string(weights[1]->columns) + " wide");
@@ -116,7 +65,7 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
         selected_rows.assign(indices, indices + outputs);
         check_rows(selected_rows, tokens);
     }
-    const std::vector<float> values = joined(vectors);
+    const std::vector<float> values = joined_vectors(vectors);
     const LayerCall call{reinterpret_cast<const void*>(x),
                          dtype_of(x_dtype),
                          x_stride,
@@ -132,16 +81,7 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
                          tanh,
                          causal};
     py::gil_scoped_release release;
-    const std::size_t inner = weights[2]->columns;
-    const float* rest = values.data() + 3 * width;
-    const LayerVectors layer_vectors{values.data(),
-                                     rest,
-                                     rest + width,
-                                     rest + 2 * width,
-                                     rest + 3 * width,
-                                     rest + 3 * width + inner,
-                                     rest + 4 * width + inner,
-                                     rest + 5 * width + inner};
+    const LayerVectors layer_vectors = layer_vectors_in(values, width, weights[2]->columns);
     encoder_layer(call, layer_weights, layer_vectors);
 }
 

@@ -323,7 +323,9 @@ void full_depth_gemm(const GemmCall& call) {
                         static_cast<double>(std::max<std::size_t>(1, plan.depth));
     // Either one thread or all: libgomp ends the threads that a smaller region leaves idle, and restarting them takes
     // longer than the matmul.
-    const int threads = work < kMinParallelWork ? 1 : parallel_threads();
+    const std::size_t bytes = call.weight->columns * plan.depth * bytes_of(call.weight->element);
+    const bool serial = work < kMinParallelWork && !(call.weight_in_memory && bytes >= kMinParallelBytes);
+    const int threads = serial ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
     std::byte* memory = gemm_scratch(size);
     std::atomic<std::size_t> next_row = 0;

@@ -158,6 +158,9 @@ struct GemmCall {
     Epilogue epilogue;
     FusedNorm norm;
     Blocking blocking;
+    // True if the weight was not used recently, so that it is read from memory: few rows then take longer than their
+    // multiplications, and several threads are faster from kMinParallelBytes on.
+    bool weight_in_memory = false;
     // Restricts the depth: inputs first_input.. (a multiple of kSlice), `inputs` of them, or all if 0.
     std::size_t first_input = 0, inputs = 0;
 };

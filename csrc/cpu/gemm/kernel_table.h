@@ -36,6 +36,8 @@ const RowOperations& row_operations();
 // Minimum multiplications to use several threads: some ten microseconds of one thread. If other processes compete for
 // the cores, waiting for a thread may take milliseconds, so small matmuls stay on one.
 inline constexpr double kMinParallelWork = 1e6;
+// Minimum bytes of a weight in memory to use several threads: as long.
+inline constexpr std::size_t kMinParallelBytes = std::size_t{1} << 18;
 
 // Return at least `size` bytes of the calling thread, aligned to 64, valid until its next matmul. Kept between calls:
 // faulting in fresh pages costs more than the matmuls that use them. Throws std::bad_alloc.
