@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.fusibility import has_hooks, is_plain, runs_as_written
+from fastbert.models.decoder_stack import decoder_stack, is_plain_pre_norm
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.layers import ModuleLayer, layer_batch
 from fastbert.models.norm import Norm, is_plain_norm
-from fastbert.models.pre_norm import PreNormLayer, Projection
+from fastbert.models.pre_norm import PreNormLayer
 from fastbert.models.self_attention import SelfAttention
 from fastbert.models.seq2seq.decoder import AttentionContext, run_context_layer, run_layers
 from fastbert.models.seq2seq.decoding_cache import Writing, WrittenKeys, one_token_each
@@ -59,7 +59,9 @@ class CausalDecoding:
         # The last generated token is never an input.
         self.written = WrittenKeys(len(layers), max(room - 1, 1), prompts, len(prompts), like)
         self.prompt_layers = [_context_layer(layer, number) for number, layer in enumerate(layers)]
-        self.layers = causal_steps(layers, like)
+        # One call for all layers, or one step per layer.
+        self.stack = decoder_stack(layers, self.encoder.encoder.LayerNorm, like)
+        self.layers = causal_steps(layers, like) if self.stack is None else []
         self.positions = prompts.position_ids[self._last_tokens()] + 1
 
     def _last_tokens(self) -> Tensor:
@@ -77,6 +79,9 @@ class CausalDecoding:
         batch = one_token_each(tokens, self.positions + self.written.written, 0)
         self.written.advance()
         x = self.encoder.embeddings(batch, None)
+        if self.stack is not None:
+            logits: Tensor = self.head(self.stack.step(x, self.written))
+            return logits
         return self._logits(run_layers(self.layers, x, Writing(self.written), self.batch))
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -122,24 +127,9 @@ def causal_steps(layers: Iterable[Any], like: Tensor) -> list[Step]:
         return step_layers(layers, like)
     steps: list[Step] = []
     for number, layer in enumerate(layers):
-        element = fused_element(layer, like) if _is_plain(layer) else None
+        element = fused_element(layer, like) if is_plain_pre_norm(layer) else None
         steps.append(_context_layer(layer, number) if element is None else _FusedPreNormLayer(layer, number, element))
     return steps
-
-
-def _is_plain(layer: PreNormLayer) -> bool:
-    """Return whether the layer's parameters alone decide what it computes."""
-    parts = layer.named_parts()
-    norms = [parts.pop("attention_norm"), parts.pop("output_norm")]
-    containers: list[nn.Module] = [layer.attention, layer.attention.self, layer.intermediate]
-    outputs = (layer.attention.output, layer.output)
-    return (
-        runs_as_written(layer, PreNormLayer)
-        and all(is_plain(linear) for linear in parts.values())
-        and all(is_plain_norm(norm) for norm in norms)
-        and all(type(output) is Projection and not has_hooks(output) for output in outputs)
-        and not any(has_hooks(module) for module in containers)
-    )
 
 
 class _FusedPreNormLayer:

@@ -24,6 +24,7 @@ class WrittenKeys:
         of `like` (..., heads, head_dim)."""
         self.before = 0 if prefix is None else prefix.max_seqlen
         self.room, self.written = room, 0
+        self._offsets: tuple[Tensor, Tensor] | None = None
         self.starts = torch.zeros(rows, dtype=torch.int64, device=like.device)
         if prefix is not None:
             self.starts = self.before - prefix.cu_seqlens.diff().long()
@@ -42,16 +43,21 @@ class WrittenKeys:
     def advance(self) -> None:
         """Make room for one more token per row."""
         self.written += 1
-        rows, slots = len(self.starts), self.before + self.room
-        row = torch.arange(rows, device=self.starts.device) * slots
-        bounds = torch.empty(2 * rows + 2, dtype=torch.int32, device=self.starts.device)
-        bounds[0], bounds[-1] = 0, rows * slots
-        bounds[1:-1:2] = row + self.starts
-        bounds[2::2] = row + (self.before + self.written)
-        self.of_keys = bounds
-        self.of_queries = torch.arange(2 * rows + 2, dtype=torch.int32, device=self.starts.device) // 2
-        # Of a row with its generated tokens, or of the free slots between two rows.
-        self.longest = max(self.before + self.written, slots - self.written - self.shortest)
+        self._offsets = None
+
+    def _cu_seqlens(self) -> tuple[Tensor, Tensor]:
+        """Return cu_seqlens of the newest tokens' queries and of all slots: sequences of a row's visible slots, between
+        those of free slots, which have no queries."""
+        if self._offsets is None:
+            rows, slots = len(self.starts), self.before + self.room
+            row = torch.arange(rows, device=self.starts.device) * slots
+            keys = torch.empty(2 * rows + 2, dtype=torch.int32, device=self.starts.device)
+            keys[0], keys[-1] = 0, rows * slots
+            keys[1:-1:2] = row + self.starts
+            keys[2::2] = row + (self.before + self.written)
+            queries = torch.arange(2 * rows + 2, dtype=torch.int32, device=self.starts.device) // 2
+            self._offsets = queries, keys
+        return self._offsets
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Cache the newest tokens' keys and values; return their self-attention, (rows, heads, head_dim) each.
@@ -60,7 +66,9 @@ class WrittenKeys:
         keys, values = self.keys[layer], self.values[layer]
         keys[:, slot], values[:, slot] = k, v
         attention = similarity or ops.attention
-        return attention(q, keys.flatten(0, 1), values.flatten(0, 1), self.of_queries, self.of_keys, 1, self.longest)
+        # Of a row with its generated tokens, or of the free slots between two rows.
+        longest = max(slot + 1, self.before + self.room - self.written - self.shortest)
+        return attention(q, keys.flatten(0, 1), values.flatten(0, 1), *self._cu_seqlens(), 1, longest)
 
     def select(self, rows: Tensor, *, same_prefixes: bool) -> None:
         """Keep these rows, int64; with `same_prefixes` only the generated tokens are moved."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.ops.native.best_tokens import best_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +108,8 @@ def greedy(decoding: Decoding, count: int, end: int, settings: SearchSettings) -
     totals, lengths = torch.zeros(count, device=logits.device), torch.zeros_like(written[:, 0])
     rows = torch.arange(count, device=logits.device)
     for step in range(settings.room):
-        wide = logits.float()
-        tokens = wide.argmax(-1)
-        totals[rows] += wide.gather(1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
+        tokens, logs = best_tokens(logits)
+        totals[rows] += logs
         written[rows, step], lengths[rows] = tokens, step + 1
         open_rows = (tokens != end).nonzero().flatten()
         if not len(open_rows) or step + 1 == settings.room:

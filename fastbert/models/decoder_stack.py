@@ -1,0 +1,158 @@
+"""The layers of a left-to-right model for new tokens as one call into C++ per token.
+
+A new token's matmuls take as long as reading the weights; for small models, calls from Python between them would take
+as long again. Weights do not change while a text is generated, so they are checked once, when generation begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fastbert import _C, cpu_capability
+from fastbert.errors import UserError
+from fastbert.models.fusibility import has_hooks, is_plain, runs_as_written
+from fastbert.models.layers import layer_parameters
+from fastbert.models.modules import Layer
+from fastbert.models.norm import Norm, is_plain_norm
+from fastbert.models.pre_norm import PreNormLayer, Projection
+from fastbert.models.seq2seq.decoding_cache import WrittenKeys
+from fastbert.models.seq2seq.fused_decoding import fused_element
+from fastbert.ops.attention.native import MAX_HEAD_DIM
+from fastbert.ops.encoder_layer.arguments import LayerParameters
+from fastbert.ops.encoder_layer.spec import LayerSpec
+from fastbert.ops.native import buffers, prepacked_weights
+
+LINEARS = ("query", "key", "value", "attention_output", "intermediate", "output")
+
+
+def is_plain_pre_norm(layer: PreNormLayer) -> bool:
+    """Return whether the parameters of a pre-LN layer alone decide what it computes: no hooks, no adapters."""
+    parts = layer.named_parts()
+    norms = (parts["attention_norm"], parts["output_norm"])
+    containers: list[nn.Module] = [layer.attention, layer.attention.self, layer.intermediate]
+    outputs = (layer.attention.output, layer.output)
+    return (
+        runs_as_written(layer, PreNormLayer)
+        and all(is_plain(parts[name]) for name in LINEARS)
+        and all(is_plain_norm(norm) for norm in norms)
+        and all(type(output) is Projection and not has_hooks(output) for output in outputs)
+        and not any(has_hooks(module) for module in containers)
+    )
+
+
+class PlainLayer(NamedTuple):
+    """The parameters of a layer of plain modules, and the epsilons of the attention's and the output's norm."""
+
+    parameters: LayerParameters
+    eps: tuple[float, float]
+
+
+def plain_layer(layer: nn.Module) -> PlainLayer | None:
+    """Return the parameters of a layer that the C++ step computes: plain modules, GELU, every bias; None for others."""
+    if isinstance(layer, PreNormLayer):
+        if not (layer.spec.is_pre_norm and is_plain_pre_norm(layer)):
+            return None
+        parts: Any = layer.named_parts()
+        norms = (parts["attention_norm"], parts["output_norm"])
+        return PlainLayer(layer_parameters(tuple(parts[name] for name in LINEARS), norms), (norms[0].eps, norms[1].eps))
+    if isinstance(layer, Layer) and layer.spec.unfused is None and runs_as_written(layer, Layer):
+        parameters = layer.fusible_parameters()
+        eps = (layer.attention.output.LayerNorm.eps, layer.output.LayerNorm.eps)
+        return None if parameters is None else PlainLayer(parameters, eps)
+    return None
+
+
+class DecoderStack:
+    """Layers of plain modules with the norm behind the last, if there is one, for one new token per row at a time."""
+
+    def __init__(self, layers: list[PlainLayer], spec: LayerSpec, norm: Norm | None, element: str) -> None:
+        """`spec` is that of every layer, but for the feed-forward network's width and the norms' epsilons; `element`
+        that of the prepacked weights, "fp32", "bf16" or "int8"."""
+        cpu_capability.apply()
+        self.width = spec.hidden_size
+        self.native = _C.DecoderStack(
+            layers=[_native_layer(layer, element) for layer in layers],
+            heads=spec.self_attention.heads,
+            pre_norm=spec.is_pre_norm,
+            tanh=spec.feed_forward.activation == "gelu_tanh",
+            final_norm=None if norm is None else (_vector(norm.weight), _vector(norm.bias), norm.eps),
+        )
+
+    def step(self, x: Tensor, written: WrittenKeys) -> Tensor:
+        """Return the outputs of the newest tokens x (rows, width), and cache their keys and values, for which
+        `written.advance()` has made room.
+
+        x is bf16 or fp32, of the caches' dtype, as the result. Sums, norms and softmax are fp32; a row's bits do not
+        depend on the other rows. Raises `UserError` for caches of another shape, and for freed storage.
+        """
+        rows, keys, values = len(written.starts), written.keys, written.values
+        slots, slot = written.before + written.room, written.before + written.written - 1
+        if keys[0].shape[:2] != (rows, slots) or keys[0].shape[2] * keys[0].shape[3] != self.width:
+            raise UserError(f"a cache has shape {tuple(keys[0].shape)}: {rows} x {slots} tokens are {self.width} wide")
+        if x.shape != (rows, self.width) or x.dtype != keys[0].dtype:
+            raise UserError(f"x is {x.dtype} {tuple(x.shape)}: it must be {keys[0].dtype} {(rows, self.width)}")
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = torch.empty((rows, self.width), dtype=x.dtype)
+        try:
+            self.native.step(
+                (buffers.address("x", x), buffers.DTYPES[x.dtype], x.stride(0)),
+                rows,
+                keys=[cache.data_ptr() for cache in keys],
+                values=[cache.data_ptr() for cache in values],
+                slots=slots,
+                slot=slot,
+                starts=written.starts.data_ptr(),
+                y=y.data_ptr(),
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        return y
+
+
+def decoder_stack(layers: Iterable[Any], norm: nn.Module | None, like: Tensor) -> DecoderStack | None:
+    """Return the stack that computes `layers`, and the `norm` behind them, for new tokens of the dtype and device of
+    `like`; None if the CPU's kernels do not support all of them, as they are: with hooks, adapters, autocast."""
+    layers = list(layers)
+    plain = [parameters for layer in layers if (parameters := plain_layer(layer)) is not None]
+    if not layers or len(plain) < len(layers) or not (norm is None or is_plain_norm(norm)):
+        return None
+    element = fused_element(layers[0], like)
+    kinds = {_kind(layer) for layer in layers}
+    if element is None or len(kinds) > 1 or layers[0].spec.self_attention.head_dim > MAX_HEAD_DIM:
+        return None
+    if any(fused_element(layer, like) != element for layer in layers):
+        return None
+    vectors = [tensor for layer in plain for tensor in layer.parameters]
+    vectors += [] if norm is None else [norm.weight, norm.bias]
+    if buffers.unsupported(*vectors) is not None or not buffers.direct(*vectors):
+        return None
+    return DecoderStack(plain, layers[0].spec, norm, element)
+
+
+def _kind(layer: Any) -> tuple[Any, ...]:
+    """Return what all layers of a stack have in common."""
+    spec = layer.spec
+    return spec.is_pre_norm, spec.hidden_size, spec.self_attention.heads, spec.feed_forward.activation
+
+
+def _native_layer(layer: PlainLayer, element: str) -> Any:
+    """Return a layer as `_C.DecoderStack` takes it."""
+    values = layer.parameters
+    packed = prepacked_weights.prepacked_group(values.matrices, (3, 1, 1, 1), element)
+    vectors = (
+        values.query_bias, values.key_bias, values.value_bias, values.attention_output_bias, values.attention_norm,
+        values.attention_norm_bias, values.intermediate_bias, values.output_bias, values.output_norm,
+        values.output_norm_bias,
+    )  # fmt: skip
+    return packed, [_vector(vector) for vector in vectors], layer.eps
+
+
+def _vector(vector: Tensor) -> tuple[int, int, str]:
+    """Return address, elements and dtype of a contiguous vector."""
+    if not vector.is_contiguous():
+        raise UserError(f"a vector of shape {tuple(vector.shape)} has strides {vector.stride()}: use contiguous()")
+    return buffers.address("a layer's vector", vector), vector.numel(), buffers.DTYPES[vector.dtype]
