@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -47,51 +47,54 @@ def find_sentences(
     *,
     most: int,
     others: int,
-    report: Callable[[int], None] = lambda sentences: None,
 ) -> Sentences:
     """Return at most `most` occurrences per word, in lower case or capitals, and `others` sentences, each drawn at
-    random from the documents; the same ones for the same text. `report` is called with the number of sentences read.
+    random from the documents; the same ones for the same text.
 
     Sentences of 6 to 40 words, most of them of letters, are read, and one occurrence of a word per sentence.
+    Occurrences with the same label, as set phrases have, count once.
     """
     reservoirs: dict[str, _Reservoir[Occurrence]] = {word: _Reservoir(word, most) for word in words}
     background: _Reservoir[tuple[str, ...]] = _Reservoir("other sentences", others)
-    read = 0
     for document in documents:
         for sentence in document:
             tokens = tuple(_WORD.findall(sentence))
             letters = sum(token.isalpha() for token in tokens)
             if not FEWEST_WORDS <= len(tokens) <= MOST_WORDS or letters < LETTERS * len(tokens):
                 continue
-            background.add(tokens)
+            background.add(tokens, tokens)
             lowered = [token.lower() for token in tokens]
             for word, reservoir in reservoirs.items():
                 if word in lowered:
-                    reservoir.add(Occurrence(tokens, lowered.index(word)))
-        read += len(document)
-        report(read)
+                    occurrence = Occurrence(tokens, lowered.index(word))
+                    reservoir.add(occurrence, occurrence.label.lower())
     return Sentences({word: reservoir.items for word, reservoir in reservoirs.items()}, background.items)
 
 
 class _Reservoir(Generic[Item]):
-    """A random sample of a stream, as large as may be up to a limit, without repetitions."""
+    """A random sample of a stream, as large as may be up to a limit, with one item per key."""
 
     def __init__(self, seed: str, limit: int) -> None:
         self.draw, self.limit, self.count = random.Random(seed), limit, 0
-        self.items: list[Item] = []
-        self.known: set[Item] = set()
+        self.chosen: dict[Hashable, Item] = {}
+        self.keys: list[Hashable] = []
 
-    def add(self, item: Item) -> None:
+    @property
+    def items(self) -> list[Item]:
+        """Return the sample."""
+        return [self.chosen[key] for key in self.keys]
+
+    def add(self, item: Item, key: Hashable) -> None:
         """Take an item, or leave it."""
-        if item in self.known:
+        if key in self.chosen:
             return
         self.count += 1
-        if len(self.items) < self.limit:
-            self.items.append(item)
-            self.known.add(item)
+        if len(self.keys) < self.limit:
+            self.keys.append(key)
+            self.chosen[key] = item
             return
         place = self.draw.randrange(self.count)
         if place < self.limit:
-            self.known.discard(self.items[place])
-            self.items[place] = item
-            self.known.add(item)
+            del self.chosen[self.keys[place]]
+            self.keys[place] = key
+            self.chosen[key] = item

@@ -23,7 +23,8 @@ def draw_similarities(
     between them. Each cell has its number, so that the picture can be read without its colours.
     """
     systems = list(next(iter(words.values()))[1])
-    fonts, _ = font_families("".join(label for labels, _ in words.values() for label in labels))
+    fonts, missing = font_families("".join(label for labels, _ in words.values() for label in labels))
+    readable = str.maketrans(dict.fromkeys(missing, "·"))
     width, height = _LABELS + _PANEL * len(systems) + _BAR, (_PANEL + 0.35) * len(words)
     with figure_file(out, width, height) as figure:
         grid = figure.subplots(len(words), len(systems), squeeze=False)
@@ -34,7 +35,9 @@ def draw_similarities(
                 axes.set_title(f"{word}: {name}", fontsize=10)
                 axes.set_xticks(range(len(labels)), numbers, fontsize=7)
                 first = axes is row[0]
-                names = [f"{label}  {number}" for label, number in zip(labels, numbers, strict=True)]
+                names = [
+                    f"{label.translate(readable)}  {number}" for label, number in zip(labels, numbers, strict=True)
+                ]
                 axes.set_yticks(range(len(labels)), names if first else numbers, fontsize=7)
                 if first:
                     for text in axes.get_yticklabels():

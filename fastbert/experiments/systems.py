@@ -129,7 +129,8 @@ def train_static_vectors(workspace: Workspace) -> WordVectors:
     """
     path = workspace.folder / "vectors" / "skipgram.txt"
     if not path.exists():
-        training = VectorTraining(size=workspace.scale.hidden_size, lower_case=True)
+        epochs = 5 if workspace.scale.name == "smoke" else None
+        training = VectorTraining(size=workspace.scale.hidden_size, lower_case=True, epochs=epochs)
         report = workspace.reporter.on_stage
         updates: dict[str, Callable[[int], None]] = {}
 
