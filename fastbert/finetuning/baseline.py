@@ -213,7 +213,7 @@ class Baseline:
 
     def outputs(self, scores: np.ndarray, rows: Rows) -> list[np.ndarray]:
         """Return the outputs of each row, as `Task.decode` reads them."""
-        return list(scores)
+        return list(np.repeat(scores, len(rows) // len(scores), axis=0))
 
 
 class _LabelSets(Baseline):

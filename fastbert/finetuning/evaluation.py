@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastbert.errors import UserError
+from fastbert.finetuning import order
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
@@ -32,6 +33,22 @@ class Evaluation:
     name: str
     dataset: Dataset[Any]
     rows: Rows
+
+
+def split_off(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
+    """Split off a fraction of the training examples, the same for every seed.
+
+    Raises `UserError` for a fraction that leaves one of both without examples.
+    """
+    if fraction is None:
+        return train, []
+    count = round(len(train) * fraction)
+    if not 0 < count < len(train):
+        raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
+    chosen = set(order.permutation(len(train), 0, 0)[:count].tolist())
+    rest = tuple(example for index, example in enumerate(train) if index not in chosen)
+    held_out = tuple(example for index, example in enumerate(train) if index in chosen)
+    return Dataset(train.path, rest), [Dataset(train.path, held_out)]
 
 
 def file_names(config: FinetuneConfig) -> list[str]:

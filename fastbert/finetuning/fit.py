@@ -16,6 +16,7 @@ from torch import Tensor
 from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.losses import Losses, Objective
 from fastbert.io.atomic_write import sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.io.log import logger
@@ -32,8 +33,6 @@ from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped, StopRequest
 
 Scores = dict[str, dict[str, float]]
-Objective = Callable[[Any, TaskBatch, float], Tensor]
-"""(model, batch, items) -> the loss of a batch: `Task.loss`, or that of distillation."""
 
 
 @dataclass
@@ -50,6 +49,8 @@ class Progress:
     """Consecutive evaluations without a better score."""
     unlogged: list[float] = field(default_factory=list)
     """Losses since the last line of metrics.jsonl."""
+    unlogged_parts: list[list[float]] = field(default_factory=list)
+    """Their parts, in the order of `Setting.parts`, per step."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
@@ -64,8 +65,11 @@ class Progress:
             "best_scores": checkpoint.require(state, "best_scores", (dict, none)),
             "since_best": checkpoint.require(state, "since_best", int),
             "unlogged": checkpoint.require(state, "unlogged", list),
+            "unlogged_parts": checkpoint.require({"unlogged_parts": [], **state}, "unlogged_parts", list),
         }
-        if not all(isinstance(loss, float | int) for loss in values["unlogged"]):
+        parts = values["unlogged_parts"]
+        numbers = [values["unlogged"], *parts]
+        if not all(isinstance(row, list) and all(isinstance(loss, float | int) for loss in row) for row in numbers):
             raise CheckpointError("the losses since the last line of metrics.jsonl are not numbers")
         return cls(**values)
 
@@ -136,6 +140,8 @@ class Setting:
     reporter: Reporter
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """The content of config.json, which checkpoints store too."""
+    parts: tuple[str, ...] = ()
+    """Names in metrics.jsonl of the parts of the objective's `Losses`."""
 
 
 KEEP = 2
@@ -281,7 +287,8 @@ class Fit:
         return now
 
     def _step(self, epoch: int, units: Any, rate: float) -> tuple[HostCopy, int]:
-        """Take an optimiser step; return its loss and the norm of its gradient (0 on a CPU), and its tokens."""
+        """Take an optimiser step; return its loss, the parts of that and the norm of its gradient (0 on a CPU), and its
+        tokens."""
         self.model.train()
         setting, rows = self.setting, self.setting.rows
         size = setting.config.micro_batch or len(units)
@@ -289,26 +296,28 @@ class Fit:
         batches = share_out([rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)])
         items = sum(setting.items(batch) for batch in batches)
         with gpu.out_of_memory(self._cures(min(size, len(units)))), self.optimizer.copies():
-            total = until_compiled(lambda: self._backward(batches, items), self.optimizer.zero_grad)
+            losses = until_compiled(lambda: self._backward(batches, items), self.optimizer.zero_grad)
         recipe.set_rates(self.optimizer, rate)
-        norm = self._clip(total)
+        norm = self._clip(losses[0])
         if self.optimizer.flat is None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
         else:
             self.optimizer.step(clear=True)
-        return HostCopy(torch.stack((total.double(), norm.double()))), sum(b.inputs.num_tokens for b in batches)
+        return HostCopy(torch.cat((losses.double(), norm.double()[None]))), sum(b.inputs.num_tokens for b in batches)
 
     def _backward(self, batches: Sequence[TaskBatch], items: float) -> Tensor:
-        """Add the gradients of a step's micro-batches; return its loss."""
-        setting, total = self.setting, torch.zeros((), device=self.setting.device)
+        """Add the gradients of a step's micro-batches; return its loss and the parts of it, fp32 (1 + parts,)."""
+        setting = self.setting
+        total = torch.zeros(1 + len(setting.parts), device=setting.device)
         for batch in batches:
             batch = batch.pin_memory() if setting.device.type == "cuda" else batch
             with autocast(setting.device, setting.dtype):
-                loss = setting.objective(self.model, batch.to(setting.device, non_blocking=True), items or 1)
-            self.scaler.scale(loss).backward()
-            total = total + loss.detach()
+                result = setting.objective(self.model, batch.to(setting.device, non_blocking=True), items or 1)
+            losses = result if isinstance(result, Losses) else Losses(result)
+            self.scaler.scale(losses.total).backward()
+            total = total + torch.stack((losses.total, *losses.parts)).detach()
         return total
 
     def _cures(self, micro_batch: int) -> list[str]:
@@ -342,16 +351,22 @@ class Fit:
 
     def _report(self, record: Record, numbers: HostCopy) -> None:
         """Report a step; when a line of metrics.jsonl is due, write the mean loss since the last one."""
-        record["loss"], norm = map(float, numbers.numbers())
+        record["loss"], *parts, norm = map(float, numbers.numbers())
+        record.update(zip(self.setting.parts, parts, strict=True))
         if not (math.isfinite(record["loss"]) and math.isfinite(norm)) and not self.scaler.is_enabled():
             self._refuse(record["step"], record["loss"])
-        window = self.progress.unlogged
+        window, part_windows = self.progress.unlogged, self.progress.unlogged_parts
         window.append(record["loss"])
+        part_windows.append(parts)
         every, step = self.setting.config.log_every, record["step"]
         self.setting.reporter.on_step(record, step / self.total)
         if step == 1 or step % every == 0 or step == self.total:
-            self.setting.log.append({**record, "loss": sum(window) / len(window)})
+            means = [sum(column) / len(window) for column in zip(*part_windows, strict=True)]
+            self.setting.log.append(
+                {**record, "loss": sum(window) / len(window), **dict(zip(self.setting.parts, means))}
+            )
             window.clear()
+            part_windows.clear()
 
     def _evaluate(self) -> bool:
         """Score the model, and save it if it is the best so far; return False to stop early."""

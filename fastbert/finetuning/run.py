@@ -7,7 +7,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,33 @@ from fastbert.checkpoints.source import find_source
 from fastbert.checkpoints.weights import open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning import baseline, defaults, new_model, order, results, start
+from fastbert.finetuning import baseline, defaults, language_model, new_model, order, results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
-from fastbert.finetuning.evaluation import PREDICTIONS, REPORTS, Evaluation, describe, file_names, is_described, predict
+from fastbert.finetuning.evaluation import (
+    PREDICTIONS,
+    REPORTS,
+    Evaluation,
+    describe,
+    file_names,
+    is_described,
+    predict,
+    split_off,
+)
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.models import registry
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset, Prediction
+from fastbert.tasks.examples import Prediction
 from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.reports.files import contents
 from fastbert.tasks.reports.report import Baseline, by_key
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.words import reading_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
@@ -133,15 +142,16 @@ class _Run:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
-        train, held_out = _split(train, config.validation_fraction)
+        train, held_out = split_off(train, config.validation_fraction)
         self.source: start.Source
         if config.architecture is not None:
             self.source, self.tokenizer = new_model.new_source(config, train, reporter)
         else:
             self.source = find_source(config.model)
-            self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
+            self.tokenizer = reading_tokenizer(self.source)
         self.model_config = start.model_config(self.task, self.source, config)
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
+        self.task.fit_to(self.model_config)
         evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         for dataset in evaluations:
@@ -161,6 +171,10 @@ class _Run:
             classes=len(self.task.labels or ()),
             hidden_size=self.model_config.hidden_size,
         )
+        lm_weight = language_model.resolved_weight(config, self.task, self.source, self.model_config)
+        self.config = config = replace(config, lm_weight=lm_weight)
+        if lm_weight:
+            reporter.on_message(f"trains the language model too: its loss has the weight {lm_weight:g} (--lm-weight)")
         self._check_metric()
         self.train = train if self.evaluations else None
         # By evaluation file: of the newest evaluation, and of the newest trial's best model where this process scored
@@ -232,7 +246,8 @@ class _Run:
         finished = {result.trial for result in done}
         under_way = self._under_way() if config.resume else None
         linear = self._linear_baseline() if config.baseline else None
-        constant_loss = self.task.constant_loss(self.rows) if self.teacher is None else None
+        labels_alone = self.teacher is None and not config.lm_weight
+        constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
         log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
@@ -312,6 +327,7 @@ class _Run:
             config=self.config,
             rows=self.rows,
             objective=begun.objective,
+            parts=begun.parts,
             items=self.task.items,
             save=save,
             evaluate=(lambda _: self._evaluate(begun.loaded(self.scored.weights))) if self.evaluations else None,
@@ -363,25 +379,14 @@ class _Run:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             save_task(self.task, folder, self.scored if self.evaluations else None)
+        if self.model_config.bilstm_size is not None:
+            self.reporter.on_message(f"{out / 'model'}: has a BiLSTM, which fastbert loads and transformers does not")
         if self.config.lora is not None:
             with atomic_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
             assert isinstance(self.source, Path)
             write_delta(out / "model", self.source, out / "model.delta", overwrite=True)
-
-
-def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
-    """Split off a fraction of the training examples, the same for every seed."""
-    if fraction is None:
-        return train, []
-    count = round(len(train) * fraction)
-    if not 0 < count < len(train):
-        raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
-    chosen = set(order.permutation(len(train), 0, 0)[:count].tolist())
-    rest = tuple(example for index, example in enumerate(train) if index not in chosen)
-    held_out = tuple(example for index, example in enumerate(train) if index in chosen)
-    return Dataset(train.path, rest), [Dataset(train.path, held_out)]
 
 
 def _kept(finished: set[Trial], under_way: State | None) -> Callable[[Record], bool]:

@@ -19,9 +19,9 @@ from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
 from fastbert.distillation.models import DISTILLATION, student_from
 from fastbert.errors import UserError
-from fastbert.finetuning import adapters
+from fastbert.finetuning import adapters, language_model
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.fit import Objective
+from fastbert.finetuning.losses import Objective
 from fastbert.finetuning.recipe import reinitialise, top_layers
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
@@ -50,6 +50,8 @@ def model_config(task: Task[Any], source: Source, config: FinetuneConfig) -> Ber
     if config.student_layers is not None and (too_many or not task.can_distill):
         why = f"{source} has {bert.num_hidden_layers} layers" if task.can_distill else f"{task.name} has no students"
         raise UserError(f"--student-layers {config.student_layers}: {why}")
+    if config.bilstm is not None:
+        bert = replace(bert, bilstm_size=config.bilstm or bert.hidden_size)
     if config.dropout is not None:
         drop = config.dropout
         bert = replace(bert, hidden_dropout_prob=drop, attention_probs_dropout_prob=drop, classifier_dropout=drop)
@@ -89,19 +91,21 @@ def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfi
 
 @dataclass(frozen=True)
 class Beginning:
-    """A model, its loss, and `save`, which writes it to a folder; `loaded` returns the model that such a folder would
-    give with weights in a dtype, for scoring."""
+    """A model, its loss with the names of the parts that it reports, and `save`, which writes the model to a folder;
+    `loaded` returns the model that such a folder would give with weights in a dtype, for scoring."""
 
     model: PreTrainedModel
     objective: Objective
     save: Callable[[Path], object]
     loaded: Callable[[torch.dtype], PreTrainedModel]
+    parts: tuple[str, ...] = ()
 
 
 def begin_trial(
     task: Task[Any], source: Source, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None, rows: Rows
 ) -> Beginning:
-    """Return what a trial trains on `rows`: the whole model or adapters, on labels alone or with a teacher."""
+    """Return what a trial trains on `rows`: the whole model or adapters, on labels alone, with a teacher or as a
+    language model too."""
     model = begin(task, source, config, seed)
     task.start_head(model, rows)
     if config.lora is not None:
@@ -113,28 +117,34 @@ def begin_trial(
             return adapters.merge(copy.deepcopy(adapted).to("cpu")).to(device=model.device, dtype=dtype)
 
         return Beginning(model, task.loss, partial(adapters.save_adapter, adapted, base=config.model), merged)
-    if teacher is None:
+    objective: nn.Module
+    parts: tuple[str, ...] = ()
+    if teacher is not None:
+        name, objective = DISTILLATION, DistillationLoss(task, model, teacher, config)
+    elif config.lm_weight and isinstance(source, Path):
+        name, parts = language_model.PART, (language_model.LOGGED,)
+        objective = language_model.LanguageModelLoss(task, model, source, config.lm_weight)
+    else:
         return Beginning(model, task.loss, model.save_pretrained, lambda dtype: in_dtype(model, dtype))
-    distillation = DistillationLoss(task, model, teacher, config)
-    model.add_module(DISTILLATION, distillation)
+    model.add_module(name, objective)
 
     @contextlib.contextmanager
-    def without_distillation() -> Iterator[None]:
-        del model._modules[DISTILLATION]
+    def without_objective() -> Iterator[None]:
+        del model._modules[name]
         try:
             yield
         finally:
-            model.add_module(DISTILLATION, distillation)
+            model.add_module(name, objective)
 
     def save(folder: Path) -> None:
-        with without_distillation():
+        with without_objective():
             model.save_pretrained(folder)
 
-    def student(dtype: torch.dtype) -> PreTrainedModel:
-        with without_distillation():
+    def trained(dtype: torch.dtype) -> PreTrainedModel:
+        with without_objective():
             return in_dtype(model, dtype)
 
-    return Beginning(model, distillation, save, student)
+    return Beginning(model, objective, save, trained, parts)
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -125,6 +125,9 @@ class Task(ABC, Generic[E]):
     def learn_labels(self, train: Dataset[E]) -> None:
         """Take the classes from the training set, unless they are known."""
 
+    def fit_to(self, config: BertConfig) -> None:
+        """Choose the settings that depend on the pre-trained model and were left open; none by default."""
+
     def check_labels(self, dataset: Dataset[E]) -> None:
         """Raise UserError, naming file and line, for a label that no training example has."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastbert.errors import UserError
 from fastbert.tasks.class_weights import ClassWeightFlags
 from fastbert.tasks.multilabel.flags import MultiLabelFlags, MultiLabelPredictFlags
+from fastbert.tasks.pair_order import PairOrderFlags
 from fastbert.tasks.seq2seq.flags import SequenceFlags, SequencePredictFlags
 from fastbert.tasks.span.flags import SpanFlags, SpanPredictFlags
 from fastbert.tasks.tagging.flags import TaggingFlags
@@ -45,7 +46,7 @@ TaskName = Annotated[str, OneOf(TASKS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFlags(ClassWeightFlags, MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags):
+class TaskFlags(ClassWeightFlags, PairOrderFlags, MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags):
     """The flags of all tasks, for training."""
 
 

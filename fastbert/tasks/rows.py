@@ -27,6 +27,8 @@ class TaskBatch:
     decoder: PackedBatch | None = None
     token_share: float = 1.0
     """For a micro-batch, its share of the batch's tokens."""
+    next_token_share: float = 1.0
+    """For a micro-batch, its share of the batch's tokens that follow another token of their row."""
     pair_share: float = 1.0
     """For a micro-batch, its share of the pairs of tokens that attend to each other."""
 
@@ -55,10 +57,16 @@ class TaskBatch:
 
 
 def share_out(batches: Sequence[TaskBatch]) -> list[TaskBatch]:
-    """Set `token_share` and `pair_share` of the micro-batches of a batch."""
+    """Set the shares of the micro-batches of a batch."""
     tokens, pairs = sum(batch.inputs.num_tokens for batch in batches), sum(batch.pairs for batch in batches)
+    rows = sum(len(batch.inputs) for batch in batches)
     return [
-        replace(batch, token_share=batch.inputs.num_tokens / max(tokens, 1), pair_share=batch.pairs / max(pairs, 1))
+        replace(
+            batch,
+            token_share=batch.inputs.num_tokens / max(tokens, 1),
+            next_token_share=(batch.inputs.num_tokens - len(batch.inputs)) / max(tokens - rows, 1),
+            pair_share=batch.pairs / max(pairs, 1),
+        )
         for batch in batches
     ]
 
@@ -69,7 +77,8 @@ class Rows:
 
     `input_ids` and `token_type_ids` are int32 (tokens,), `offsets` int64 (rows + 1,), `examples` int64 (rows,) the
     example of the dataset that each row belongs to (sorted; an example may have several rows: windows, choices).
-    `per_unit` adjacent rows are trained on together: the choices of a question. `unit_targets` have one item per unit.
+    `per_unit` adjacent rows are trained on together: the choices of a question, the orders of a pair. `unit_targets`
+    have one item per unit. `joined`: a model has one output per unit, so its rows are in one batch in inference too.
     `decoder`: the decoder's rows, as many as there are rows here.
     """
 
@@ -78,6 +87,7 @@ class Rows:
     offsets: np.ndarray
     examples: np.ndarray
     per_unit: int = 1
+    joined: bool = False
     unit_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     decoder: Rows | None = None
 
@@ -109,11 +119,16 @@ class Rows:
         dropout."""
         import torch
 
-        rows = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
+        rows = self.of_units(units)
         row_keys = None if keys is None else (keys[:, None] + np.arange(self.per_unit)).ravel()
         targets = {name: torch.from_numpy(values[units]) for name, values in self.unit_targets.items()}
         decoder = None if self.decoder is None else self.decoder.packed(rows, row_keys)
         return TaskBatch(inputs=self.packed(rows, row_keys), targets=targets, decoder=decoder)
+
+    def of_units(self, units: np.ndarray) -> np.ndarray:
+        """Return the numbers of the rows of units, int64, in the order of the units."""
+        rows: np.ndarray = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
+        return rows
 
     def packed(self, rows: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
         """Return the rows of these numbers, in this order, without targets."""
@@ -131,8 +146,11 @@ class Rows:
         )
 
     def by_length(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """Return all rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
-        return by_length(self.lengths, batch_tokens)
+        """Return all rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone. So do
+        joined units, in place of rows."""
+        if not self.joined:
+            return by_length(self.lengths, batch_tokens)
+        return map(self.of_units, by_length(self.lengths.reshape(-1, self.per_unit).sum(axis=1), batch_tokens))
 
     def _tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the indices of the tokens of these rows, in the order of the rows."""

@@ -19,6 +19,7 @@ from fastbert.tasks.class_weights import ClassWeightFlags, class_weights, weight
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample, confidences
 from fastbert.tasks.label_counts import refuse_texts
 from fastbert.tasks.metrics.classification import classification_scores, ordered, regression_scores
+from fastbert.tasks.pair_order import PairOrderFlags
 from fastbert.tasks.readers.cells import NUMBER, class_name, number
 from fastbert.tasks.readers.tables import name_of
 from fastbert.tasks.rows import Rows, TaskBatch
@@ -52,7 +53,7 @@ def _mismatch(paired: bool, path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings(TaskSettings):
+class TextSettings(TaskSettings, PairOrderFlags):
     """Settings of a task on texts."""
 
     paired: bool | None = None
@@ -94,7 +95,7 @@ class TextTask(Task[TextExample]):
 
     def encode(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         """Return a row `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` per example, cut to `max_length`, the longer
-        text of a pair first."""
+        text of a pair first; with `pair_order="both"` two rows, the second of which has the pair in front."""
         pairs = [example.pair for example in dataset]
         paired = pairs[0] is not None if pairs else False
         for index, pair in enumerate(pairs):
@@ -108,14 +109,32 @@ class TextTask(Task[TextExample]):
         if self.settings.paired not in (None, paired):
             raise UserError(f"{dataset.where(0)}: {_mismatch(paired, dataset.path)}")
         texts = [example.text for example in dataset]
+        orders = self._orders
+        if orders > 1 and not paired:
+            raise UserError(f"{dataset.where(0)}: is a single text, which has one order; leave out --pair-order both")
+        if orders > 1:
+            of_both = [(example.text, example.pair) for example in dataset]
+            texts = [text for pair in of_both for text in pair]  # type: ignore[misc]  # none is None: they are pairs
+            pairs = [text for pair in of_both for text in reversed(pair)]
         batch = tokenizer.pack(texts, pairs if paired else None, max_length=self.settings.max_length)  # type: ignore[arg-type]
         return Rows(
             input_ids=batch.input_ids.numpy().astype(np.int32),
             token_type_ids=batch.token_type_ids.numpy().astype(np.int32),
             offsets=batch.cu_seqlens.numpy().astype(np.int64),
-            examples=np.arange(len(dataset)),
+            examples=np.repeat(np.arange(len(dataset)), orders),
+            per_unit=orders,
+            joined=orders > 1,
             unit_targets=self.unit_targets(dataset) if labelled else {},
         )
+
+    @property
+    def _orders(self) -> int:
+        """The number of rows per example."""
+        return 2 if self.settings.pair_order == "both" else 1
+
+    def _options(self) -> dict[str, int]:
+        """Return the model's options for rows of this task."""
+        return {} if self._orders == 1 else {"num_orders": self._orders}
 
     def unit_targets(self, dataset: Dataset[TextExample]) -> dict[str, np.ndarray]:
         """Return the `labels` of the examples as a model reads them, and `weights` if they weigh differently."""
@@ -132,10 +151,11 @@ class TextTask(Task[TextExample]):
         """Return the label of each example as a model reads it."""
 
     def items(self, batch: TaskBatch) -> float:
-        return len(batch.inputs)
+        return len(batch.inputs) // self._orders
 
     def forward(self, model: Any, batch: TaskBatch, items: float, **options: Any) -> TaskOutput:
         labels, weights = batch.targets["labels"], batch.targets.get("weights")
+        options = {**self._options(), **options}
         if weights is None:
             output = model(batch.inputs, labels=labels, num_items_in_batch=items, **options)
             loss = output.loss
@@ -145,7 +165,9 @@ class TextTask(Task[TextExample]):
         return TaskOutput(loss, output.logits, output.hidden_states or ())
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
-        return list(model(batch.inputs).logits.float().cpu().numpy())
+        """Return the logits of each row; the rows of a pair have the same."""
+        logits = model(batch.inputs, **self._options()).logits.float().cpu().numpy()
+        return list(np.repeat(logits, self._orders, axis=0))
 
 
 def _refuse_scores(train: Dataset[TextExample]) -> None:
@@ -245,7 +267,7 @@ class Classification(TextTask):
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         known = self.known_labels
-        logits = np.stack(outputs).astype(np.float64)
+        logits = np.stack(outputs[:: rows.per_unit]).astype(np.float64)
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         probabilities = powers / powers.sum(-1, keepdims=True)
         return [
@@ -318,6 +340,11 @@ class Regression(TextTask):
             raise UserError(f"--task regression: {folder} has {config.num_labels} outputs; a number is a single output")
         return None
 
+    def fit_to(self, config: BertConfig) -> None:
+        """Read pairs in both orders with models that read left to right (Radford et al. 2018, section 3.3)."""
+        if config.is_decoder and self.settings.paired and self.settings.pair_order is None:
+            self.settings = replace(self.settings, pair_order="both")
+
     def head_config(self, config: BertConfig) -> BertConfig:
         return replace(config, num_labels=1, label_names=None, problem_type="regression")
 
@@ -331,7 +358,8 @@ class Regression(TextTask):
                 bias.data.fill_(float(rows.unit_targets["labels"].mean()))
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
-        return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, outputs, strict=True)]
+        numbers = outputs[:: rows.per_unit]
+        return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, numbers, strict=True)]
 
     def gold_prediction(self, example: TextExample) -> Prediction:
         return {"id": example.id, "score": example.label}
