@@ -332,7 +332,7 @@ class Trial:
 # Flags that a model with new weights has no use for.
 _OF_PRETRAINED = (
     *("frozen", "gradual_unfreezing", "lora", "reinit_layers", "student_layers", "teacher", "store_delta", "baseline"),
-    "decoder",
+    *("decoder", "bilstm"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Models with new weights: the configuration and the tokenizer of runs with --architecture."""
+"""Where the models of a run begin: the configuration and the tokenizer of new ones, with --architecture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastbert.checkpoints.source import find_source
 from fastbert.config import read_config_file
 from fastbert.errors import UserError
 from fastbert.finetuning.config import NEW_SIZES, FinetuneConfig
@@ -15,15 +16,22 @@ from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.words import reading_tokenizer
 from fastbert.training.defaults import vocabulary_size
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER
 
 
-def new_source(
+def source_of(
     config: FinetuneConfig, train: Dataset[Any], reporter: Reporter
-) -> tuple[TransformerConfig, WordPieceTokenizer]:
-    """Return the config of a new model and its tokenizer. Raises `UserError` where they do not fit one another."""
+) -> tuple[Path | TransformerConfig, WordPieceTokenizer]:
+    """Return the folder of the pre-trained model, or the config of a new one, and the tokenizer.
+
+    Raises `UserError` for a model that does not exist, and a tokenizer that does not fit a new one.
+    """
+    if config.architecture is None:
+        folder = find_source(str(config.model))
+        return folder, reading_tokenizer(folder)
     tokenizer = new_tokenizer(config, train, reporter)
     model = new_config(config, tokenizer)
     reporter.on_message(f"new weights: all {model.num_parameters():,} of the model")

@@ -45,7 +45,6 @@ from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.reports.files import contents
 from fastbert.tasks.reports.report import Baseline, by_key
 from fastbert.tokenizers.fit import check_tokenizer
-from fastbert.tokenizers.words import reading_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
@@ -143,12 +142,7 @@ class _Run:
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
         train, held_out = split_off(train, config.validation_fraction)
-        self.source: start.Source
-        if config.architecture is not None:
-            self.source, self.tokenizer = new_model.new_source(config, train, reporter)
-        else:
-            self.source = find_source(config.model)
-            self.tokenizer = reading_tokenizer(self.source)
+        self.source, self.tokenizer = new_model.source_of(config, train, reporter)
         self.model_config = start.model_config(self.task, self.source, config)
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
         self.task.fit_to(self.model_config)
