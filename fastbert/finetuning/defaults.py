@@ -68,8 +68,8 @@ def resolved(config: FinetuneConfig, *, examples: int, classes: int, hidden_size
     """Return the configuration with the learning rate, its schedule, batch size and epochs that the flags leave
     open."""
     new = config.architecture is not None
-    if config.schedule is None:
-        config = replace(config, schedule="inverse-sqrt" if new else "linear")
+    if new and config.schedule is None:
+        config = replace(config, schedule="inverse-sqrt")
     if config.grid:
         return config
     task = Task if config.task is None else task_class(config.task)

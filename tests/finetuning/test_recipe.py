@@ -61,7 +61,8 @@ def test_new_models_have_the_optimiser_of_the_transformer() -> None:
     chosen = resolved(new, examples=1000, classes=0, hidden_size=512)
     assert (chosen.schedule, chosen.batch_size, chosen.lr) == ("inverse-sqrt", (64,), (7e-4,))
     assert chosen.epochs == (100.0,)
-    assert resolved(FinetuneConfig(), examples=1000, classes=0, hidden_size=512).schedule == "linear"
+    assert resolved(FinetuneConfig(), examples=1000, classes=0, hidden_size=512).schedule is None
+    assert recipe.factor(None, 0.1, 550, 1000) == recipe.factor("linear", 0.1, 550, 1000) == 0.5
 
 
 def test_layer_decay_multiplies_from_the_head_down() -> None:
