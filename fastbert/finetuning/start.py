@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,10 @@ def model_config(task: Task[Any], source: Source, config: FinetuneConfig) -> Ber
         bert = replace(bert, bilstm_size=config.bilstm or bert.hidden_size)
     if config.dropout is not None:
         drop = config.dropout
-        bert = replace(bert, hidden_dropout_prob=drop, attention_probs_dropout_prob=drop, classifier_dropout=drop)
+        names = ["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"]
+        names += [item.name for item in fields(bert) if item.name == "embedding_dropout_prob"]  # GPT's own
+        probabilities: dict[str, Any] = dict.fromkeys(names, drop)
+        bert = replace(bert, **probabilities)
     return task.head_config(bert)
 
 
