@@ -177,9 +177,11 @@ def _cells(summary: Summary) -> list[list[str]]:
         ]
         for row in summary.rows
     ]
-    baselines = {name: row.scores[name].baseline for row in summary.rows for name in row.scores}
-    if any(value is not None for value in baselines.values()):
-        shown = ["" if baselines.get(name) is None else f"{baselines[name]:.1f}" for name in columns]
+    baselines: dict[str, float] = {}
+    for row in summary.rows:
+        baselines |= {name: score.baseline for name, score in row.scores.items() if score.baseline is not None}
+    if baselines:
+        shown = [f"{baselines[name]:.1f}" if name in baselines else "" for name in columns]
         rows.append(["most frequent class", *shown, *("" for _ in numbers)])
     return [header, *rows]
 
