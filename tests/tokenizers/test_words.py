@@ -74,7 +74,7 @@ def test_folders_of_elmo_have_it_and_wrong_vocabularies_are_refused(tmp_path: Pa
         lambda: tokenizer.pack(["a"], max_length=1),
         lambda: tokenizer.encode_ragged(["a"], True, max_length=1),
     ):
-        with pytest.raises(ValueError, match="empty|no room"):
+        with pytest.raises(ValueError, match=r"empty|no room"):
             call()
     with pytest.raises(TypeError):
         tokenizer.pack("a")
@@ -84,6 +84,6 @@ def test_a_full_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     table = WordTable()
     monkeypatch.setattr("fastbert.tokenizers.word_table.MOST_WORDS", 6)
     assert table.ids(["a", "[CLS]", "a"]).tolist() == [5, 2, 5]
-    with pytest.raises(UserError, match="at most 6 different words"):
+    with pytest.raises(UserError, match="more than 6 different words"):
         table.ids(["a", "b"])
     assert table.words([5, 1]) == ["a", "[UNK]"]
