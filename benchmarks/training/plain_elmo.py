@@ -59,7 +59,7 @@ class PlainElmo(nn.Module):
                 for name, source in (("ih", "weight_ih"), ("hh", "weight_hh"), ("hr", "weight_hr")):
                     layer.get_parameter(f"weight_{name}_l0").copy_(weights[stem + source][direction])
                 layer.get_parameter("bias_ih_l0").copy_(weights[f"{stem}bias"][direction])
-                layer.get_parameter("bias_hh_l0").zero_()
+                layer.get_parameter("bias_hh_l0").zero_().requires_grad_(False)  # one bias suffices
 
     def words(self, characters: Tensor) -> Tensor:
         """Return the vectors (..., width) of words of padded characters, int64 (..., 50)."""
