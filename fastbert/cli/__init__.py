@@ -42,7 +42,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a pre-trained model"),
         "generate": ("generate", "continue texts with a left-to-right language model"),
         "translate": ("translate", "translate the lines of a file with a sequence-to-sequence model"),
-        "evaluate": ("evaluate", "score a model or a file of predictions; average GLUE's results"),
+        "evaluate": ("evaluate", "score a model or a file of predictions; BLiMP, perplexity; GLUE's averages"),
         "embed": ("embed", "write one vector per text of a file: .npy, .parquet or .jsonl"),
         "features": (
             "features",

@@ -1,4 +1,5 @@
-"""`fastbert evaluate`: the metrics of a fine-tuned model or of a file of predictions, and GLUE's averages."""
+"""`fastbert evaluate`: the metrics of a fine-tuned model or of a file of predictions, GLUE's averages, and language
+models without fine-tuning."""
 
 from __future__ import annotations
 
@@ -6,16 +7,23 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from fastbert.cli.checks import check_examples, check_file, check_folder, check_model, check_new_file, check_new_folder
 from fastbert.cli.counts import counted
+from fastbert.cli.language_model_tasks import (
+    LANGUAGE_MODEL_TASKS,
+    LanguageModelFlags,
+    check_files,
+    check_flags,
+    evaluate,
+)
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
 from fastbert.io.progress import Bars
 from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_name, glue_numbers
-from fastbert.tasks.registry import TASKS, TaskName, make_task, task_class
+from fastbert.tasks.registry import TASKS, OneOf, make_task, task_class
 
 if TYPE_CHECKING:
     from fastbert.tasks.base import Task
@@ -23,8 +31,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "fastbert evaluate --model runs/finetune --gold test.tsv",
-    "fastbert evaluate --task tagging --gold test.conll --predictions tags.conll --json scores.json",
+    "fastbert evaluate --task blimp --model runs/mine --data blimp --out runs/mine/blimp",
 )
+
+# Without files of predictions.
+_SOURCES = ("glue", "data", "text", "corpus")
+Evaluated = Annotated[str, OneOf({**TASKS, **LANGUAGE_MODEL_TASKS})]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +45,9 @@ class _Data:
 
     GROUP: ClassVar = DATA
 
-    gold: str | None = required("the file with the correct answers", unless=("glue",))
+    gold: str | None = required("the file with the correct answers", unless=_SOURCES)
     """File with the correct answers, in any form that training accepts."""
-    predictions: Path | None = required("the file to score; or give a --model", unless=("model", "glue"))
+    predictions: Path | None = required("the file to score; or give a --model", unless=("model", *_SOURCES))
     """File to score: .jsonl with an id and a label, labels, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
     prediction (GLUE's submissions); or .txt, one per line in the order of the gold file."""
     no_answer: Path | None = None
@@ -53,8 +65,9 @@ class _Model:
 
     GROUP: ClassVar = MODEL
 
-    task: TaskName | None = required(f"give a --model, or one of {', '.join(TASKS)}", unless=("model", "glue"))
-    """Kind of the task, if no --model's folder names it."""
+    task: Evaluated | None = required(f"give a --model, or one of {', '.join(TASKS)}", unless=("model", "glue"))
+    """Kind of the task, if no --model's folder names it. blimp, pseudo-perplexity, mlm and nsp score a pre-trained
+    --model, in fp32 unless --dtype names another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +83,21 @@ class _Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_Output, _Data, _Model, ModelFlags):
-    """Score a fine-tuned model, or the predictions of any program, against a gold file; or average the results of
-    GLUE's tasks."""
+class Config(_Output, LanguageModelFlags, _Data, _Model, ModelFlags):
+    """Score a fine-tuned model, or the predictions of any program, against a gold file; average the results of GLUE's
+    tasks; or score a pre-trained language model without fine-tuning."""
+
+    def __post_init__(self) -> None:
+        check_flags(self)
 
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     check_new_file("--json", config.json)
     check_new_folder("--report", config.report)
+    if config.task in LANGUAGE_MODEL_TASKS:
+        check_files(config)
+        return
     name = config.task
     if config.no_answer is not None and name is not None and not task_class(name).can_have_no_answer:
         raise UserError(f"--no-answer {config.no_answer}: {name} has no questions without an answer; leave it out")
@@ -97,7 +116,10 @@ def check(config: Config) -> None:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Print the metrics, one per line."""
-    if config.glue is not None:
+    scores: Mapping[str, Any]
+    if config.task in LANGUAGE_MODEL_TASKS:
+        scores = evaluate(config, quiet)
+    elif config.glue is not None:
         scores = _glue(config)
         width = max(map(len, scores))
         print("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))

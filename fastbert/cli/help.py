@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -90,10 +91,21 @@ def _entry(name: str, meaning: str, width: int) -> Iterator[str]:
     lines = textwrap.wrap(meaning, width - COLUMN, break_on_hyphens=False) or [""]
     head = " " * INDENT + name
     if len(head) > COLUMN - 2:
-        yield head
+        yield from _folded_choices(head, width)
     else:
         yield f"{head:<{COLUMN}}{lines.pop(0)}".rstrip()
     yield from (" " * COLUMN + line for line in lines)
+
+
+def _folded_choices(head: str, width: int) -> Iterator[str]:
+    """Yield a flag with its choices, {a,b,c}, on as many lines as they need."""
+    line, indent = "", " " * (head.find("{") + 1)
+    for part in re.split(r"(?<=,)", head):
+        if line and len(line) + len(part) > width:
+            yield line
+            line = indent
+        line += part
+    yield line
 
 
 def _meaning(flag: Flag) -> str:

@@ -336,6 +336,9 @@ def test_the_usage_of_evaluate_shows_what_takes_the_place_of_what() -> None:
     assert usages(MODULES["evaluate"].Config, "evaluate") == [
         "fastbert evaluate --gold GOLD --predictions PATH --task TASK [FLAGS]",
         "fastbert evaluate --glue PATH [FLAGS]",
+        "fastbert evaluate --task TASK --data PATH [FLAGS]",
+        "fastbert evaluate --task TASK --text TEXT [FLAGS]",
+        "fastbert evaluate --task TASK --corpus PATH ... [FLAGS]",
         "fastbert evaluate --gold GOLD --model MODEL [FLAGS]",
     ]
 
