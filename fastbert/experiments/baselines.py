@@ -45,7 +45,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     bert = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
     yield Row(name="BERT, fine-tuned", scores=fine_tuned("bert", bert.model), numbers=bert.numbers())
     yield Row(name="BERT, features", scores=frozen("bert", lambda: encoder_features(bert.model)))
-    shape = {"model_type": "gpt2", "n_head": workspace.scale.heads}
+    shape = {"model_type": "openai-gpt", "n_head": workspace.scale.heads}
     gpt = workspace.pretrain("gpt", model=shape, objective="ltr")
     yield Row(name="GPT, fine-tuned", scores=fine_tuned("gpt", gpt.model), numbers=gpt.numbers())
     elmo = pretrain_elmo(workspace)
