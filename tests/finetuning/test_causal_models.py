@@ -268,6 +268,11 @@ def test_other_defaults_and_refusals(causal: Path, tmp_path: Path) -> None:
             config(
                 causal, tmp_path / "x", **{**flags(causal, "tagging", "gpt2", **others), "task": task}
             ).check_of_use()
+    toy_tasks.echoes(tmp_path / "echoes.tsv", 8)
+    for model in ("gpt2", "bert"):
+        values = {**flags(causal, "tagging", model), "task": "seq2seq", "train": tmp_path / "echoes.tsv", "eval": ()}
+        with pytest.raises(UserError, match="reads left to right"):
+            finetune(config(causal, tmp_path / "x", **values))
     # Nothing is left for the loss to train: the default is 0.
     finetune(config(causal, tmp_path / "frozen", **flags(causal, "classification", "bert", steps=1, frozen=True)))
     assert not logged(tmp_path / "frozen", "lm_loss")

@@ -91,6 +91,11 @@ class SequenceToSequence(Task[SequenceExample]):
         elif isinstance(config, SequenceConfig):
             self._check_same(config)
             config = replace(config, begin_token_id=begin, end_token_id=end) if tokenizer else config
+        elif config.is_decoder:
+            raise UserError(
+                f"--task seq2seq: the model reads left to right ({config.model_type}, is_decoder=True); name a BERT"
+                " that reads in both directions with --model"
+            )
         else:
             config = SequenceConfig(
                 **{field.name: getattr(config, field.name) for field in fields(BertConfig)},
