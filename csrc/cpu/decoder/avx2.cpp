@@ -24,13 +24,13 @@ namespace {
 #include "cpu/decoder/best_tokens_kernel.h"
 
 CachedAttentionKernel attention_kernel(Dtype dtype) { return cached_attention_of<Avx2>(dtype); }
-BestTokenKernel token_kernel(Dtype dtype) { return best_token_of<Avx2>(dtype); }
+PartKernel part_kernel(Dtype dtype) { return part_kernel_of<Avx2>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END
 
 CachedAttentionKernel cached_attention_avx2(Dtype dtype) { return attention_kernel(dtype); }
-BestTokenKernel best_token_avx2(Dtype dtype) { return token_kernel(dtype); }
+PartKernel part_of_row_avx2(Dtype dtype) { return part_kernel(dtype); }
 
 }  // namespace fastbert
 

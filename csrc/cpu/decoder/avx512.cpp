@@ -24,13 +24,13 @@ namespace {
 #include "cpu/decoder/best_tokens_kernel.h"
 
 CachedAttentionKernel attention_kernel(Dtype dtype) { return cached_attention_of<Avx512>(dtype); }
-BestTokenKernel token_kernel(Dtype dtype) { return best_token_of<Avx512>(dtype); }
+PartKernel part_kernel(Dtype dtype) { return part_kernel_of<Avx512>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END
 
 CachedAttentionKernel cached_attention_avx512(Dtype dtype) { return attention_kernel(dtype); }
-BestTokenKernel best_token_avx512(Dtype dtype) { return token_kernel(dtype); }
+PartKernel part_of_row_avx512(Dtype dtype) { return part_kernel(dtype); }
 
 }  // namespace fastbert
 

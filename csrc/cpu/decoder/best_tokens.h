@@ -19,17 +19,16 @@ struct BestTokensCall {
 // Each row's bits are independent of the other rows and of the number of threads. Throws std::bad_alloc.
 void best_tokens(const BestTokensCall& call);
 
-// Of a part of a row: its first highest logit, and the sum of exp(logit - highest).
-struct BestOfPart {
-    std::size_t index = 0;
+// Of a part of a row: its highest logit, and the sum of exp(logit - highest); NaN if there is a NaN or an infinity.
+struct PartOfRow {
     float highest = 0.0F, total = 0.0F;
 };
 
 // Logits first.. below last of a row.
-using BestTokenKernel = BestOfPart (*)(const void* row, std::size_t first, std::size_t last);
+using PartKernel = PartOfRow (*)(const void* row, std::size_t first, std::size_t last);
 
-BestTokenKernel best_token_portable(Dtype dtype);
-BestTokenKernel best_token_avx2(Dtype dtype);
-BestTokenKernel best_token_avx512(Dtype dtype);
+PartKernel part_of_row_portable(Dtype dtype);
+PartKernel part_of_row_avx2(Dtype dtype);
+PartKernel part_of_row_avx512(Dtype dtype);
 
 }  // namespace fastbert

@@ -22,6 +22,6 @@ namespace {
 }  // namespace
 
 CachedAttentionKernel cached_attention_portable(Dtype dtype) { return cached_attention_of<Portable>(dtype); }
-BestTokenKernel best_token_portable(Dtype dtype) { return best_token_of<Portable>(dtype); }
+PartKernel part_of_row_portable(Dtype dtype) { return part_kernel_of<Portable>(dtype); }
 
 }  // namespace fastbert
