@@ -224,7 +224,7 @@ class Bench:
         recipe = asdict(training)
         settings = {"recipe": recipe, "examples": self.limit, "threads": self.options.threads}
         for row in rows:
-            yield {"workload": self.name, "way": "table7", **row.to_dict(), **settings}
+            yield {"workload": self.name, "way": "table7", **asdict(row), **settings}
         yield self._row("full", self._run("full"), None)
 
 
