@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.decoder_stack import decoder_stack, is_plain_pre_norm
+from fastbert.models.decoder_stack import decoder_stack, embeddings_step, head_step, is_plain_pre_norm
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.layers import ModuleLayer, layer_batch
 from fastbert.models.norm import Norm, is_plain_norm
@@ -62,6 +62,8 @@ class CausalDecoding:
         # One call for all layers, or one step per layer.
         self.stack = decoder_stack(layers, self.encoder.encoder.LayerNorm, like)
         self.layers = causal_steps(layers, like) if self.stack is None else []
+        self.embed = None if self.stack is None else embeddings_step(self.encoder.embeddings)
+        self.product = None if self.stack is None else head_step(self.head, like)
         self.positions = prompts.position_ids[self._last_tokens()] + 1
 
     def _last_tokens(self) -> Tensor:
@@ -76,13 +78,17 @@ class CausalDecoding:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits (rows, vocab_size) of the token after `tokens`, int64 (rows,)."""
-        batch = one_token_each(tokens, self.positions + self.written.written, 0)
+        positions = self.positions + self.written.written
         self.written.advance()
-        x = self.encoder.embeddings(batch, None)
-        if self.stack is not None:
-            logits: Tensor = self.head(self.stack.step(x, self.written))
-            return logits
-        return self._logits(run_layers(self.layers, x, Writing(self.written), self.batch))
+        if self.embed is None:
+            x = self.encoder.embeddings(one_token_each(tokens, positions, 0), None)
+        else:
+            x = self.embed(tokens, positions)
+        if self.stack is None:
+            return self._logits(run_layers(self.layers, x, Writing(self.written), self.batch))
+        x = self.stack.step(x, self.written)
+        logits: Tensor = self.head(x) if self.product is None else self.product(x)
+        return logits
 
     def _logits(self, x: Tensor) -> Tensor:
         norm = self.encoder.encoder.LayerNorm

@@ -6,7 +6,7 @@ as long again. Weights do not change while a text is generated, so they are chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
-from fastbert.models.fusibility import has_hooks, is_plain, runs_as_written
+from fastbert.models.fusibility import has_hooks, is_plain, is_plain_table, is_plain_without_bias, runs_as_written
+from fastbert.models.heads.prediction import TiedHead
 from fastbert.models.layers import layer_parameters
-from fastbert.models.modules import Layer
+from fastbert.models.modules import Embeddings, Layer
 from fastbert.models.norm import Norm, is_plain_norm
 from fastbert.models.pre_norm import PreNormLayer, Projection
 from fastbert.models.seq2seq.decoding_cache import WrittenKeys
@@ -24,8 +25,10 @@ from fastbert.models.seq2seq.fused_decoding import fused_element
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.encoder_layer.arguments import LayerParameters
 from fastbert.ops.encoder_layer.spec import LayerSpec
-from fastbert.ops.native import buffers, prepacked_weights
+from fastbert.ops.native import buffers, matmul, prepacked_weights
+from fastbert.ops.native.matmul_table import prefers_native
 
+Embed = Callable[[Tensor, Tensor], Tensor]
 LINEARS = ("query", "key", "value", "attention_output", "intermediate", "output")
 
 
@@ -131,6 +134,35 @@ def decoder_stack(layers: Iterable[Any], norm: nn.Module | None, like: Tensor) -
     if buffers.unsupported(*vectors) is not None or not buffers.direct(*vectors):
         return None
     return DecoderStack(plain, layers[0].spec, norm, element)
+
+
+def embeddings_step(embeddings: nn.Module) -> Embed | None:
+    """Return the function of token ids and positions, int64 (rows,), that computes plain `embeddings` (rows,
+    hidden_size) without a norm and segments, as GPT's; None for others, whose forward runs."""
+    if not (isinstance(embeddings, Embeddings) and runs_as_written(embeddings, Embeddings)):
+        return None
+    tokens, positions, offset = embeddings.word_embeddings, embeddings.position_embeddings, embeddings.position_offset
+    if embeddings.LayerNorm is not None or embeddings.token_type_embeddings is not None or offset:
+        return None
+    if not (is_plain_table(tokens) and is_plain_table(positions) and tokens.weight.dtype == positions.weight.dtype):
+        return None
+    token_table, position_table = tokens.weight.detach(), positions.weight.detach()
+    return lambda ids, places: token_table.index_select(0, ids).add_(position_table.index_select(0, places))
+
+
+def head_step(head: nn.Module, like: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that computes the logits (rows, vocab_size) of hidden states (rows, hidden_size) with the
+    dtype and device of `like` by a plain tied `head`, whose weight is checked once; None for others."""
+    if not (isinstance(head, TiedHead) and runs_as_written(head, TiedHead) and is_plain_without_bias(head.decoder)):
+        return None
+    weight = head.decoder.weight
+    if type(head.transform) is not nn.Identity or has_hooks(head.transform) or weight.dtype != like.dtype:
+        return None
+    element = buffers.DTYPES[weight.dtype]
+    if buffers.unsupported(weight) is not None or not prefers_native(element, 1, *weight.shape):
+        return None
+    packed = prepacked_weights.prepacked(weight, element)
+    return lambda x: matmul.matmul_unchecked(x, packed, torch.empty((len(x), packed.columns), dtype=x.dtype))
 
 
 def _kind(layer: Any) -> tuple[Any, ...]:
