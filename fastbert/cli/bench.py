@@ -237,11 +237,30 @@ class EmbedConfig(_Cpu, _EmbedModel, _EmbedData, BenchFlags):
     MODULE: ClassVar[str] = "bench_embed"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _GenerationMeasurement(_Measurement):
+    """The measurements and their settings."""
+
+    GROUP: ClassVar = _Measurement.GROUP
+
+    workloads: tuple[str, ...] = ()
+    """Only workloads with one of these parts in their name: "mini, batch 1", "mini, batch 16", "small, batch 1",
+    "small, batch 16"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(_Cpu, _GenerationMeasurement, BenchFlags):
+    """Compare greedy generation by GPT-2 on the CPU: texts first, then tokens per second."""
+
+    MODULE: ClassVar[str] = "bench_generation"
+
+
 SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "tokenizer": (TokenizerConfig, "WordPiece tokenizers: ids, then MB of text per second"),
     "encoder": (EncoderConfig, "encoders: hidden states, then tokens per second and latency"),
     "training": (TrainingConfig, "training steps: losses and gradients, then speed and memory"),
     "embed": (EmbedConfig, "embeddings from text to vector: vectors, then texts per second"),
+    "generation": (GenerationConfig, "generation by GPT-2: texts, then tokens per second"),
 }
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -249,6 +268,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "encoder": ("fastbert bench encoder --quick", "fastbert bench encoder --model base --chart encoder.png"),
     "training": ("fastbert bench training --quick", "fastbert bench training --workloads finetune --json rows.json"),
     "embed": ("fastbert bench embed --quick", "fastbert bench embed --folder MiniLM --text my.txt"),
+    "generation": ("fastbert bench generation --quick", "fastbert bench generation --workloads small --json rows.json"),
 }
 
 

@@ -7,11 +7,12 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
-from fastbert.benchmarks import bench_embed, bench_encoder, bench_tokenizer, bench_training
+from fastbert.benchmarks import bench_embed, bench_encoder, bench_generation, bench_tokenizer, bench_training
 from fastbert.cli.bench import SUBCOMMANDS
 
 MODULES = {
-    "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed
+    "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed,
+    "generation": bench_generation,
 }  # fmt: skip
 
 
@@ -66,7 +67,10 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("bench nope", "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed"),
+        (
+            "bench nope",
+            "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed, generation",
+        ),
         ("bench tokenzer", "did you mean `fastbert bench tokenizer`?"),
         ("bench --quick", "bench '--quick': comes before the workload; choose one of tokenizer, "),
         (
