@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ("benchmarks", "csrc", "docs", "fastbert", "kernels", "tests")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md", "constraints.txt")
 BUILD_FILES = ("MANIFEST.in", "pyproject.toml", "setup.py")
-JUNK = ("__pycache__", "*.pyc", "*.so", "*.egg-info")
+JUNK = ("__pycache__", "*.pyc", "*.so", "*.egg-info", "cache")  # the last: models of the tour
 
 # A core of three files in place of the real one: the build is the same, and takes seconds.
 SMALL_CORE = {
@@ -160,7 +160,8 @@ def test_sdist_holds_the_project_and_no_build(tmp_path: Path) -> None:
     results = tree / "benchmarks/results/machine.json"
     results.parent.mkdir(exist_ok=True)
     results.write_text("{}")
-    for junk in ("build/lib/fastbert/x.py", "fastbert/_C.so", "tests/__pycache__/x.pyc", ".venv/x.py", "runs/x.json"):
+    junk_files = ("build/lib/fastbert/x.py", "fastbert/_C.so", "tests/__pycache__/x.pyc", ".venv/x.py", "runs/x.json")
+    for junk in (*junk_files, "docs/tour/cache/x.txt"):
         (tree / junk).parent.mkdir(parents=True, exist_ok=True)
         (tree / junk).write_text("")
     sdist, _ = build(tree, "build_sdist")
