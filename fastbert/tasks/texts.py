@@ -267,7 +267,7 @@ class Classification(TextTask):
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         known = self.known_labels
-        logits = np.stack(outputs[:: rows.per_unit]).astype(np.float64)
+        logits = np.stack(outputs[:: self._orders]).astype(np.float64)
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         probabilities = powers / powers.sum(-1, keepdims=True)
         return [
@@ -358,7 +358,7 @@ class Regression(TextTask):
                 bias.data.fill_(float(rows.unit_targets["labels"].mean()))
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
-        numbers = outputs[:: rows.per_unit]
+        numbers = outputs[:: self._orders]
         return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, numbers, strict=True)]
 
     def gold_prediction(self, example: TextExample) -> Prediction:

@@ -155,7 +155,7 @@ class MultiLabel(TextTask):
         """Return the classes whose probability reaches the threshold, in the order of the labels, and the probability
         of every class."""
         known, threshold = self.known_labels, self.settings.threshold
-        logits = np.stack(outputs[:: rows.per_unit]).astype(np.float64)
+        logits = np.stack(outputs[:: self._orders]).astype(np.float64)
         probabilities = 0.5 + 0.5 * np.tanh(0.5 * logits)  # the sigmoid, for any logits
         return [
             {
