@@ -276,3 +276,13 @@ def test_other_defaults_and_refusals(causal: Path, tmp_path: Path) -> None:
     # Nothing is left for the loss to train: the default is 0.
     finetune(config(causal, tmp_path / "frozen", **flags(causal, "classification", "bert", steps=1, frozen=True)))
     assert not logged(tmp_path / "frozen", "lm_loss")
+
+
+def test_the_flag_of_a_bilstm_may_stand_without_a_width() -> None:
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    from fastbert.cli.flags import parse
+
+    needed = ["--task", "tagging", "--model", "m", "--train", "t.conll"]
+    for words, width in ((["--bilstm"], 0), (["--bilstm", "64"], 64), ([], None)):
+        assert parse(FinetuneConfig, "finetune", [*words, *needed]).bilstm == width
+        assert parse(FinetuneConfig, "finetune", [*needed, *words]).bilstm == width
