@@ -296,6 +296,7 @@ def test_features_are_the_states_of_any_word(seed: int, tmp_path: Path) -> None:
     for numbers, states in encoder.states_of(sentences):
         expected[numbers] = states
     torch.testing.assert_close(features.values, expected.flatten(1), rtol=1e-5, atol=1e-5)
+    assert encoder.embed(["a word", "nowhere"], tokenizer).shape == (2, 12)
     hidden = hidden_states(encoder, tokenizer, sentences, dtype=torch.float32).values
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(hidden[3, 0], hidden[7, 0], atol=1e-3)  # two words that the vocabulary lacks

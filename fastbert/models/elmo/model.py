@@ -18,6 +18,7 @@ from fastbert.models.elmo.char_cnn import CharacterCnn
 from fastbert.models.elmo.characters import Characters, read_characters, sentence_marks
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.elmo.lstm import BiLstmLayer, Steps
+from fastbert.models.encoder import EmbeddingSettings, EncoderModel
 from fastbert.models.outputs import EncoderOutput
 from fastbert.ops.autocast import without_autocast
 from fastbert.ops.dropout.arguments import Site, TokenDropout
@@ -59,6 +60,7 @@ class ElmoModel(PreTrainedModel):
 
     pooler = None
     causal = False
+    embed = EncoderModel.embed
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = False) -> None:
         """Make a model with new weights, from torch's global generator; it has no pooler."""
@@ -67,6 +69,8 @@ class ElmoModel(PreTrainedModel):
         assert isinstance(config, ElmoConfig)
         self.embeddings = CharacterCnn(config)
         self.encoder = ElmoEncoder(config)
+        self.embed_settings: EmbeddingSettings | None = None
+        """Defaults of `embed`."""
         self.mix: ScalarMix | None = None
         """The weighted sum of the layers that heads of tasks read."""
         self._vocabulary: Characters | None = None
