@@ -32,10 +32,13 @@ class Steps:
         lengths, order = lengths.sort(descending=True, stable=True)
         begins = batch.cu_seqlens[:-1].long()[order]
         longest = int(lengths[0]) if len(lengths) else 0
-        step = torch.arange(longest, device=lengths.device)
-        steps, rows = (lengths > step.unsqueeze(1)).nonzero(as_tuple=True)
+        # Step t has the sequences that are longer than t.
+        sizes = len(lengths) - torch.bincount(lengths, minlength=longest).cumsum(0)[:longest]
+        index = torch.arange(batch.num_tokens, device=lengths.device)
+        steps = index[:longest].repeat_interleave(sizes, output_size=batch.num_tokens)
+        rows = index - (sizes.cumsum(0) - sizes)[steps]
         tokens = torch.stack((begins[rows] + steps, begins[rows] + lengths[rows] - 1 - steps))
-        return cls(torch.bincount(steps, minlength=longest).tolist(), tokens)
+        return cls(sizes.tolist(), tokens)
 
     @property
     def starts(self) -> list[int]:
