@@ -18,7 +18,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 
 ORDER, HIGHEST = 5, 10
 MOST_TOKENS = 50_000_000
-"""Tokens that a model is estimated from: about 6 GB of memory for 5-grams."""
+"""Tokens that a model is estimated from: about 10 GB of memory for 5-grams."""
 DISCOUNTS = (0.5, 1.0, 1.5)  # where a corpus has too few counts of 1 to 4 to estimate them
 _BATCH_SENTENCES = 1 << 14
 
