@@ -16,7 +16,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("BERT", "mlm+nsp", {}),
     ("No NSP", "mlm", {}),
     ("LTR & No NSP", "ltr", {}),
-    ("LTR & No NSP + BiLSTM", "ltr", {"bilstm": True}),
+    ("LTR & No NSP + BiLSTM", "ltr", {"bilstm": 0}),
 )
 
 

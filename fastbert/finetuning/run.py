@@ -166,8 +166,8 @@ class _Run:
             hidden_size=self.model_config.hidden_size,
         )
         lm_weight = language_model.resolved_weight(config, self.task, self.source, self.model_config)
-        self.config = config = replace(config, lm_weight=lm_weight)
         if lm_weight:
+            self.config = config = replace(config, lm_weight=lm_weight)
             reporter.on_message(f"trains the language model too: its loss has the weight {lm_weight:g} (--lm-weight)")
         self._check_metric()
         self.train = train if self.evaluations else None
