@@ -100,7 +100,7 @@ def test_other_settings_data_and_machines_are_refused(finished: tuple[Path, Summ
         find_data(tmp_path, tmp_path, train=1, evaluate=1)
 
 
-@pytest.mark.parametrize("name", ["ablation", "layers", "distillation"])
+@pytest.mark.parametrize("name", ["ablation", "layers", pytest.param("distillation", marks=pytest.mark.slow)])
 def test_experiments_run(name: str, tmp_path: Path) -> None:
     summary = run_experiment(name, "smoke", tmp_path / name, seeds=1, steps=2)
     assert len(summary.rows) >= 3
