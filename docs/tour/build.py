@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass
 class Output:
-    """What a cell printed, and its pictures: PNG and caption of each."""
+    """The text that a cell printed, and its pictures: PNG and caption of each."""
 
     text: str = ""
     pictures: list[tuple[bytes, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the notebooks share: the text, small models that are trained once and cached, and the look of the pictures."""
+"""Shared parts of the notebooks: the text, small models that are trained once and cached, and the look of pictures."""
 
 from __future__ import annotations
 

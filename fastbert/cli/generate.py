@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fastbert.cli.checks import check_model, check_texts
 from fastbert.cli.counts import counted
@@ -15,6 +15,9 @@ from fastbert.io.atomic_write import atomic_write
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
+
+if TYPE_CHECKING:
+    from fastbert.tasks.text_generation import Continuation
 
 EXAMPLES = (
     'fastbert generate --model runs/gpt --prompt "The film was" --max-new-tokens 30 --top-p 0.9',
@@ -108,7 +111,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Print or write a text per prompt."""
     from fastbert.models.causal_generation import TextSettings
     from fastbert.tasks.inference import choose_inference
-    from fastbert.tasks.text_generation import Continuation, continue_texts, load_language_model
+    from fastbert.tasks.text_generation import continue_texts, load_language_model
 
     settings = TextSettings(
         max_new_tokens=config.max_new_tokens,
@@ -153,7 +156,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     return 0
 
 
-def _record(result: object) -> dict[str, object]:
+def _record(result: Continuation) -> dict[str, object]:
     """Return a line of the output file."""
     values = vars(result)
     return {name: values[name] for name in ("prompt", "text", "tokens", "score", "ended")}

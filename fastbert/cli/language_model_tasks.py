@@ -53,7 +53,7 @@ RESULTS, SCORES = "results.json", "scores.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelFlags:
-    """What a language model is scored on without fine-tuning."""
+    """The texts that score a language model without fine-tuning."""
 
     GROUP: ClassVar = "Language models (--task blimp, pseudo-perplexity, mlm, nsp)"
 

@@ -43,7 +43,7 @@ class _Data(CorpusFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """How vectors are trained."""
+    """The training of vectors."""
 
     GROUP: ClassVar = TRAINING
 

@@ -1,4 +1,4 @@
-"""What BERT's objectives contribute (Devlin et al. 2019, Table 5)."""
+"""Ablation of BERT's pre-training objectives (Devlin et al. 2019, Table 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What BERT is measured against, on the same text and sets: GPT, ELMo, static word vectors and an HMM."""
+"""Baselines of BERT on the same text and sets: GPT, ELMo, static word vectors and an HMM."""
 
 from __future__ import annotations
 

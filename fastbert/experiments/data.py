@@ -6,11 +6,12 @@ NAME.tar.xz. Whatever is there is used; sets that stand in for others of the pap
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert.errors import UserError
@@ -194,8 +195,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _hash(text: str) -> str:
-    import hashlib
-
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -217,6 +216,3 @@ def described(data: ExperimentData) -> dict[str, object]:
         "corpora": [path.name for path in data.corpora],
         "sets": {name: task.described() for name, task in data.tasks.items()},
     }
-
-
-__all__ = ["KNOWN", "ExperimentData", "TaskSet", "asdict", "described", "find_data"]

@@ -1,4 +1,4 @@
-"""What each layer knows about parts of speech: a linear probe per layer."""
+"""Parts of speech, layer by layer: a linear probe per layer."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class _Reservoir(Generic[Item]):
             self.keys.append(key)
             self.chosen[key] = item
             return
-        place = self.draw.randrange(self.count)
-        if place < self.limit:
-            del self.chosen[self.keys[place]]
-            self.keys[place] = key
+        index = self.draw.randrange(self.count)
+        if index < self.limit:
+            del self.chosen[self.keys[index]]
+            self.keys[index] = key
             self.chosen[key] = item

@@ -130,17 +130,17 @@ def _find(workspace: Workspace) -> Sentences:
     corpus = Corpus.find(workspace.data.corpora, text_format="lines")
     others = OTHERS.get(workspace.scale.name, MOST_OTHERS)
     update = workspace.reporter.on_stage("finding the words", corpus.total_bytes)
-    found = find_sentences(corpus.documents(update), words, most=POOL, others=others)
-    rare = [word for word in words if len(found.occurrences[word]) < LEAST]
+    sentences = find_sentences(corpus.documents(update), words, most=POOL, others=others)
+    rare = [word for word in words if len(sentences.occurrences[word]) < LEAST]
     if workspace.words and rare:
         raise UserError(
-            f"--words {rare[0]}: occurs in {len(found.occurrences[rare[0]])} sentences of the corpus, and {LEAST} are"
-            " needed; give another word"
+            f"--words {rare[0]}: occurs in {len(sentences.occurrences[rare[0]])} sentences of the corpus, and {LEAST}"
+            " are needed; give another word"
         )
-    kept = {word: items for word, items in found.occurrences.items() if word not in rare}
+    kept = {word: items for word, items in sentences.occurrences.items() if word not in rare}
     if not kept:
         raise UserError(f"the corpus has none of {', '.join(words)} often enough; choose others by --words")
-    return Sentences(kept, found.others)
+    return Sentences(kept, sentences.others)
 
 
 def _states_of_elmo(folder: Path, every: Sequence[Sequence[str]], sentences: Sentences) -> States:

@@ -88,8 +88,8 @@ def _answers(documents: list[list[str]]) -> Iterator[str]:
             continue
         answer = draw.choice(words)
         question = f"{sentence[: answer.start()]}what{sentence[answer.end() :]}"
-        found = {"text": answer[0], "answer_start": answer.start()}
-        yield json.dumps({"context": sentence, "qas": [{"id": str(number), "question": question, "answers": [found]}]})
+        span = {"text": answer[0], "answer_start": answer.start()}
+        yield json.dumps({"context": sentence, "qas": [{"id": str(number), "question": question, "answers": [span]}]})
 
 
 def _sentences(documents: list[list[str]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What pre-training is worth with few and many examples: from scratch, frozen and fine-tuned."""
+"""Transfer with few and many examples: from scratch, frozen and fine-tuned."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def draw_tokens(logits: Tensor, draws: Tensor, settings: TextSettings) -> Tensor
 def _inverse(weights: Tensor, draws: Tensor) -> Tensor:
     """Return the index at which the running sum of weights (rows, entries) exceeds a draw's share of the total."""
     sums = weights.double().cumsum(-1)
-    places = torch.searchsorted(sums, (draws * sums[:, -1])[:, None], right=True)[:, 0]
+    indices = torch.searchsorted(sums, (draws * sums[:, -1])[:, None], right=True)[:, 0]
     # A draw of nearly 1 may round up to the total: the last entry that has weight is meant.
     last = weights.shape[1] - 1 - (weights > 0).flip(1).int().argmax(1)
-    return torch.minimum(places, last)
+    return torch.minimum(indices, last)

@@ -146,12 +146,12 @@ def read_pairs(path: str | Path, limit: int | None = None) -> list[Paradigm]:
     pairs: dict[str, list[tuple[str, str]]] = {}
     phenomena: dict[str, str] = {}
     size = 0
-    for place, (phenomenon, paradigm, good, bad) in (item for file in files for item in _pairs_of(file)):
+    for location, (phenomenon, paradigm, good, bad) in (item for file in files for item in _pairs_of(file)):
         size += len(good) + len(bad)
         if size > MOST_BYTES:
             raise UserError(f"{path}: more than {MOST_BYTES >> 20} MB of sentences; name a smaller file")
         if phenomena.setdefault(paradigm, phenomenon) != phenomenon:
-            raise UserError(f"{place}: {paradigm} is of {phenomena[paradigm]} in an earlier line")
+            raise UserError(f"{location}: {paradigm} is of {phenomena[paradigm]} in an earlier line")
         listed = pairs.setdefault(paradigm, [])
         if limit is None or len(listed) < limit:
             listed.append((good, bad))
@@ -223,11 +223,11 @@ def _records(name: str, stream: IO[bytes]) -> Iterator[Located]:
 
 
 def _located(name: str, number: int, phenomenon: Any, paradigm: Any, good: Any, bad: Any) -> Located:
-    place = f"{name}, line {number}"
+    location = f"{name}, line {number}"
     for sentence in (good, bad):
         if not sentence.strip() or has_surrogates(sentence):
-            raise UserError(f"{place}: a sentence is empty or not valid Unicode; correct the file")
-    return place, (PHENOMENA.get(phenomenon, phenomenon), paradigm, good, bad)
+            raise UserError(f"{location}: a sentence is empty or not valid Unicode; correct the file")
+    return location, (PHENOMENA.get(phenomenon, phenomenon), paradigm, good, bad)
 
 
 def _bounded(stream: IO[bytes], name: str) -> Iterator[bytes]:

@@ -153,13 +153,13 @@ class WordTokenizer(WordPieceTokenizer):
         total = np.sum(sizes, axis=0) + (1 + len(sizes)) * special
         offsets = np.concatenate(([0], np.cumsum(total, dtype=np.int64)))
         rows = np.full(offsets[-1], self.sep_token_id, np.int32)
-        place = offsets[:-1].copy()
+        positions = offsets[:-1].copy()
         if special:
-            rows[place] = self.cls_token_id
-            place += 1
+            rows[positions] = self.cls_token_id
+            positions += 1
         for side, first, size in zip(ids, begins, sizes, strict=True):
-            rows[_ranges(place, size)] = side[_ranges(first, size)]
-            place += size + special
+            rows[_ranges(positions, size)] = side[_ranges(first, size)]
+            positions += size + special
         return rows, offsets
 
 

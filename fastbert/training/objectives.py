@@ -134,6 +134,6 @@ def with_dropout(model: BertConfig, dropout: float | None) -> BertConfig:
     if dropout is None:
         return model
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout_prob")
-    own = {field.name for field in fields(model)}
-    changes: dict[str, Any] = {name: dropout for name in names if name in own}
+    present = {field.name for field in fields(model)}
+    changes: dict[str, Any] = {name: dropout for name in names if name in present}
     return replace(model, **changes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
 from fastbert.models.bert.architecture import TANH_GELUS
-from fastbert.models.gpt2.config import GPT2Config
+from fastbert.models.gpt2.config import DecoderConfig, GPT2Config
 from fastbert.models.gpt2.weights import join_projections, split_projections
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
@@ -58,20 +59,31 @@ def gpt2_spec(config: Any) -> ArchitectureSpec:
     return decoder_spec(config, NormSpec(config.layer_norm_eps, place="pre"), NormSpec(config.layer_norm_eps))
 
 
-GPT2 = Architecture(
-    name="gpt2",
-    title="GPT-2 (Radford et al. 2019)",
-    spec=gpt2_spec,
-    config=GPT2Config,
-    class_prefix="GPT2",
-    base_model_prefix="transformer",
-    key_map=KEY_MAP,
-    head_key_maps={ForSequenceClassification: KEY_MAP.then(("classifier.", "score."))},
-    from_file=split_projections,
-    to_file=join_projections,
-    tied_head=True,
-    classifier_bias=False,
-    heads=HEADS,
-    class_names={"ForCausalLM": "GPT2LMHeadModel"},
-    layouts=(),
-)
+def decoder_architecture(
+    title: str,
+    spec: Callable[[Any], ArchitectureSpec],
+    config: type[DecoderConfig],
+    class_prefix: str,
+    key_map: KeyMap,
+) -> Architecture:
+    """Return the record of GPT or GPT-2, which differ in their norms and in the names of their files."""
+    return Architecture(
+        name=config.model_type,
+        title=title,
+        spec=spec,
+        config=config,
+        class_prefix=class_prefix,
+        base_model_prefix="transformer",
+        key_map=key_map,
+        head_key_maps={ForSequenceClassification: key_map.then(("classifier.", "score."))},
+        from_file=split_projections,
+        to_file=join_projections,
+        tied_head=True,
+        classifier_bias=False,
+        heads=HEADS,
+        class_names={"ForCausalLM": f"{class_prefix}LMHeadModel"},
+        layouts=(),
+    )
+
+
+GPT2 = decoder_architecture("GPT-2 (Radford et al. 2019)", gpt2_spec, GPT2Config, "GPT2", KEY_MAP)

@@ -31,34 +31,30 @@ class ForCausalLM(ModelWithHead):
     @property
     def tied_keys(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the names of the parameters that repeat others."""
-        if self._is_tied_alone:
+        if self.architecture.tied_head:
             return ("lm_head.decoder.weight",)
         return ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 
     def add_head(self, config: BertConfig) -> None:
         """Add the head."""
-        if self._is_tied_alone:
+        if self.architecture.tied_head:
             self.lm_head = TiedHead(config)
         else:
             self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
 
     @property
-    def _is_tied_alone(self) -> bool:
-        return self.architecture.tied_head
-
-    @property
     def head(self) -> VocabularyHead:
         """The head that predicts tokens from hidden states."""
-        return self.lm_head if self._is_tied_alone else self.cls.predictions
+        return self.lm_head if self.architecture.tied_head else self.cls.predictions
 
     def tie_weights(self) -> None:
         """Share the token embedding's weight, and the bias of BERT's head, with the decoder."""
         self.head.decoder.weight = self.get_input_embeddings().weight
-        if not self._is_tied_alone:
+        if not self.architecture.tied_head:
             self.cls.predictions.decoder.bias = self.cls.predictions.bias
 
     def _resize_output(self, rows: int) -> None:
-        if not self._is_tied_alone:
+        if not self.architecture.tied_head:
             predictions = self.cls.predictions
             added = predictions.bias.detach().new_zeros(max(rows - len(predictions.bias), 0))
             predictions.bias = resized(predictions.bias, rows, added)

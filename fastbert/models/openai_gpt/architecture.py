@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastbert.models.architecture import Architecture, ArchitectureSpec
-from fastbert.models.gpt2.architecture import HEADS, PROJECTION_NAMES, decoder_spec
-from fastbert.models.gpt2.weights import join_projections, split_projections
-from fastbert.models.heads.sequence import ForSequenceClassification
+from fastbert.models.architecture import ArchitectureSpec
+from fastbert.models.gpt2.architecture import PROJECTION_NAMES, decoder_architecture, decoder_spec
 from fastbert.models.key_map import KeyMap
 from fastbert.models.openai_gpt.config import OpenAIGPTConfig
 from fastbert.ops.encoder_layer.spec import NormSpec
@@ -33,20 +31,4 @@ def openai_gpt_spec(config: Any) -> ArchitectureSpec:
     return decoder_spec(config, NormSpec(config.layer_norm_eps), None)
 
 
-OPENAI_GPT = Architecture(
-    name="openai-gpt",
-    title="GPT (Radford et al. 2018)",
-    spec=openai_gpt_spec,
-    config=OpenAIGPTConfig,
-    class_prefix="OpenAIGPT",
-    base_model_prefix="transformer",
-    key_map=KEY_MAP,
-    head_key_maps={ForSequenceClassification: KEY_MAP.then(("classifier.", "score."))},
-    from_file=split_projections,
-    to_file=join_projections,
-    tied_head=True,
-    classifier_bias=False,
-    heads=HEADS,
-    class_names={"ForCausalLM": "OpenAIGPTLMHeadModel"},
-    layouts=(),
-)
+OPENAI_GPT = decoder_architecture("GPT (Radford et al. 2018)", openai_gpt_spec, OpenAIGPTConfig, "OpenAIGPT", KEY_MAP)
