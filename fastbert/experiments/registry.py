@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_package
 from fastbert.experiments.data import described, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.scales import find_scale
@@ -17,6 +17,8 @@ from fastbert.experiments.summary import Row, Summary, chart, comparison_table, 
 from fastbert.experiments.workspace import Workspace
 from fastbert.io.atomic_write import write_atomic
 from fastbert.training.reporter import Reporter
+
+MISSING = "experiments need the package {0}: `pip install {0}`, or the extra `experiments` for all of them"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ def run_experiment(
     Raises `UserError` for a folder with another experiment or other data.
     """
     experiment, scale = find_experiment(name), find_scale(scale_name)
+    # The first score comes minutes after the start.
+    for module, package in (
+        ("sklearn.metrics", "scikit-learn"),
+        ("scipy.stats", "scipy"),
+        ("seqeval.metrics", "seqeval"),
+    ):
+        require_package(module, MISSING.format(package))
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
     processor = str((machine or {}).get("cpu_capability", ""))
     workspace = Workspace(

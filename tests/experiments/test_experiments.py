@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,10 @@ def test_the_command_prints_the_table(
     ((what, scale, out), given) = calls[0]
     assert (what, scale, out, given["seeds"], given["steps"]) == ("transfer", "smoke", tmp_path / "x", 1, 1)
     assert given["machine"]["cpu_capability"]
+
+
+def test_missing_packages_are_named_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
+    with pytest.raises(UserError, match=r"experiments need the package seqeval: `pip install seqeval`, or the extra"):
+        run_experiment("transfer", "smoke", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
