@@ -50,6 +50,9 @@ class _Training:
     """Seeds of fine-tuning (default: those of the scale, 2 or 3)."""
     steps: int | None = None
     """Optimiser steps of each pre-training run (default: those of the scale)."""
+    reuse: tuple[Path, ...] = ()
+    """Folders of other experiments at the same scale, on the same data: finished pre-training runs with equal settings
+    are copied from there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ def check(config: Config) -> None:
     if config.words and what != "polysemy":
         raise UserError(f"--words belongs to polysemy, not to {what}; leave it out")
     check_folder("--data", config.data)
+    for folder in config.reuse:
+        check_folder("--reuse", folder)
     check_new_folder("--out", require(config, "out"), parents=True)
     for name in ("seeds", "steps"):
         value = getattr(config, name)
@@ -120,6 +125,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
                 steps=config.steps,
                 device=config.device,
                 words=config.words,
+                reuse=config.reuse,
                 command=command,
                 machine=machine,
                 reporter=TrainingView(bars).reporter(),

@@ -56,6 +56,7 @@ def run_experiment(
     steps: int | None = None,
     device: str = "auto",
     words: Sequence[str] = (),
+    reuse: Sequence[Path] = (),
     command: str = "",
     machine: dict[str, Any] | None = None,
     versions: dict[str, str] | None = None,
@@ -64,8 +65,8 @@ def run_experiment(
     """Run an experiment into `out`, or continue one there; write summary.json, table.md and chart.png as rows end.
 
     `data_folder` holds corpora and task sets (`fastbert.experiments.data`); None uses the text that comes with Python.
-    `words` are those that polysemy compares.
-    Raises `UserError` for a folder with another experiment or other data.
+    `words` are those that polysemy compares; `reuse` are folders of other experiments, of which finished pre-training
+    runs with equal settings are copied. Raises `UserError` for a folder with another experiment or other data.
     """
     experiment, scale = find_experiment(name), find_scale(scale_name)
     # The first score comes minutes after the start.
@@ -78,7 +79,8 @@ def run_experiment(
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
     processor = str((machine or {}).get("cpu_capability", ""))
     workspace = Workspace(
-        out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device, processor=processor, words=words
+        out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device, processor=processor, words=words,
+        reuse=reuse,
     )
     rows: list[Row] = []
     summary: Summary | None = None

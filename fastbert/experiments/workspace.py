@@ -7,6 +7,7 @@ read back.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -69,11 +70,13 @@ class Workspace:
         device: str = "auto",
         processor: str = "",
         words: Sequence[str] = (),
+        reuse: Sequence[Path] = (),
     ) -> None:
         """Start an experiment in `folder`, or continue one there.
 
         `seeds` and `steps` replace those of the scale; `processor` is the class of the machine, which all runs of an
-        experiment have in common; `words` are those that an experiment compares, if not its own. Raises `UserError` for
+        experiment have in common; `words` are those that an experiment compares, if not its own; `reuse` are the
+        folders of other experiments, of which pre-training runs with equal settings are copied. Raises `UserError` for
         a folder with another experiment, scale or other data.
         """
         self.folder, self.scale, self.data, self.reporter = folder, scale, data, reporter or Reporter()
@@ -95,8 +98,21 @@ class Workspace:
                     raise UserError(f"--out {folder}: holds an experiment with {what}; choose another --out")
         elif folder.exists() and any(path.name not in ("sets", "unpacked", "python.txt") for path in folder.iterdir()):
             raise UserError(f"--out {folder}: holds other files; choose an empty or a new folder")
+        self.reuse = tuple(reuse)
+        for other in self.reuse:
+            self._check_reusable(other)
         folder.mkdir(parents=True, exist_ok=True)
         write_json_atomic(file, self.settings)
+
+    def _check_reusable(self, other: Path) -> None:
+        """Raise `UserError` unless `other` is the folder of an experiment on the same data and class of processor."""
+        if not (other / FILE).is_file():
+            raise UserError(f"--reuse {other}: holds no experiment ({FILE} is missing)")
+        stored = read_json_file(other / FILE)
+        for name in ("scale", "steps", "processor", "data"):
+            if stored.get(name) != self.settings[name]:
+                what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, not {self.settings[name]!r}"
+                raise UserError(f"--reuse {other}: holds an experiment with {what}; leave it out")
 
     def say(self, text: str) -> None:
         """Report a line."""
@@ -118,6 +134,11 @@ class Workspace:
         """Return the folder of the corpora's token shards, with a vocabulary of their own."""
         folder = self.folder / "shards"
         if not (folder / "index.json").exists():
+            for other in self.reuse:
+                if (other / "shards" / "index.json").exists():
+                    shutil.copytree(other / "shards", folder, dirs_exist_ok=True)
+                    TokenShards.open(folder)
+                    return folder
             corpus = Corpus.find(self.data.corpora, text_format="lines")
             report = self.reporter.on_stage("vocabulary", corpus.total_bytes)
             vocabulary = train_vocabulary(chain.from_iterable(corpus.documents(report)), self.scale.vocab_size)
@@ -136,9 +157,14 @@ class Workspace:
     ) -> Pretrained:
         """Pre-train a model of the scale, with changes of its configuration and of the run's flags."""
         out = self.folder / "pretrain" / name
+        config = {"vocab_size": self.vocab_size(), **self.scale.model(**(model or {}))}
+        # What distinguishes the pre-training runs of experiments on the same data.
+        recipe = {"model": config, **{flag: value for flag, value in flags.items() if flag not in ("data", "corpus")}}
 
         def run() -> dict[str, Any]:
-            config = {"vocab_size": self.vocab_size(), **self.scale.model(**(model or {}))}
+            reused = self._reused(recipe, out)
+            if reused:
+                return reused
             shape = self.folder / "models" / f"{name}.json"
             shape.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(shape, config)
@@ -153,27 +179,39 @@ class Workspace:
                 "device": self.device,
                 **flags,
             }
-            result = pretrain(PretrainConfig(**settings, out=out, resume=True), self._run_reporter(name))
-            last = result.validation
+            last = pretrain(PretrainConfig(**settings, out=out, resume=True), self._run_reporter(name)).validation
             return {
                 "name": name,
-                "model": str(result.model),
                 "loss": last.mlm_loss,
                 "accuracy": last.mlm_accuracy,
                 "tokens": last.tokens,
                 "seconds": last.seconds,
                 "steps": last.step,
+                "recipe": recipe,
             }
 
         values = self.cached(f"pretrain-{name}", run)
         remove_run(out, ("checkpoints",))
-        result = Pretrained(**{**values, "model": self.folder / "pretrain" / name / "model"})
+        numbers = {field: values[field] for field in ("loss", "accuracy", "tokens", "seconds", "steps")}
+        result = Pretrained(name=name, model=out / "model", **numbers)
         self.done += 1
         self.say(
             f"{numbered}{name}: pre-trained on {result.tokens:,} tokens in {result.seconds:,.0f} s, loss"
             f" {result.loss:.3f}, accuracy {result.accuracy:.1%}"
         )
         return result
+
+    def _reused(self, recipe: Mapping[str, Any], out: Path) -> dict[str, Any] | None:
+        """Copy a finished run with this recipe from another experiment's folder to `out`; return its result."""
+        wanted = json.loads(json.dumps(recipe))  # as a file holds it
+        for other in self.reuse:
+            for file in sorted((other / "results").glob("pretrain-*.json")):
+                values = read_json_file(file)
+                source = other / "pretrain" / str(values.get("name"))
+                if values.get("recipe") == wanted and (source / "model").is_dir():
+                    shutil.copytree(source, out, dirs_exist_ok=True)
+                    return {**values, "name": out.name}
+        return None
 
     def finetune(self, name: str, model: Path, task: TaskSet, **flags: Any) -> Score:
         """Fine-tune a model on a set with every seed; return its scores."""

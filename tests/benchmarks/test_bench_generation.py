@@ -45,7 +45,8 @@ def test_all_contenders_write_the_same_texts_and_rows_say_how_fast(tmp_path: Pat
     assert steps[-1] == (2, 2, "")
     bench_generation.publish(result, options, tmp_path / "rows.json", tmp_path / "rows.png")
     record = json.loads((tmp_path / "rows.json").read_text())
-    assert problems(record, "generation", machine_class(record["machine"])) == []
+    # A copy that was installed from a wheel has no commit.
+    assert problems({**record, "note": "a test"}, "generation", machine_class(record["machine"])) == []
     assert (tmp_path / "rows.png").stat().st_size > 1000
 
 

@@ -73,6 +73,32 @@ def test_a_finished_or_interrupted_experiment_continues(
     assert [row.scores["words"].values for row in again.rows] == [row.scores["words"].values for row in summary.rows]
 
 
+def test_pretraining_of_another_experiment_is_reused(
+    finished: tuple[Path, Summary], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, _ = finished
+    machine = {"cpu_capability": "avx2"}
+    monkeypatch.setattr(workspace, "pretrain", None)  # layers pre-trains as transfer does
+    out = tmp_path / "layers"
+    summary = run_experiment("layers", "smoke", out, seeds=1, machine=machine, reuse=(other,))
+    assert len(summary.rows) == 3
+    names = ("shards/index.json", "pretrain/mlm-nsp/model/model.safetensors", "results/pretrain-mlm-nsp.json")
+    for name in names:
+        assert (out / name).read_bytes() == (other / name).read_bytes()
+    with pytest.raises(TypeError):  # a recipe that no run had: trained
+        run_experiment("distillation", "smoke", tmp_path / "distillation", seeds=1, machine=machine, reuse=(other,))
+    for changes, message in (
+        ({"steps": 9}, "--reuse .*transfer: holds an experiment with steps=6, not 9; leave it out"),
+        ({"machine": {"cpu_capability": "amx"}}, "holds an experiment with processor='avx2', not 'amx'"),
+        ({"reuse": (tmp_path,)}, "--reuse .*: holds no experiment"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_experiment(
+                "layers", "smoke", tmp_path / "new", **{"seeds": 1, "machine": machine, "reuse": (other,), **changes}
+            )
+    assert not (tmp_path / "new" / "experiment.json").exists()
+
+
 def test_other_settings_data_and_machines_are_refused(finished: tuple[Path, Summary], tmp_path: Path) -> None:
     out, _ = finished
     machine = {"cpu_capability": "avx2"}
