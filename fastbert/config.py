@@ -174,6 +174,11 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def bilstm_input_size(self) -> int:
+        """Return the width of what a BiLSTM between the encoder and the head of a task reads."""
+        return self.hidden_size
+
+    @property
     def head_input_size(self) -> int:
         """Return the width of what a head of a task reads: the encoder's outputs, or those of a BiLSTM behind it."""
         return self.hidden_size if self.bilstm_size is None else self.bilstm_size

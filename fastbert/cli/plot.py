@@ -29,6 +29,9 @@ class Config:
     """Image file to write: .png, .pdf or .svg."""
     x: Literal["step", "tokens", "seconds"] = "step"
     """Unit of the horizontal axis."""
+    compare: str | None = None
+    """Expected losses of pre-training to draw as a band: mini, or the folder of another run (default: that with which
+    the first run was compared)."""
 
 
 def check(config: Config) -> None:
@@ -40,12 +43,16 @@ def check(config: Config) -> None:
     if config.out.suffix not in SUFFIXES:
         raise UserError(f"--out {config.out}: must end in {', '.join(SUFFIXES)}")
     check_new_file("--out", config.out)
+    if config.compare is not None:
+        from fastbert.training.reference_curves import check_reference
+
+        check_reference(config.compare)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Write the plot."""
     from fastbert.training.plot import plot_runs
 
-    plot_runs(require(config, "runs"), config.out, x_axis=config.x)
+    plot_runs(require(config, "runs"), config.out, x_axis=config.x, compare=config.compare)
     print(str(config.out))
     return 0

@@ -102,4 +102,5 @@ def _validation_detail(record: Record) -> str:
         )
     pairs = "" if record["nsp_accuracy"] is None else f", pairs {record['nsp_accuracy']:.1%}"
     losses = f"loss {record['mlm_loss']:.3f}, accuracy {record['mlm_accuracy']:.1%}"
-    return f"validation: {losses}{pairs}"
+    reference = f"; {record['reference']}" if "reference" in record else ""
+    return f"validation: {losses}{pairs}{reference}"

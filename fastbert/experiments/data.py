@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert.errors import UserError
-from fastbert.experiments.toy_tasks import write_toy_tasks
+from fastbert.experiments.toy_tasks import write_toy_pairs, write_toy_tasks
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.checksums import sha256
 from fastbert.tasks.registry import TaskName
@@ -49,6 +49,8 @@ class ExperimentData:
     name: str
     corpora: tuple[Path, ...]
     tasks: dict[str, TaskSet]
+    pairs: Path | None = None
+    """Minimal pairs of sentences, as `fastbert.scoring.blimp.read_pairs` reads them."""
 
     def chosen(self, names: Iterable[str]) -> list[TaskSet]:
         """Return the sets of these names that there are, in this order. Raises `UserError` if there are none."""
@@ -62,6 +64,9 @@ class ExperimentData:
         """Return a hash of all files."""
         parts = [sha256(path) for path in self.corpora]
         parts += [json.dumps(task.described(), sort_keys=True) for _, task in sorted(self.tasks.items())]
+        if self.pairs is not None:
+            files = sorted(self.pairs.iterdir()) if self.pairs.is_dir() else [self.pairs]
+            parts += [sha256(file) for file in files if file.is_file()]
         return _hash("\n".join(parts))
 
 
@@ -88,7 +93,8 @@ def find_data(folder: Path | None, work: Path, *, train: int, evaluate: int) -> 
             name: TaskSet(name=name, task=task, metric=metric, train=files[0], eval=files[1], stands_for=stands_for)
             for name, (task, metric, files, stands_for) in toy_sets.items()
         }
-        return ExperimentData(name="Python's own text", corpora=(corpus,), tasks=sets)
+        pairs = write_toy_pairs(work, corpus)
+        return ExperimentData(name="Python's own text", corpora=(corpus,), tasks=sets, pairs=pairs)
     if not folder.is_dir():
         raise UserError(f"--data {folder}: no such folder")
     corpora = tuple(path for name in CORPORA for path in sorted((folder / name).glob("*.sent.txt*")))
@@ -103,7 +109,8 @@ def find_data(folder: Path | None, work: Path, *, train: int, evaluate: int) -> 
                 name=name, task=known.task, metric=known.metric, train=files[0], eval=files[1],
                 stands_for=known.stands_for,
             )  # fmt: skip
-    return ExperimentData(name=str(folder), corpora=corpora, tasks=tasks)
+    blimp = folder / "blimp"
+    return ExperimentData(name=str(folder), corpora=corpora, tasks=tasks, pairs=blimp if blimp.is_dir() else None)
 
 
 def _unpacked(folder: Path, name: str, work: Path) -> Path | None:

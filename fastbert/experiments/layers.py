@@ -85,4 +85,5 @@ EXPERIMENT = Experiment(
     ),
     limits="A linear probe reads what is linearly there; a layer may know more.",
     rows=rows,
+    finetunes=False,
 )

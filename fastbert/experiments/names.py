@@ -10,6 +10,7 @@ EXPERIMENTS = {
     "baselines": "GPT, ELMo, static word vectors and an HMM, on the same text",
     "transfer": "scratch, frozen and fine-tuned, with 100, 1,000 and all examples",
     "layers": "what each layer knows about parts of speech",
+    "blimp": "minimal pairs of sentences, by phenomenon: BERT, left to right, n-grams",
     "polysemy": "words of several meanings: one vector per word, ELMo's and BERT's states in context",
     "distillation": "students of half the layers, trained alone and by a teacher",
 }

@@ -60,7 +60,9 @@ def _section(file: Path, summary: Summary, home: Path, pictures: Path) -> str:
         lines += [comparisons, ""]
     if summary.columns():
         names = ", ".join(summary.columns())
-        lines += [f"![{summary.title}: scores on {names}, with standard deviations]({picture.as_posix()})", ""]
+        spread = any(len(score.values) > 1 for row in summary.rows for score in row.scores.values())
+        what = f"{names}, with standard deviations" if spread else names
+        lines += [f"![{summary.title}: scores, {what}]({picture.as_posix()})", ""]
     elif summary.details:
         lines += [f"![{summary.title}]({picture.as_posix()})", ""]
     tables = find_experiment(summary.experiment).tables(summary)
@@ -83,8 +85,14 @@ def _origin(file: Path, summary: Summary, home: Path) -> str:
     facts = [
         f"{settings.get('layers')} layers, {settings.get('hidden_size')} wide, vocabulary of"
         f" {settings.get('vocab_size', 0):,}; {steps} of up to {settings.get('max_length')} tokens",
-        f"fine-tuning: {settings.get('finetune_steps'):,} steps of {settings.get('finetune_batch')}, at most"
-        f" {settings.get('train_examples'):,} examples, {summary.seeds} seeds",
+        *(
+            [
+                f"fine-tuning: {settings.get('finetune_steps'):,} steps of {settings.get('finetune_batch')}, at most"
+                f" {settings.get('train_examples'):,} examples, {summary.seeds} seeds"
+            ]
+            if find_experiment(summary.experiment).finetunes
+            else []
+        ),
         f"{summary.seconds / 60:,.0f} minutes of training on {machine.get('cpu', 'an unknown processor')}"
         f" ({machine.get('cpu_capability', '')}, {machine.get('cores', '?')} cores)",
     ]

@@ -227,6 +227,7 @@ EXPERIMENT = Experiment(
         " than by meaning."
     ),
     rows=rows,
+    finetunes=False,
     picture=picture,
     tables=tables,
 )

@@ -36,6 +36,8 @@ class Experiment:
     """Draws a summary to a file."""
     tables: Callable[[Summary], str] = lambda summary: ""
     """Returns further tables in Markdown."""
+    finetunes: bool = True
+    """Whether models are fine-tuned, as the scale says."""
 
 
 def find_experiment(name: str) -> Experiment:
@@ -79,7 +81,16 @@ def run_experiment(
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
     processor = str((machine or {}).get("cpu_capability", ""))
     workspace = Workspace(
-        out, name, scale, data, reporter, seeds=seeds, steps=steps, device=device, processor=processor, words=words,
+        out,
+        name,
+        scale,
+        data,
+        reporter,
+        seeds=seeds,
+        steps=steps,
+        device=device,
+        processor=processor,
+        words=words,
         reuse=reuse,
     )
     rows: list[Row] = []

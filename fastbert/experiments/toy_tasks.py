@@ -55,6 +55,21 @@ def write_toy_tasks(work: Path, train: int, evaluate: int) -> tuple[Path, ToySet
     return corpus, sets
 
 
+def write_toy_pairs(work: Path, corpus: Path, count: int = 40) -> Path:
+    """Write minimal pairs of sentences of the corpus: as they are, and with two neighbouring words exchanged."""
+    draw, lines = random.Random("minimal pairs"), ["phenomenon\tparadigm\tgood\tbad\n"]
+    for sentence in corpus.read_text(encoding="utf-8").split("\n"):
+        words = sentence.split()
+        places = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
+        if 4 < len(words) < 20 and places and len(lines) <= count:
+            place = draw.choice(places)
+            exchanged = [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
+            order = "short" if len(words) < 12 else "long"
+            lines.append(f"word_order\t{order}_sentences\t{' '.join(words)}\t{' '.join(exchanged)}\n")
+    _write(work / "sets" / "pairs.tsv", "".join(lines))
+    return work / "sets" / "pairs.tsv"
+
+
 def _pairs(documents: list[list[str]]) -> Iterator[str]:
     draw = random.Random("pairs")
     for document in documents:

@@ -1,4 +1,4 @@
-"""Transfer with few and many examples: from scratch, frozen and fine-tuned."""
+"""Transfer with few and many examples: from scratch, frozen, fine-tuned, and fine-tuned as ULMFiT is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from fastbert.models import registry
 from fastbert.tokenizers import WordPieceTokenizer
 
 SETS, COUNTS = ("SST-2", "SNLI", "POS"), (100, 1000)
-WAYS: tuple[tuple[str, dict[str, Any]], ...] = (("from scratch", {}), ("frozen", {"frozen": True}), ("fine-tuned", {}))
+MOST_EPOCHS = 40.0  # the steps of a scale are thousands of epochs of a hundred examples
+# Howard and Ruder (2018): rates that rise fast and fall slowly, layers thawed from the top, lower ones slower.
+ULMFIT = {"schedule": "slanted-triangular", "gradual_unfreezing": True, "layer_decay": 1 / 2.6}
+WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("from scratch", {}),
+    ("frozen", {"frozen": True}),
+    ("fine-tuned", {}),
+    ("fine-tuned as ULMFiT", ULMFIT),
+)
 
 
 def rows(workspace: Workspace) -> Iterator[Row]:
@@ -29,7 +37,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
                 part = task if count == most else first_examples(task, count, workspace.folder / "sets" / "parts")
                 model = untrained if way == "from scratch" else pretrained.model
                 key = f"{way.replace(' ', '-')}-{count}"
-                scores[task.name] = workspace.finetune(key, model, part, **flags)
+                scores[task.name] = workspace.finetune(key, model, part, epochs=(MOST_EPOCHS,), **flags)
             shown = "all" if count == most else f"{count:,}"
             yield Row(name=f"{way}, {shown} examples", scores=scores, numbers={"examples": count})
 

@@ -29,6 +29,7 @@ from fastbert.io.untrusted_input import read_json_file
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.config import PretrainConfig
+from fastbert.training.device import choose_device
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import remove_run
@@ -113,6 +114,10 @@ class Workspace:
             if stored.get(name) != self.settings[name]:
                 what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, not {self.settings[name]!r}"
                 raise UserError(f"--reuse {other}: holds an experiment with {what}; leave it out")
+
+    def scoring_device(self) -> str:
+        """Return the device of models that are not trained."""
+        return str(choose_device(self.device, "fp32", lambda _: None)[0])
 
     def say(self, text: str) -> None:
         """Report a line."""
@@ -258,7 +263,7 @@ class Workspace:
             trial[:] = number, total
 
         def step(_: Record, progress: float) -> None:
-            update((trial[0] - 1 + progress) / trial[1])  # type: ignore[arg-type]
+            update((trial[0] - 1 + progress) / trial[1])
 
         return Reporter(on_step=step, on_trial=begin)
 

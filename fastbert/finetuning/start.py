@@ -50,6 +50,8 @@ def model_config(task: Task[Any], source: Source, config: FinetuneConfig) -> Ber
     if config.student_layers is not None and (too_many or not task.can_distill):
         why = f"{source} has {bert.num_hidden_layers} layers" if task.can_distill else f"{task.name} has no students"
         raise UserError(f"--student-layers {config.student_layers}: {why}")
+    if config.lora is not None and bert.model_type == "elmo":
+        raise UserError("--lora adapts attention, which ELMo does not have, and its encoder stays frozen; leave it out")
     if config.bilstm is not None:
         bert = replace(bert, bilstm_size=config.bilstm or bert.hidden_size)
     if config.dropout is not None:

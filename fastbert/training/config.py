@@ -14,6 +14,7 @@ from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
+UNMASKED: tuple[Objective, ...] = ("ltr", "bilm")  # no token is masked
 DEFAULT_REPLACEMENT = (80.0, 10.0, 10.0)  # percent of masked tokens: [MASK], random, unchanged
 Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
@@ -120,6 +121,9 @@ class _Output:
     """Folder of the run: config, tokenizer, metrics, loss curve, checkpoints and the trained model."""
     eval_every: int | None = rare(None)
     """Steps between validations (default: ten validations per run)."""
+    compare: str | None = rare(None)
+    """Expected losses beside those of each validation and in the loss curve: mini (`fastbert pretrain --model mini` on
+    English encyclopaedia and books), or the folder of an earlier run."""
     eval_samples: int | None = rare(None)
     """Maximum number of sequences per validation (default: as many as take 4 % of the run's time, 32 to 1024)."""
     checkpoint_every: int | None = rare(None)
@@ -152,7 +156,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
         ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "out", "data", "tokenizer", "resume", "overwrite"}
+    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):
@@ -199,6 +203,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
+        if self.teacher is not None and objective in UNMASKED:
+            raise UserError(f"--teacher teaches masked tokens, and --objective {objective} has none; leave one out")
         if self.teacher is not None and self.cuda_graphs == "on":
             raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:

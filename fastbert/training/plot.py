@@ -12,6 +12,7 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.io.figures import bar_style, draw_baseline, figure_file, finish_axes, legend_below, line_style
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.training.metrics import Metrics, read_metrics, read_records
+from fastbert.training.reference_curves import find_reference
 from fastbert.training.reporter import Record
 
 TRIAL_KEYS = ("lr", "batch_size", "epochs", "seed")
@@ -31,6 +32,7 @@ def plot_runs(
     unigram: float | None = None,
     most_frequent: float | None = None,
     x_axis: str = "step",
+    compare: str | None = None,
 ) -> Path:
     """Plot the loss and accuracy of predicted tokens and, where there is one, next-sentence accuracy of each run to
     `out` (PNG, PDF or SVG by its ending); of runs of fine-tuning training loss and the main metric on the first
@@ -38,8 +40,10 @@ def plot_runs(
 
     `unigram`, the cross-entropy of word frequencies alone, in nats, and `most_frequent`, the share of the most frequent
     word of the masked ones, are drawn as baselines; by default they are read from the config.json of each finished run.
-    `x_axis` is `"step"`, `"tokens"` or `"seconds"`. Raises `UserError` for a run without metrics, for runs of
-    pre-training and of fine-tuning together, and for runs of fine-tuning with different metrics.
+    `compare` draws a band of expected losses on the first run's own text, those of a shipped curve or another run (see
+    `fastbert.training.reference_curves.find_reference`); by default what a run was compared with. `x_axis` is `"step"`,
+    `"tokens"` or `"seconds"`. Raises `UserError` for a run without metrics, for runs of pre-training and of fine-tuning
+    together, and for runs of fine-tuning with different metrics.
     """
     if x_axis not in X_AXES:
         raise UserError(f"x axis {x_axis!r} is not one of {', '.join(X_AXES)}")
@@ -72,6 +76,9 @@ def plot_runs(
         losses = [(run, FREQUENCIES, values.get("unigram_cross_entropy")) for run, values in stored]
         shares = [(run, MOST_FREQUENT, values.get("most_frequent_share")) for run, values in stored]
         baselines = _draw_baselines(loss_axes, losses)
+        for run, values in stored[:1]:
+            band = _draw_reference(loss_axes, run, histories[run], x_axis, compare, values)
+            baselines += [] if band is None else [band]
         baselines += _draw_baselines(accuracy_axes, shares, len(baselines))
         if pairs:
             baselines.append(draw_baseline(accuracy_axes, 0.5, "chance on sentence pairs", len(baselines) or 1))
@@ -249,6 +256,28 @@ def _draw_baselines(axes: Any, values: Sequence[tuple[Path, str, object]], first
         draw_baseline(axes, value, f"{name}, {_names([run])[0]}" if counts[name] > 1 else name, first + index)
         for index, ((name, _), (run, value)) in enumerate(distinct.items())
     ]
+
+
+def _draw_reference(
+    axes: Any, run: Path, history: Sequence[Metrics], x_axis: str, compare: str | None, values: Mapping[str, Any]
+) -> Any | None:
+    """Draw the expected losses of a run as a band, at the positions of its own metrics; return the band, None where
+    nothing is compared, or word frequencies are not known."""
+    flags = _json(_folder(run) / "config.json").get("run")
+    flags = flags if isinstance(flags, dict) else {}
+    compare, unigram = compare or flags.get("compare"), values.get("unigram_cross_entropy")
+    if not compare or not _is_number(unigram):
+        return None
+    reference = find_reference(compare, str(flags.get("objective") or "mlm+nsp"))
+    points = [
+        (getattr(record, x_axis), *losses)
+        for record in history
+        if (losses := reference.losses(record.tokens, unigram)) is not None
+    ]
+    if not points:
+        return None
+    x, low, high = zip(*sorted(points), strict=True)
+    return axes.fill_between(x, low, high, color="0.6", alpha=0.35, linewidth=1.5, label=f"expected ({reference.name})")
 
 
 def _folder(run: Path) -> Path:

@@ -51,7 +51,8 @@ from fastbert.training.objectives import (
     with_objective,
 )
 from fastbert.training.plot import plot_runs
-from fastbert.training.reporter import Reporter
+from fastbert.training.reference_curves import ReferenceCurve, find_reference
+from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.verdict import verdict
@@ -180,6 +181,10 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     reporter.on_message(described(config, budget, data["train"].samples_per_epoch(0)))
     masked = outputs(trainer.data.validation_labels(trainer.validation_samples(), shards.vocab_size))
     unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
+    if config.compare is not None:
+        reference = find_reference(config.compare, config.objective)
+        reporter.on_message(f"comparing with {reference.name}: {reference.about}")
+        trainer.reporter = _comparing(reporter, reference, unigram)
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     try:
@@ -205,6 +210,16 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     }
     run.write()
     return _result(run, validation, unigram, bert)
+
+
+def _comparing(reporter: Reporter, reference: ReferenceCurve, unigram: float) -> Reporter:
+    """Return the hooks of a run whose validations say where they stand beside a reference curve."""
+
+    def validated(record: Record) -> None:
+        stands = reference.described(record["tokens"], record["mlm_loss"], unigram)
+        reporter.on_validation({**record, "reference": stands})
+
+    return replace(reporter, on_validation=validated)
 
 
 def _cures(trainer: Trainer) -> list[str]:

@@ -34,7 +34,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
 
 def test_an_experiment_leaves_rows_tables_and_a_chart(finished: tuple[Path, Summary]) -> None:
     out, summary = finished
-    assert [row.name.split(",")[0] for row in summary.rows] == ["from scratch", "frozen", "fine-tuned"]
+    assert [row.name.split(",")[0] for row in summary.rows] == [
+        "from scratch",
+        "frozen",
+        "fine-tuned",
+        "fine-tuned as ULMFiT",
+    ]
     for row in summary.rows:
         assert set(row.scores) == {"pairs", "words", "answers"}
         assert all(len(score.values) == 2 and score.seconds > 0 for score in row.scores.values())

@@ -12,7 +12,7 @@ pytest.importorskip("sklearn", reason="scores of fine-tuning need scikit-learn")
 
 from fastbert import cli
 from fastbert.errors import UserError
-from fastbert.experiments import hmm, masking
+from fastbert.experiments import blimp, hmm, masking
 from fastbert.experiments.hmm import UNKNOWN, tag_with_hmm
 from fastbert.experiments.occurrences import Occurrence, find_sentences
 from fastbert.experiments.page import page_text
@@ -117,6 +117,27 @@ def test_polysemy_leaves_neighbours_and_heat_maps(tmp_path: Path) -> None:
         run_experiment("polysemy", "smoke", out, steps=1, words=("call",))
     with pytest.raises(UserError, match="--words xylophone: occurs in 0 sentences of the corpus, and 3 are needed"):
         run_experiment("polysemy", "smoke", tmp_path / "y", steps=1, words=("xylophone",))
+
+
+def test_blimp_has_a_row_per_phenomenon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "x"
+    summary = run_experiment("blimp", "smoke", out, steps=2)
+    assert [row.name for row in summary.rows] == ["word order", "all paradigms"]
+    assert summary.columns() == ["BERT", "LTR", "5-grams"]
+    by_paradigm = summary.details["paradigms"]["5-grams"]
+    assert set(by_paradigm) == {"short_sentences", "long_sentences"}
+    # n-grams have read these sentences, and not those with exchanged words.
+    assert summary.rows[-1].scores["5-grams"].mean == sum(by_paradigm.values()) / 2 > 75
+    assert summary.rows[-1].numbers["pairs"] == 10
+    assert (out / "chart.png").stat().st_size > 1000
+    # Systems are scored once.
+    monkeypatch.setattr(blimp, "load_scorer", lambda *_: pytest.fail("scored again"))
+    assert run_experiment("blimp", "smoke", out, steps=2).rows == summary.rows
+    # Other pairs are other data.
+    pairs = out / "sets" / "pairs.tsv"
+    pairs.write_text(pairs.read_text().replace("short_sentences", "other_sentences"))
+    with pytest.raises(UserError, match="holds an experiment with other data"):
+        run_experiment("blimp", "smoke", out, steps=2)
 
 
 def test_words_belong_to_polysemy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

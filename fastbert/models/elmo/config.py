@@ -88,6 +88,16 @@ class ElmoConfig(BertConfig):
         """Return the width of a direction: of the LSTMs' inputs and outputs."""
         return self.hidden_size // 2
 
+    @property
+    def bilstm_input_size(self) -> int:
+        """Return the width of what a task's BiLSTM reads: the vector of a word's characters, and the mix of layers."""
+        return self.projection_size + self.hidden_size
+
+    @property
+    def head_input_size(self) -> int:
+        """Return the width of what a head of a task reads: a mix of layers, after the states of a BiLSTM."""
+        return self.hidden_size + (self.bilstm_size or 0)
+
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
         """Return one of the sizes (`tiny` to `large`; `base` is the published one), with fields replaced by

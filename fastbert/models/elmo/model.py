@@ -73,6 +73,8 @@ class ElmoModel(PreTrainedModel):
         """Defaults of `embed`."""
         self.mix: ScalarMix | None = None
         """The weighted sum of the layers that heads of tasks read."""
+        self.state_mix: ScalarMix | None = None
+        """Another one, beside the states of a task's BiLSTM."""
         self._vocabulary: Characters | None = None
         self._cache = _WordCache()
         self.init_weights()
@@ -126,20 +128,23 @@ class ElmoModel(PreTrainedModel):
             return last, states if output_hidden_states else []
         read = states if token_indices is None else [state.index_select(0, token_indices) for state in states]
         last = self.mix(torch.stack(read, dim=1))
-        return self._drop_mix(batch, last, token_indices), states if output_hidden_states else []
+        return self.drop(batch, last, Site.HEAD_INPUT, token_indices), states if output_hidden_states else []
 
-    def add_mix(self) -> None:
-        """Freeze all weights, and add a weighted sum of the layers, which is trained. Frozen layers drop nothing."""
+    def add_mix(self, *, beside_states: bool = False) -> None:
+        """Freeze all weights, and add a weighted sum of the layers, which is trained, and with `beside_states` a second
+        one, `state_mix`. Frozen layers drop nothing."""
         self.requires_grad_(False)
         self.mix = ScalarMix(self.config.num_hidden_layers + 1)
+        self.state_mix = ScalarMix(self.config.num_hidden_layers + 1) if beside_states else None
 
-    def _drop_mix(self, batch: PackedBatch, x: Tensor, token_indices: Tensor | None) -> Tensor:
-        """Drop elements of the mix in training."""
+    def drop(self, batch: PackedBatch, x: Tensor, site: Site, token_indices: Tensor | None = None) -> Tensor:
+        """Drop elements in training of x (rows, width), the words of a batch, or with `token_indices`, int64 (rows,),
+        these of them."""
         p = self.config.hidden_dropout_prob if self.training else 0.0
         if not p:
             return x
         keys = draw_keys(len(batch), batch.device) if batch.dropout_key is None else batch.dropout_key
-        tokens = TokenDropout(p, keys, batch.sequence_ids, batch.offsets_in_sequence, int(Site.HEAD_INPUT))
+        tokens = TokenDropout(p, keys, batch.sequence_ids, batch.offsets_in_sequence, int(site))
         return dropout(x, tokens if token_indices is None else tokens.select(token_indices))
 
     def _vectors(self, ids: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class ModelWithHead(PreTrainedModel):
         size = config.bilstm_size if self.takes_bilstm else None
         with_pooler = self.with_pooler and size is None
         self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=with_pooler))
-        self.bilstm = None if size is None else BiLstm(config.hidden_size, size)
+        self.bilstm = None if size is None else BiLstm(config.bilstm_input_size, size)
         self.position_offset = self.base_model.position_offset
         self.add_head(config)
         self.init_weights()
@@ -139,6 +139,10 @@ class ModelWithHead(PreTrainedModel):
             x = x if token_indices is None else x.index_select(0, token_indices)
         return x, tuple(packed.restore(state) for state in states) or None
 
+    def _ends(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        """Select from what `_encode` returns of a model with a BiLSTM what stands for each sequence."""
+        return sequence_states(x, batch)
+
     def _encode_pooled(
         self, packed: Packed, token_indices: Tensor | None, output_hidden_states: bool | None
     ) -> tuple[Tensor, Tensor, HiddenStates]:
@@ -155,7 +159,7 @@ class ModelWithHead(PreTrainedModel):
             if self.bilstm is None:
                 first = summary_tokens(x, batch, self.base_model.causal)
             else:
-                first = sequence_states(x, batch)
+                first = self._ends(x, batch)
             x = x if token_indices is None else x[token_indices]
         else:
             indices = torch.cat((summary_indices(batch, self.base_model.causal), token_indices))
