@@ -19,7 +19,7 @@ class Reporter:
     on_validation: Callable[[Record], None] = field(default=lambda record: None)
     """After each validation: its line."""
     on_message: Callable[[str], None] = field(default=lambda message: None)
-    on_stage: Callable[..., Callable[[float], None]] = field(default=lambda name, total, unit="bytes": lambda done: None)
+    on_stage: Callable[..., Callable[[float], None]] = field(default=lambda *stage: lambda done: None)
     """A stage of preparation begins: its name, its size, and optionally the size's unit, by default bytes. Returns a
     function to call with the number done."""
     on_trial: Callable[[int, int, str], None] = field(default=lambda number, total, name: None)
