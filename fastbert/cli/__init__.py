@@ -9,6 +9,7 @@ other mistakes in a `Config` before torch is imported.
 from __future__ import annotations
 
 import difflib
+import io
 import logging
 import os
 import sys
@@ -92,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `fastbert` with these arguments (default: the process's); return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # characters that the terminal's encoding lacks
     try:
         common, words = _Common.split(words)
         code = _dispatch(words, common)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,7 +27,7 @@ class _Data:
     GROUP: ClassVar = DATA
 
     what: Annotated[str | None, tyro.conf.Positional] = required(", ".join(EXPERIMENTS), name="WHAT")
-    """The experiment: ablation, size, features, transfer, layers, distillation, ..."""
+    """The experiment: ablation, size, features, masking, baselines, transfer, layers, distillation, blimp, polysemy."""
     data: Path | None = None
     """Folder of corpora (wiki-en/, books-en/) and task sets (finetune/) (default: the text that comes with Python, and
     small sets made of it, whose scores mean nothing)."""
@@ -96,6 +95,19 @@ def check(config: Config) -> None:
             raise UserError(f"--{name} {value} must be at least 1")
 
 
+def _command(config: Config) -> str:
+    """Return the command as a summary holds it, with names in place of this machine's folders."""
+    parts = ["fastbert", "experiment", require(config, "what"), "--scale", config.scale]
+    for name in ("seeds", "steps"):
+        if getattr(config, name) is not None:
+            parts += [f"--{name}", str(getattr(config, name))]
+    parts += ["--words", *config.words] if config.words else []
+    parts += ["--device", config.device] if config.device != "auto" else []
+    parts += ["--data", "DATA"] if config.data is not None else []
+    parts += ["--reuse", *(folder.name for folder in config.reuse)] if config.reuse else []
+    return shlex.join([*parts, "--out", require(config, "out").name or "."])
+
+
 def run(config: Config, *, quiet: bool = False) -> int:
     """Run the experiment and print its table."""
     from fastbert.cli.training_view import TrainingView
@@ -112,7 +124,6 @@ def run(config: Config, *, quiet: bool = False) -> int:
         "cpu_capability": diagnosis.cpu.level,
         "gpu": diagnosis.gpus[0].name if diagnosis.gpus else None,
     }
-    command = shlex.join(["fastbert", *sys.argv[1:]]) if sys.argv[0].endswith("fastbert") else ""
     out = require(config, "out")
     with Bars(quiet) as bars:
         try:
@@ -126,8 +137,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
                 device=config.device,
                 words=config.words,
                 reuse=config.reuse,
-                command=command,
+                command=_command(config),
                 machine=machine,
+                versions={name: version for name, version in diagnosis.versions.items() if version is not None},
                 reporter=TrainingView(bars).reporter(),
             )
         except Stopped:

@@ -45,6 +45,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     folder = find_source(require(config, "model"))
     require(config, "text")
+    registry.refuse_decoder(registry.read_config(folder), f"--model {config.model}")
     model = registry.load_with_head(folder, "ForMaskedLM")
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     for text in config.text:

@@ -20,7 +20,8 @@ def in_flags(message: str, config: Any) -> str:
     for item in fields(config):
         value = getattr(config, item.name)
         name, shown = re.escape(item.name), f"{value!r}"
-        message = re.sub(rf"(?<![\w'\"/.-]){name}={re.escape(shown)}(?!\w)", f"{flag(item.name)} {value}", message)
+        named = f"{flag(item.name)} {value}".replace("\\", "\\\\")  # a template of `re.sub`
+        message = re.sub(rf"(?<![\w'\"/.-]){name}={re.escape(shown)}(?!\w)", named, message)
         if "_" in item.name:
             message = re.sub(rf"(?<![\w'\"/.-]){name}(?![\w='\"/.-])", flag(item.name), message)
     return message

@@ -129,7 +129,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     prompts = config.prompt if config.prompts is None else TextFile(config.prompts, config.column)
 
     def texts(bars: Bars) -> list[Continuation] | None:
-        """Print texts as they come, or write them to the file."""
+        """Return the texts, or write them to the file."""
         update = bars.stage("generating", None, "prompts")
         results = continue_texts(
             model,
@@ -150,7 +150,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         bars.message(f"{why} on {device}")
         shown = texts(bars)
     for result in shown or ():
-        print(result.whole)
+        print(f"{result.prompt}{result.text}")
     if config.out is not None:
         print(f"texts: {config.out}")
     return 0

@@ -305,6 +305,7 @@ def _held_out(config: Any, bars: Bars) -> dict[str, Any]:
         **({"perplexity": result.perplexity} if masked else {}),
         "accuracy": result.accuracy,
     }
+    shown = {"accuracy, %" if name == "accuracy" else name: value for name, value in figures.items()}
     counts = {"predictions": result.predictions, "samples": result.samples, "tokens": result.tokens}
     what = f"{counted(result.predictions, 'masked token')} in {counted(result.samples, 'sample')}"
     return {
@@ -316,7 +317,7 @@ def _held_out(config: Any, bars: Bars) -> dict[str, Any]:
         **counts,
         "seconds": round(seconds, 3),
         "machine": _machine(device, config.dtype),
-        "text": _lines(figures, what if masked else counted(result.predictions, "pair"), seconds),
+        "text": _lines(shown, what if masked else counted(result.predictions, "pair"), seconds),
     }
 
 

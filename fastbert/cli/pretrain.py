@@ -19,7 +19,8 @@ from fastbert.cli.training_view import shown
 from fastbert.data.shards import IndexReader
 from fastbert.tokenizers.training import check_size
 from fastbert.training.config import PretrainConfig as Config
-from fastbert.training.reference_curves import check_reference
+from fastbert.training.config import default_objective
+from fastbert.training.reference_curves import check_reference, find_reference
 
 WIDTH = 100  # of the last lines at most
 
@@ -33,7 +34,9 @@ EXAMPLES = (
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.compare is not None:
-        check_reference(config.compare)
+        known = not config.resume and (config.objective is not None or not config.model.endswith(".json"))
+        objective = config.objective or default_objective(config.architecture)
+        find_reference(config.compare, objective) if known else check_reference(config.compare)
     if config.resume and (config.out / "config.json").exists():
         return  # a run that has its vocabulary and shards needs no corpus; any other checks its inputs itself
     check_new_folder("--out", config.out, parents=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -107,6 +107,10 @@ class Config(_Output, _Queries, _Training, _Data):
             for flag, is_set in (("corpus", self.corpus), ("out", self.out is not None)):
                 if is_set:
                     raise UserError(f"--vectors names trained vectors, and --{flag} trains new ones; leave one out")
+            for item in (*fields(_Data), *fields(_Training)):
+                if getattr(self, item.name) != item.default:
+                    name = item.name.replace("_", "-")
+                    raise UserError(f"--vectors names trained vectors, and --{name} trains new ones; leave one out")
             if not self.neighbours and not self.analogy:
                 raise UserError("--vectors has words to look up: give --neighbours WORD ..., or --analogy A B C")
 

@@ -79,8 +79,8 @@ EXPERIMENT = Experiment(
     ),
     limits=(
         "The same text for all, and the same number of steps and sequences for BERT, GPT and ELMo, whose tokens are"
-        " words; static vectors pass over the corpus 5 to 20 times. Taggers on features are scored in their best epoch"
-        " on the evaluation set, fine-tuned models after their last step. Losses of different vocabularies and tasks"
+        " words; static vectors pass over the corpus 5 to 20 times. GPT is fine-tuned with its auxiliary language-model"
+        " loss, as its paper has it. Losses of different vocabularies and tasks"
         " cannot be compared."
     ),
     rows=rows,

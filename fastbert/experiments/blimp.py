@@ -1,4 +1,5 @@
-"""Minimal pairs of sentences (BLiMP), by phenomenon: BERT, a left-to-right model and n-grams on the same text."""
+"""Minimal pairs of sentences (BLiMP), by phenomenon: BERT, with and without NSP, a left-to-right model, and n-grams, on
+the same text."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SMOKE_PAIRS = 5  # of each paradigm
 OVERALL = "all paradigms"
 CHANCE = 50.0
 # Name of the system, and objective.
-SYSTEMS = (("BERT", "mlm+nsp"), ("LTR", "ltr"))
+SYSTEMS = (("BERT", "mlm+nsp"), ("No NSP", "mlm"), ("LTR", "ltr"))
 
 
 def rows(workspace: Workspace) -> Iterator[Row]:
@@ -36,7 +37,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     results: dict[str, dict[str, Any]] = {}
     for name, objective in SYSTEMS:
         pretrained = workspace.pretrain(objective.replace("+", "-"), objective=objective)
-        make = partial(load_scorer, pretrained.model, workspace.scoring_device())
+        make = partial(load_scorer, pretrained.model, workspace.resolved_device())
         results[name] = _scored(workspace, name, paradigms, make)
         results[name] |= {"loss": pretrained.loss, "steps": pretrained.steps, "tokens": pretrained.tokens}
     ngrams = _scored(workspace, "n-grams", paradigms, lambda: _train_ngrams(workspace))

@@ -10,13 +10,13 @@ import hashlib
 import json
 import random
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert.errors import UserError
-from fastbert.experiments.toy_tasks import write_toy_pairs, write_toy_tasks
-from fastbert.io.atomic_write import write_atomic
+from fastbert.experiments.toy_tasks import write_new, write_toy_pairs, write_toy_tasks
 from fastbert.io.checksums import sha256
 from fastbert.tasks.registry import TaskName
 
@@ -35,10 +35,13 @@ class TaskSet:
     eval: Path
     stands_for: str = ""
     """The set of the paper, if this is another one."""
+    note: str = ""
+    """What else differs from the paper's set."""
 
     def described(self) -> dict[str, str]:
         """Return the set as summaries store it, without paths."""
         values = {"name": self.name, "task": self.task, "metric": self.metric, "stands_for": self.stands_for}
+        values["note"] = self.note
         return {**values, "train": sha256(self.train), "eval": sha256(self.eval)}
 
 
@@ -51,21 +54,15 @@ class ExperimentData:
     tasks: dict[str, TaskSet]
     pairs: Path | None = None
     """Minimal pairs of sentences, as `fastbert.scoring.blimp.read_pairs` reads them."""
-
-    def chosen(self, names: Iterable[str]) -> list[TaskSet]:
-        """Return the sets of these names that there are, in this order. Raises `UserError` if there are none."""
-        names = list(names)
-        sets = [self.tasks[name] for name in names if name in self.tasks]
-        if not sets:
-            raise UserError(f"{self.name}: holds none of the sets {', '.join(names)}; name another --data")
-        return sets
+    sources: tuple[Path, ...] = ()
+    """The archives and folders that the sets were sampled from."""
 
     def fingerprint(self) -> str:
         """Return a hash of all files."""
         parts = [sha256(path) for path in self.corpora]
         parts += [json.dumps(task.described(), sort_keys=True) for _, task in sorted(self.tasks.items())]
-        if self.pairs is not None:
-            files = sorted(self.pairs.iterdir()) if self.pairs.is_dir() else [self.pairs]
+        for source in (*self.sources, *([] if self.pairs is None else [self.pairs])):
+            files = sorted(source.iterdir()) if source.is_dir() else [source]
             parts += [sha256(file) for file in files if file.is_file()]
         return _hash("\n".join(parts))
 
@@ -79,6 +76,7 @@ class _Known:
     metric: str
     make: Callable[[Path, Path, int, int], tuple[Path, Path]]
     stands_for: str = ""
+    note: str = ""
 
 
 def find_data(folder: Path | None, work: Path, *, train: int, evaluate: int) -> ExperimentData:
@@ -101,16 +99,25 @@ def find_data(folder: Path | None, work: Path, *, train: int, evaluate: int) -> 
     if not corpora:
         raise UserError(f"--data {folder}: holds no {' or '.join(f'{name}/*.sent.txt' for name in CORPORA)}")
     tasks: dict[str, TaskSet] = {}
+    sources = []
     for name, known in KNOWN.items():
         source = _unpacked(folder / "finetune", known.folder, work)
         if source is not None:
             files = known.make(source, work / "sets" / f"{name}-{train}-{evaluate}", train, evaluate)
             tasks[name] = TaskSet(
                 name=name, task=known.task, metric=known.metric, train=files[0], eval=files[1],
-                stands_for=known.stands_for,
+                stands_for=known.stands_for, note=known.note,
             )  # fmt: skip
+            named = folder / "finetune" / known.folder
+            sources.append(named if named.is_dir() else named.with_name(f"{known.folder}.tar.xz"))
     blimp = folder / "blimp"
-    return ExperimentData(name=str(folder), corpora=corpora, tasks=tasks, pairs=blimp if blimp.is_dir() else None)
+    return ExperimentData(
+        name=str(folder),
+        corpora=corpora,
+        tasks=tasks,
+        pairs=blimp if blimp.is_dir() else None,
+        sources=tuple(sources),
+    )
 
 
 def _unpacked(folder: Path, name: str, work: Path) -> Path | None:
@@ -124,12 +131,14 @@ def _unpacked(folder: Path, name: str, work: Path) -> Path | None:
     if (target / name).is_dir():
         return target / name
     try:
-        with tarfile.open(archive, "r:xz") as tar:
+        target.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target) as partial, tarfile.open(archive, "r:xz") as tar:
             members = [member for member in tar if member.isfile()]
             if sum(member.size for member in members) > MOST_BYTES:
                 raise UserError(f"{archive}: is larger than {MOST_BYTES >> 30} GiB unpacked")
-            target.mkdir(parents=True, exist_ok=True)
-            tar.extractall(target, members, filter="data")
+            tar.extractall(partial, members, filter="data")
+            if (Path(partial) / name).is_dir():
+                (Path(partial) / name).rename(target / name)  # whole, or not at all
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UserError(f"{archive}: not an intact archive ({error})") from None
     return target / name if (target / name).is_dir() else None
@@ -148,17 +157,50 @@ def _tables(train_name: str, eval_name: str) -> Callable[[Path, Path, int, int],
     def make(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:
         header, rows = _rows(source / train_name)
         if train_name == eval_name:
-            rows = sample(rows, len(rows), train_name)
-            cut = len(rows) - min(evaluate, len(rows) // 4)
-            parts = (rows[:cut][:train], rows[cut:])
+            parts = _disjoint_parts(rows, header.split("\t").index("label"), train, evaluate)
         else:
             parts = (sample(rows, train, train_name), sample(_rows(source / eval_name)[1], evaluate, eval_name))
         files = (out / "train.tsv", out / "eval.tsv")
         for file, part in zip(files, parts, strict=True):
-            _write(file, "".join(f"{row}\n" for row in (header, *part)))
+            write_new(file, "".join(f"{row}\n" for row in (header, *part)))
         return files
 
     return make
+
+
+def _disjoint_parts(rows: list[str], label: int, train: int, evaluate: int) -> tuple[list[str], list[str]]:
+    """Return a training and an evaluation part of one table, at most a quarter of it, that have no text in common:
+    QNLI asks each question twice, of a sentence with the answer and of one without. `label` is the column that is no
+    text."""
+    groups = _connected([row.split("\t") for row in rows], label)
+    order = sample([str(number) for number in range(len(groups))], len(groups), "groups")
+    held_out: list[int] = []
+    rest: list[int] = []
+    for number in map(int, order):
+        part = held_out if len(held_out) + len(groups[number]) <= min(evaluate, len(rows) // 4) else rest
+        part += groups[number]
+    shuffled = [sample([rows[index] for index in part], len(part), "rows") for part in (rest, held_out)]
+    return shuffled[0][:train], shuffled[1]
+
+
+def _connected(rows: list[list[str]], label: int) -> list[list[int]]:
+    """Return the numbers of rows in groups, of which no two have a cell in common outside the column `label`."""
+    group_of: dict[str, int] = {}
+    groups: list[list[int]] = []
+    for number, cells in enumerate(rows):
+        texts = [cell for column, cell in enumerate(cells) if column != label]
+        found = sorted({group_of[text] for text in texts if text in group_of})
+        target = found[0] if found else len(groups)
+        if not found:
+            groups.append([])
+        groups[target].append(number)
+        for other in found[1:]:
+            groups[target] += groups[other]
+            for index in groups[other]:
+                group_of |= {cell: target for column, cell in enumerate(rows[index]) if column != label}
+            groups[other] = []
+        group_of |= dict.fromkeys(texts, target)
+    return [group for group in groups if group]
 
 
 def _rows(path: Path) -> tuple[str, list[str]]:
@@ -172,7 +214,7 @@ def _sentences(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path
     files = (out / "train.conll", out / "eval.conll")
     for file, name, count in zip(files, ("train.conll", "dev.conll"), (train, evaluate), strict=True):
         sentences = [part for part in (source / name).read_text(encoding="utf-8").split("\n\n") if part.strip()]
-        _write(file, "".join(f"{sentence.strip()}\n\n" for sentence in sample(sentences, count, name)))
+        write_new(file, "".join(f"{sentence.strip()}\n\n" for sentence in sample(sentences, count, name)))
     return files
 
 
@@ -191,14 +233,8 @@ def _questions(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path
                 break
             kept.append(paragraph)
             questions += len(paragraph["qas"])
-        _write(file, json.dumps({"version": "1.1", "data": [{"title": "sample", "paragraphs": kept}]}))
+        write_new(file, json.dumps({"version": "1.1", "data": [{"title": "sample", "paragraphs": kept}]}))
     return files
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        write_atomic(path, text)
 
 
 def _hash(text: str) -> str:
@@ -206,10 +242,18 @@ def _hash(text: str) -> str:
 
 
 KNOWN: dict[str, _Known] = {
-    "SNLI": _Known("SNLI", "classification", "accuracy", _tables("dev.tsv", "test.tsv"), "MNLI"),
-    "QNLI": _Known("QNLI", "classification", "accuracy", _tables("official_dev.tsv", "official_dev.tsv")),
+    "SNLI": _Known(
+        "SNLI", "classification", "accuracy", _tables("dev.tsv", "test.tsv"), "MNLI", "trained on its development set"
+    ),
+    "QNLI": _Known(
+        "QNLI",
+        "classification",
+        "accuracy",
+        _tables("official_dev.tsv", "official_dev.tsv"),
+        note="its development set in two parts without a common question or sentence",
+    ),
     "SST-2": _Known("SST-2", "classification", "accuracy", _tables("train.tsv", "dev.tsv")),
-    "SQuAD": _Known("squad", "span", "f1", _questions),
+    "SQuAD": _Known("squad", "span", "f1", _questions, note="paragraphs of its training and its development set"),
     "UNER": _Known("uner-en-ewt", "tagging", "f1", _sentences, "CoNLL-2003"),
     "POS": _Known("ud-ewt-pos", "tagging", "accuracy", _sentences),
 }

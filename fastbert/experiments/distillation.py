@@ -22,13 +22,13 @@ def rows(workspace: Workspace) -> Iterator[Row]:
         scores={task.name: workspace.finetune("teacher", teacher.model, task) for task in sets},
         numbers=teacher.numbers(),
     )
-    alone = workspace.pretrain("student-alone", model={"num_hidden_layers": half})
+    alone = workspace.pretrain("student-alone", model={"num_hidden_layers": half}, objective="mlm+nsp")
     yield Row(
         name=f"{counted(half)}, trained alone",
         scores={task.name: workspace.finetune("student-alone", alone.model, task) for task in sets},
         numbers=alone.numbers(),
     )
-    taught = workspace.pretrain("student-taught", teacher=str(teacher.model), student_layers=half)
+    taught = workspace.pretrain("student-taught", teacher=str(teacher.model), student_layers=half, objective="mlm+nsp")
     yield Row(
         name=f"{counted(half)}, with the teacher",
         scores={task.name: workspace.finetune("student-taught", taught.model, task) for task in sets},

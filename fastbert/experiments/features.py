@@ -20,8 +20,8 @@ SETS = ("UNER",)
 
 def rows(workspace: Workspace) -> Iterator[Row]:
     """Train six taggers with every seed, and fine-tune the model."""
-    pretrained = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
     task = chosen(workspace, SETS, ("tagging",))[0]
+    pretrained = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
     by_name: dict[str, list[float]] = {}
     for seed in range(workspace.seeds):
 
@@ -30,7 +30,10 @@ def rows(workspace: Workspace) -> Iterator[Row]:
             tokenizer = WordPieceTokenizer.from_pretrained(pretrained.model)
             sets = [read_conll(str(path), Columns(), labelled=True) for path in (task.train, task.eval)]
             training = FeatureTraining(
-                hidden_size=2 * workspace.scale.hidden_size, epochs=workspace.scale.feature_epochs, seed=seed
+                hidden_size=2 * workspace.scale.hidden_size,
+                epochs=workspace.scale.feature_epochs,
+                seed=seed,
+                last_epoch=True,
             )
             return {"rows": [[row.name, row.f1] for row in table7(model, tokenizer, sets[0], sets[1], training)]}
 

@@ -26,8 +26,8 @@ MOST_SENTENCES = 3000  # whose hidden states are in memory
 
 def rows(workspace: Workspace) -> Iterator[Row]:
     """Train a probe on the embeddings and on every layer, with every seed."""
-    pretrained = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
     task = chosen(workspace, SETS, ("tagging",))[0]
+    pretrained = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
 
     def probe() -> dict[str, Any]:
         model = registry.load_encoder(pretrained.model)
@@ -66,6 +66,7 @@ def _accuracy(
     train, held_out = (train - mean) / std, (held_out - mean) / std
     linear = nn.Linear(train.shape[1], int(labels.max()) + 1)
     nn.init.normal_(linear.weight, std=0.02, generator=generator)
+    nn.init.zeros_(linear.bias)
     optimizer = torch.optim.Adam(linear.parameters(), lr=1e-3)
     for _ in range(max(epochs, 3)):
         for rows_ in torch.randperm(len(train), generator=generator).split(256):
@@ -83,7 +84,10 @@ EXPERIMENT = Experiment(
         "Not in the paper. Tenney et al. (2019) find parts of speech in the lower layers of BERT, Peters et al. (2018)"
         " in the lower layer of ELMo: 97.3 against 96.8 in the upper one."
     ),
-    limits="A linear probe reads what is linearly there; a layer may know more.",
+    limits=(
+        "A linear probe reads what is linearly there; a layer may hold more. Probes are trained and scored on the first"
+        " 3,000 sentences."
+    ),
     rows=rows,
     finetunes=False,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fastbert.experiments.registry import Experiment
 from fastbert.experiments.sets import chosen
@@ -57,7 +58,8 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     sets = chosen(workspace, SETS, ("classification", "tagging"))
     for rule in RULES if workspace.scale.name != "smoke" else RULES[:1] + RULES[4:]:
         shares = (float(rule.mask), float(rule.random), float(rule.same))
-        pretrained = workspace.pretrain(rule.key, mask_prob=rule.rate / 100, mask_replacement=shares)
+        flags: dict[str, Any] = {"mask_prob": rule.rate / 100, "mask_replacement": shares} if rule != Rule() else {}
+        pretrained = workspace.pretrain(rule.key, objective="mlm+nsp", **flags)
         scores: dict[str, Score] = {}
         for task in sets:
             scores[task.name] = workspace.finetune(rule.key, pretrained.model, task)

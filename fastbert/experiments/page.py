@@ -15,13 +15,15 @@ INTRODUCTION = """# Results
 What BERT is measured against, measured here: every system on the same text, tokenizer, steps and task sets, by
 `fastbert experiment`. This page is generated from the summaries in `docs/results/` by `python docs/results/build.py`;
 each number comes from one of them. Scores are percentages, the mean over the seeds of fine-tuning ± their standard
-deviation.
+deviation, after the last step of each run: none is chosen by its score. The p-values are those of paired t-tests over
+these seeds. They say whether a difference is larger than the noise of fine-tuning; one pre-training run per row, at
+most 2,000 evaluation examples and the number of comparisons are not in them.
 
-**What small scale can and cannot show.** The models here are a hundredth of BERT-base, trained on a ten-thousandth of
-its text, on two CPU cores. Differences that come from the form of a model (context on one side or both, frozen or
-trained) show at this size; differences that need much text, such as those between objectives on inference tasks, may
-not, and scores are far below the paper's. The paper's numbers stand beside ours so that directions can be compared,
-not levels.
+**What small scale can and cannot show.** The models here have a twentieth of the parameters of BERT-base, and have
+read a 260th of its text, on two CPU cores. Differences that come from the form of a model (context on one side or
+both, frozen or trained) show at this size; differences that need much text, such as those between objectives on
+inference tasks, may not, and scores are far below the paper's. The paper's numbers stand beside ours so that directions
+can be compared, not levels.
 """
 
 
@@ -95,6 +97,9 @@ def _origin(file: Path, summary: Summary, home: Path) -> str:
         ),
         f"{summary.seconds / 60:,.0f} minutes of training on {machine.get('cpu', 'an unknown processor')}"
         f" ({machine.get('cpu_capability', '')}, {machine.get('cores', '?')} cores)",
+    ]
+    facts += [
+        f"{name}: {item['note']}" for name, item in sets.items() if item.get("note") and name in summary.columns()
     ]
     if standing:
         facts.append(f"sets that stand in for the paper's: {', '.join(standing)}")

@@ -14,7 +14,7 @@ from fastbert.experiments.data import described, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.scales import find_scale
 from fastbert.experiments.summary import Row, Summary, chart, comparison_table, markdown_table
-from fastbert.experiments.workspace import Workspace
+from fastbert.experiments.workspace import Workspace, check_folder
 from fastbert.io.atomic_write import write_atomic
 from fastbert.training.reporter import Reporter
 
@@ -78,6 +78,7 @@ def run_experiment(
         ("seqeval.metrics", "seqeval"),
     ):
         require_package(module, MISSING.format(package))
+    check_folder(out)
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
     processor = str((machine or {}).get("cpu_capability", ""))
     workspace = Workspace(

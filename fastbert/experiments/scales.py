@@ -57,7 +57,7 @@ SCALES = {
             name="mini",
             about="about two hours: 4 layers, 256 wide, tens of millions of tokens",
             hidden_size=256, layers=4, heads=4, vocab_size=8192, max_length=128, steps=9000, batch_size=32,
-            train_examples=8000, eval_examples=2000, finetune_steps=800, finetune_batch=32, seeds=3, feature_epochs=4,
+            train_examples=8000, eval_examples=2000, finetune_steps=500, finetune_batch=32, seeds=3, feature_epochs=4,
         ),
         Scale(
             name="small",

@@ -7,16 +7,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from fastbert.errors import UserError
 from fastbert.experiments.data import TaskSet
 from fastbert.experiments.workspace import Workspace
 from fastbert.io.atomic_write import write_atomic
 
 
 def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()) -> list[TaskSet]:
-    """Return the sets of these names, or where the data has none of them all its sets, of these kinds if any."""
-    tasks, kinds = workspace.data.tasks, tuple(kinds)
+    """Return the sets of these names, or where the data has none of them all its sets, of these kinds if any.
+
+    Raises `UserError` where there are none.
+    """
+    tasks, names, kinds = workspace.data.tasks, tuple(names), tuple(kinds)
     sets = [tasks[name] for name in names if name in tasks] or list(tasks.values())
-    return [task for task in sets if not kinds or task.task in kinds]
+    found = [task for task in sets if not kinds or task.task in kinds]
+    if not found:
+        kind = f" for {' or '.join(kinds)}" if kinds else ""
+        raise UserError(
+            f"--data {workspace.data.name}: holds no set{kind}; the experiment needs one of {', '.join(names)}"
+        )
+    return found
 
 
 def counted(count: int, what: str = "layer") -> str:

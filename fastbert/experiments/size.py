@@ -14,8 +14,8 @@ SETS = ("SNLI", "SST-2")
 
 
 def rows(workspace: Workspace) -> Iterator[Row]:
-    """Pre-train and fine-tune a quarter to twice the scale's model."""
-    scale = workspace.scale
+    """Pre-train and fine-tune models of half to twice the depth and of half the width and all of it."""
+    scale, sets = workspace.scale, chosen(workspace, SETS, ("classification",))
     width, layers, heads = scale.hidden_size, scale.layers, scale.heads
     half = max(heads // 2, 1)
     shapes = ((max(layers // 2, 1), width // 2, half), (layers, width // 2, half), (max(layers // 2, 1), width, heads),
@@ -23,11 +23,8 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     for depth, wide, head_count in shapes:
         name = f"L{depth}-H{wide}-A{head_count}"
         model = {"num_hidden_layers": depth, "hidden_size": wide, "num_attention_heads": head_count}
-        pretrained = workspace.pretrain(name, model=model)
-        scores = {
-            task.name: workspace.finetune(name, pretrained.model, task)
-            for task in chosen(workspace, SETS, ("classification",))
-        }
+        pretrained = workspace.pretrain(name, model=model, objective="mlm+nsp")
+        scores = {task.name: workspace.finetune(name, pretrained.model, task) for task in sets}
         numbers = {**pretrained.numbers(), "perplexity": round(math.exp(min(pretrained.loss, 50)), 2)}
         yield Row(name=f"{counted(depth)}, {wide} wide, {counted(head_count, 'head')}", scores=scores, numbers=numbers)
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
-from fastbert.io.figures import bar_style, figure_file, finish_axes, legend_below
+from fastbert.io.figures import figure_file, finish_axes, legend_below, line_style
 from fastbert.io.untrusted_input import read_json_file
 
 VERSION = 1
 FILE = "summary.json"
+TRIVIAL = "trivial baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Score:
     values: tuple[float, ...]
     """One value per seed, in percent unless the metric says otherwise."""
     baseline: float | None = None
-    """The score of predicting the most frequent class."""
+    """The score of a prediction that reads nothing: the most frequent class, no entities, the first words."""
     seconds: float = 0.0
 
     @property
@@ -51,7 +52,8 @@ class Row:
     scores: dict[str, Score]
     numbers: dict[str, float] = field(default_factory=dict)
     """Other numbers by name: tokens, seconds, loss, perplexity, ..."""
-    note: str = ""
+    compared_with: str = ""
+    """The row from which differences are tested; empty for the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,29 +130,37 @@ def paired(better: Score, other: Score) -> tuple[float, float | None]:
 
 
 def comparison_table(summary: Summary) -> str:
-    """Return the differences of each row from the first, over the same seeds, with the p-values of paired t-tests, as a
-    table in Markdown; empty where there is nothing to compare."""
-    first, *others = summary.rows
-    columns = [name for name in summary.columns() if name in first.scores and len(first.scores[name].values) > 1]
-    if not others or not columns:
-        return ""
-    lines = [
-        f"| difference from {first.name} | " + " | ".join(columns) + " |",
-        "| --- |" + " ---: |" * len(columns),
+    """Return the differences of each row from the first, or from the one that it is compared with, over the same seeds,
+    with the p-values of paired t-tests, as a table in Markdown; empty where there is nothing to compare."""
+    by_name = {row.name: row for row in summary.rows}
+    first = summary.rows[0]
+    columns = [
+        name
+        for name in summary.columns()
+        if any(len(row.scores[name].values) > 1 for row in summary.rows if name in row.scores)
     ]
-    for row in others:
-        cells = []
-        for name in columns:
-            if name not in row.scores or len(row.scores[name].values) != len(first.scores[name].values):
-                cells.append("")
-                continue
-            difference, p = paired(row.scores[name], first.scores[name])
-            cells.append(
-                f"{difference:+.1f}" + ("" if p is None else f" (p = {p:.2f})" if p >= 0.01 else " (p < 0.01)")
-            )
+    several = any(row.compared_with for row in summary.rows)
+    lines = []
+    for row in summary.rows:
+        reference = by_name.get(row.compared_with, first)
+        if reference is row:
+            continue
+        cells = [_difference(row.scores.get(name), reference.scores.get(name)) for name in columns]
         if any(cells):
-            lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+            name = f"{row.name} − {reference.name}" if several else row.name
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    if not lines:
+        return ""
+    title = "difference" if several else f"difference from {first.name}"
+    return "\n".join([f"| {title} | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns), *lines])
+
+
+def _difference(score: Score | None, reference: Score | None) -> str:
+    """Return the mean difference with its p-value; empty without several values of each."""
+    if score is None or reference is None or len(score.values) != len(reference.values) or len(score.values) < 2:
+        return ""
+    difference, p = paired(score, reference)
+    return f"{difference:+.1f}" + ("" if p is None else f" (p = {p:.2f})" if p >= 0.01 else " (p < 0.01)")
 
 
 def text_table(summary: Summary) -> str:
@@ -168,12 +178,13 @@ def markdown_table(summary: Summary) -> str:
 def _cells(summary: Summary) -> list[list[str]]:
     columns, numbers = summary.columns(), summary.numbers()
     metrics = {name: score.metric for row in summary.rows for name, score in row.scores.items()}
+    of_column = {name: [row.numbers[name] for row in summary.rows if name in row.numbers] for name in numbers}
     header = ["", *(f"{name} ({metrics[name]})" for name in columns), *numbers]
     rows = [
         [
             row.name,
             *(str(row.scores[name]) if name in row.scores else "" for name in columns),
-            *(_number(row.numbers[name]) if name in row.numbers else "" for name in numbers),
+            *(_number(of_column[name], row.numbers[name]) if name in row.numbers else "" for name in numbers),
         ]
         for row in summary.rows
     ]
@@ -182,14 +193,15 @@ def _cells(summary: Summary) -> list[list[str]]:
         baselines |= {name: score.baseline for name, score in row.scores.items() if score.baseline is not None}
     if baselines:
         shown = [f"{baselines[name]:.1f}" if name in baselines else "" for name in columns]
-        rows.append(["most frequent class", *shown, *("" for _ in numbers)])
+        rows.append([TRIVIAL, *shown, *("" for _ in numbers)])
     return [header, *rows]
 
 
-def _number(value: float) -> str:
-    if abs(value) >= 1000:
+def _number(values: Sequence[float], value: float) -> str:
+    """Return a number of a column: whole ones as such, others with as many decimals as the column's largest needs."""
+    if all(float(each).is_integer() for each in values):
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
+    return f"{value:,.{2 if max(map(abs, values)) < 10 else 1}f}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -203,7 +215,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def chart(summary: Summary, out: Path) -> Path | None:
-    """Draw the scores as bars with their standard deviations to `out`, a panel per set; None without scores."""
+    """Draw the scores as points with their standard deviations to `out`, a panel per set; None without scores."""
     columns = summary.columns()
     if not columns:
         return None
@@ -216,11 +228,11 @@ def chart(summary: Summary, out: Path) -> Path | None:
             rows = [row for row in summary.rows if name in row.scores]
             for index, row in enumerate(rows):
                 score = row.scores[name]
-                style = bar_style(summary.rows.index(row))
-                axes.bar(index, score.mean, yerr=score.std, capsize=3, label=row.name, **style)
+                style = {**line_style(summary.rows.index(row)), "linestyle": "none", "markersize": 7}
+                axes.errorbar(index, score.mean, yerr=score.std or 0.0, capsize=4, label=row.name, **style)
                 axes.annotate(
                     f"{score.mean:.1f}", (index, score.mean + (score.std or 0)), ha="center", va="bottom", fontsize=8,
-                    xytext=(0, 2), textcoords="offset points",
+                    xytext=(0, 5), textcoords="offset points",
                 )  # fmt: skip
             baseline = next((row.scores[name].baseline for row in rows if row.scores[name].baseline is not None), None)
             ends = [row.scores[name].mean + sign * (row.scores[name].std or 0.0) for row in rows for sign in (-1, 1)]
@@ -229,7 +241,7 @@ def chart(summary: Summary, out: Path) -> Path | None:
             room = max(high - low, 4.0)
             axes.set_ylim(max(0.0, low - 0.35 * room), high + 0.35 * room)
             if baseline is not None:
-                axes.axhline(baseline, color="0.3", linestyle=":", linewidth=1.4, label="most frequent class")
+                axes.axhline(baseline, color="0.3", linestyle=":", linewidth=1.4, label=TRIVIAL)
             axes.set(title=name, ylabel=f"{rows[0].scores[name].metric}, {summary.seeds} seeds", xticks=[])
             finish_axes(axes)
         for axes in grid[len(columns) :]:

@@ -75,7 +75,9 @@ def tag_features(workspace: Workspace, name: str, task: TaskSet, features: Calla
         states = [frozen.encode([example.words for example in dataset]) for dataset in datasets]
         values, width = [], 2 * workspace.scale.hidden_size
         for seed in range(workspace.seeds):
-            training = FeatureTraining(hidden_size=width, epochs=workspace.scale.feature_epochs, seed=seed)
+            training = FeatureTraining(
+                hidden_size=width, epochs=workspace.scale.feature_epochs, seed=seed, last_epoch=True
+            )
             row = train_rows([(name, frozen.layers, frozen.mixed)], states, datasets, training)[0]
             values.append(row.f1)
         return {"values": values}

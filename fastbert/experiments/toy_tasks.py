@@ -33,7 +33,7 @@ def write_toy_tasks(work: Path, train: int, evaluate: int) -> tuple[Path, ToySet
     a word of a sentence. Return the corpus, and task, metric and files by name."""
     documents = list(python_documents(CORPUS_BYTES))
     corpus = work / "python.txt"
-    _write(corpus, "\n\n".join("\n".join(document) for document in documents) + "\n")
+    write_new(corpus, "\n\n".join("\n".join(document) for document in documents) + "\n")
     kinds: tuple[tuple[str, TaskName, str, str, Iterator[str]], ...] = (
         ("pairs", "classification", "accuracy", "label\tsentence1\tsentence2\n", _pairs(documents)),
         ("words", "tagging", "accuracy", "", _words(documents)),
@@ -50,7 +50,7 @@ def write_toy_tasks(work: Path, train: int, evaluate: int) -> tuple[Path, ToySet
             text = (
                 f'{{"data": [{{"title": "toy", "paragraphs": [{paragraphs}]}}]}}' if task == "span" else "".join(part)
             )
-            _write(file, header + text)
+            write_new(file, header + text)
         sets[name] = (task, metric, files, "")
     return corpus, sets
 
@@ -66,7 +66,7 @@ def write_toy_pairs(work: Path, corpus: Path, count: int = 40) -> Path:
             exchanged = [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
             order = "short" if len(words) < 12 else "long"
             lines.append(f"word_order\t{order}_sentences\t{' '.join(words)}\t{' '.join(exchanged)}\n")
-    _write(work / "sets" / "pairs.tsv", "".join(lines))
+    write_new(work / "sets" / "pairs.tsv", "".join(lines))
     return work / "sets" / "pairs.tsv"
 
 
@@ -115,7 +115,8 @@ def _cell(text: str) -> str:
     return text.replace("\t", " ")
 
 
-def _write(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
+    """Write a file with its folder, unless it is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_atomic(path, text)

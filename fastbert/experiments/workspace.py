@@ -25,7 +25,7 @@ from fastbert.experiments.summary import Score
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune
 from fastbert.io.atomic_write import write_json_atomic
-from fastbert.io.untrusted_input import read_json_file
+from fastbert.io.untrusted_input import read_json_file, read_json_object
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.config import PretrainConfig
@@ -84,21 +84,19 @@ class Workspace:
         self.seeds, self.steps, self.device = seeds or scale.seeds, steps or scale.steps, device
         self.words = tuple(words)
         self.details: dict[str, Any] = {}
-        self.began = time.perf_counter()
-        self.done = 0
         settings = {"experiment": experiment, "scale": scale.name, "seeds": self.seeds, "steps": self.steps}
-        self.settings = {**settings, "processor": processor, "data": data.fingerprint()}
+        self.settings = {
+            **settings, "processor": processor, "device": self.resolved_device(), "data": data.fingerprint()
+        }  # fmt: skip
         if self.words:
             self.settings["words"] = list(self.words)
         file = folder / FILE
-        if file.exists():
-            stored = read_json_file(file)
+        if file.exists() and any((folder / name).exists() for name in ("results", "pretrain")):
+            stored = read_json_object(file)
             for name, value in self.settings.items():
                 if stored.get(name) != value:
                     what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, now it is {value!r}"
                     raise UserError(f"--out {folder}: holds an experiment with {what}; choose another --out")
-        elif folder.exists() and any(path.name not in ("sets", "unpacked", "python.txt") for path in folder.iterdir()):
-            raise UserError(f"--out {folder}: holds other files; choose an empty or a new folder")
         self.reuse = tuple(reuse)
         for other in self.reuse:
             self._check_reusable(other)
@@ -109,14 +107,14 @@ class Workspace:
         """Raise `UserError` unless `other` is the folder of an experiment on the same data and class of processor."""
         if not (other / FILE).is_file():
             raise UserError(f"--reuse {other}: holds no experiment ({FILE} is missing)")
-        stored = read_json_file(other / FILE)
-        for name in ("scale", "steps", "processor", "data"):
+        stored = read_json_object(other / FILE)
+        for name in ("scale", "steps", "processor", "device", "data"):
             if stored.get(name) != self.settings[name]:
                 what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, not {self.settings[name]!r}"
                 raise UserError(f"--reuse {other}: holds an experiment with {what}; leave it out")
 
-    def scoring_device(self) -> str:
-        """Return the device of models that are not trained."""
+    def resolved_device(self) -> str:
+        """Return the device, cpu or cuda."""
         return str(choose_device(self.device, "fp32", lambda _: None)[0])
 
     def say(self, text: str) -> None:
@@ -127,10 +125,10 @@ class Workspace:
         """Return the result of a run from its file, or make it and write the file."""
         file = self.folder / "results" / f"{name}.json"
         if file.exists():
-            values = read_json_file(file)
-            if isinstance(values, dict):
-                return values
-        values = dict(make())
+            return read_json_object(file)
+        began = time.perf_counter()
+        values = {"seconds": 0.0, **make()}
+        values["seconds"] = values["seconds"] or round(time.perf_counter() - began, 3)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(file, values)
         return values
@@ -157,9 +155,7 @@ class Workspace:
         """Return the number of entries of the vocabulary."""
         return len(WordPieceTokenizer.from_pretrained(self.shards()))
 
-    def pretrain(
-        self, name: str, *, model: Mapping[str, Any] | None = None, numbered: str = "", **flags: Any
-    ) -> Pretrained:
+    def pretrain(self, name: str, *, model: Mapping[str, Any] | None = None, **flags: Any) -> Pretrained:
         """Pre-train a model of the scale, with changes of its configuration and of the run's flags."""
         out = self.folder / "pretrain" / name
         config = {"vocab_size": self.vocab_size(), **self.scale.model(**(model or {}))}
@@ -197,11 +193,14 @@ class Workspace:
 
         values = self.cached(f"pretrain-{name}", run)
         remove_run(out, ("checkpoints",))
-        numbers = {field: values[field] for field in ("loss", "accuracy", "tokens", "seconds", "steps")}
+        try:
+            numbers = {field: values[field] for field in ("loss", "accuracy", "tokens", "seconds", "steps")}
+        except KeyError as error:
+            file = self.folder / "results" / f"pretrain-{name}.json"
+            raise UserError(f"{file}: is damaged: it lacks {error}; delete it and run the command again") from None
         result = Pretrained(name=name, model=out / "model", **numbers)
-        self.done += 1
         self.say(
-            f"{numbered}{name}: pre-trained on {result.tokens:,} tokens in {result.seconds:,.0f} s, loss"
+            f"{name}: pre-trained on {result.tokens:,} tokens in {result.seconds:,.0f} s, loss"
             f" {result.loss:.3f}, accuracy {result.accuracy:.1%}"
         )
         return result
@@ -211,11 +210,14 @@ class Workspace:
         wanted = json.loads(json.dumps(recipe))  # as a file holds it
         for other in self.reuse:
             for file in sorted((other / "results").glob("pretrain-*.json")):
-                values = read_json_file(file)
+                values = read_json_object(file)
                 source = other / "pretrain" / str(values.get("name"))
                 if values.get("recipe") == wanted and (source / "model").is_dir():
                     shutil.copytree(source, out, dirs_exist_ok=True)
+                    self.say(f"{out.name}: copied from {source}")
                     return {**values, "name": out.name}
+        if self.reuse:
+            self.say(f"{out.name}: no folder of --reuse has a finished run with equal settings; training one")
         return None
 
     def finetune(self, name: str, model: Path, task: TaskSet, **flags: Any) -> Score:
@@ -232,6 +234,7 @@ class Workspace:
                 "steps": self.scale.finetune_steps,
                 "batch_size": (self.scale.finetune_batch,),
                 "seeds": self.seeds,
+                "eval_every": self.scale.finetune_steps,  # once, after the last step: nothing is chosen by its score
                 "metric": task.metric,
                 "device": self.device,
                 "max_length": self._length(task),
@@ -250,7 +253,6 @@ class Workspace:
         values = self.cached(f"finetune-{run_name}", run)
         remove_run(self.folder / "finetune" / run_name, ("checkpoints", "model", "predictions", "reports"))
         score = Score(**{**values, "values": tuple(values["values"])})
-        self.done += 1
         self.say(f"{name} on {task.name}: {task.metric} {score} ({len(score.values)} seeds, {score.seconds:,.0f} s)")
         return score
 
@@ -283,6 +285,13 @@ class Workspace:
         """Return the settings as a summary stores them."""
         values = asdict(self.scale)
         return {**values, "steps": self.steps, "seeds": self.seeds}
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `UserError` for a folder that holds something else than an experiment, or the beginning of one."""
+    begun = ("sets", "unpacked", "python.txt")
+    if folder.exists() and not (folder / FILE).exists() and any(path.name not in begun for path in folder.iterdir()):
+        raise UserError(f"--out {folder}: holds other files; choose an empty or a new folder")
 
 
 def _majority(stored: Mapping[str, Any], task: TaskSet) -> float | None:

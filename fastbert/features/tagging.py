@@ -6,6 +6,7 @@ Static word vectors give one row more, of the same tagger.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ Scorer = Callable[[Tags, Tags], dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureTraining:
-    """The training of each row's tagger: Adam at a constant rate; the best epoch on the development set counts."""
+    """The training of each row's tagger: Adam at a constant rate; the best epoch on the development set counts, or with
+    `last_epoch` the last one, whose score was not chosen by itself."""
 
     hidden_size: int = 768
     num_layers: int = 2
@@ -38,12 +40,17 @@ class FeatureTraining:
     lr: float = 1e-3
     seed: int = 0
     max_length: int | None = None
+    last_epoch: bool = False
 
     def __post_init__(self) -> None:
         require_whole("epochs", self.epochs, 1)
         require_whole("batch_size", self.batch_size, 1)
-        if not self.lr > 0:
-            raise UserError(f"lr={self.lr!r} must be above 0")
+        require_whole("hidden_size", self.hidden_size, 2)
+        require_whole("seed", self.seed, 0)
+        if self.seed >= 1 << 63:
+            raise UserError(f"seed={self.seed!r} must be below 2^63")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"lr={self.lr!r} must be above 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +155,8 @@ def train_rows(
         best, best_epoch, metric = -1.0, 0, "f1"
         for epoch in range(1, training.epochs + 1):
             row.train_epoch()
+            if training.last_epoch and epoch < training.epochs:
+                continue
             scores = score(sets[1].gold, row.predict())
             metric = "f1" if "f1" in scores else "accuracy"
             if progress is not None:

@@ -133,7 +133,8 @@ class _Training:
     layer_decay: float = rare(1.0)
     """Learning rate of each layer as a fraction of that of the layer above; 0.385 (1/2.6) in ULMFiT."""
     gradual_unfreezing: bool = rare(False)
-    """Train only the head in the first epoch, and one more layer in each epoch after it (ULMFiT)."""
+    """Train only the head in the first epoch, and one more layer in each epoch after it (ULMFiT); sooner in runs of
+    fewer epochs, so that all are trained in the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -253,12 +253,13 @@ class Fit:
         config, now, setting = self.setting.config, self.progress, self.setting
         every = config.eval_every or self.per_epoch
         pending: tuple[Record, HostCopy] | None = None
-        last_epoch = -1
+        last_stage, layers = -1, self.model.config.num_hidden_layers
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
-            if config.gradual_unfreezing and epoch != last_epoch:
-                recipe.freeze(self.model, recipe.unfrozen(epoch, self.model.config.num_hidden_layers))
-            last_epoch = epoch
+            stage = recipe.stage(now.step, self.per_epoch, self.total, layers)
+            if config.gradual_unfreezing and stage != last_stage:
+                recipe.freeze(self.model, recipe.unfrozen(stage, layers))
+            last_stage = stage
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
             numbers, tokens = self._step(epoch, units, rate)

@@ -92,9 +92,15 @@ def freeze(model: nn.Module, trained: Iterable[int]) -> None:
         parameter.requires_grad_(group_of(name, layers) in groups)
 
 
-def unfrozen(epoch: int, layers: int) -> range:
-    """Return the groups that are trained in an epoch of gradual unfreezing: the head, then one more per epoch."""
-    return range(max(layers + 1 - epoch, 0), layers + 2)
+def stage(step: int, per_epoch: int, total: int, layers: int) -> int:
+    """Return the stage of gradual unfreezing, from 0, of a step of `total`, counted from 0. A stage is an epoch, or
+    shorter, so that every group of layers has a stage in runs of fewer epochs."""
+    return step // max(min(per_epoch, total // (layers + 2)), 1)
+
+
+def unfrozen(stage: int, layers: int) -> range:
+    """Return the groups that are trained in a stage of gradual unfreezing: the head, then one more per stage."""
+    return range(max(layers + 1 - stage, 0), layers + 2)
 
 
 def reinitialise(model: nn.Module, names: Iterable[str], std: float, seed: int) -> None:

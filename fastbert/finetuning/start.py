@@ -52,6 +52,9 @@ def model_config(task: Task[Any], source: Source, config: FinetuneConfig) -> Ber
         raise UserError(f"--student-layers {config.student_layers}: {why}")
     if config.lora is not None and bert.model_type == "elmo":
         raise UserError("--lora adapts attention, which ELMo does not have, and its encoder stays frozen; leave it out")
+    for name, is_set in (("gradual-unfreezing", config.gradual_unfreezing), ("layer-decay", config.layer_decay != 1.0)):
+        if is_set and bert.model_type == "elmo":
+            raise UserError(f"--{name} is about the encoder's layers, and those of ELMo stay frozen; leave it out")
     if config.bilstm is not None:
         bert = replace(bert, bilstm_size=config.bilstm or bert.hidden_size)
     if config.dropout is not None:

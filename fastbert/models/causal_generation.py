@@ -15,7 +15,7 @@ from fastbert.models.causal_decoding import CausalDecoding
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.packed import Packed
 from fastbert.models.padded import refuse_graphs
-from fastbert.models.seq2seq.generation import Decoding, Generated, beam_search, greedy, without_end
+from fastbert.models.seq2seq.generation import MOST_PENALTY, Decoding, Generated, beam_search, greedy, without_end
 from fastbert.ops.native.matmul_table import same_in_every_batch
 from fastbert.packing import PackedBatch
 
@@ -57,8 +57,9 @@ class TextSettings:
             if value is not None and not (isinstance(value, int | float) and low < value <= high and value < math.inf):
                 bounds = "above 0 and finite" if name == "temperature" else "above 0 and at most 1"
                 raise UserError(f"{name}={value!r} must be {bounds}")
-        if not isinstance(self.length_penalty, int | float) or not math.isfinite(self.length_penalty):
-            raise UserError(f"length_penalty={self.length_penalty!r} must be a finite number")
+        penalty = self.length_penalty
+        if not isinstance(penalty, int | float) or not -MOST_PENALTY <= penalty <= MOST_PENALTY:
+            raise UserError(f"length_penalty={penalty!r} must be a number from -{MOST_PENALTY} to {MOST_PENALTY}")
         if self.samples and self.beams > 1:
             raise UserError(
                 f"beams={self.beams} finds the most probable text, but temperature, top_k and top_p draw one"
@@ -109,6 +110,8 @@ def generate(
             decoding = CausalDecoding(model, prompts, settings.room)
             if settings.samples:
                 rows = list(range(len(prompts))) if numbers is None else numbers
+                if len(rows) != len(prompts):
+                    raise UserError(f"numbers has {len(rows)} items, but there are {len(prompts)} prompts")
                 return sample(decoding, rows, end, settings)
             search = greedy if settings.beams == 1 else beam_search
             return search(decoding, len(prompts), end, settings)
@@ -178,7 +181,9 @@ def uniform_draws(seed: int, numbers: list[int], room: int) -> Tensor:
 def draw_tokens(logits: Tensor, draws: Tensor, settings: TextSettings) -> Tensor:
     """Draw a token, int64 (rows,), from logits fp32 (rows, vocab_size) by the inverse of the distribution function at
     `draws` (rows,)."""
-    scaled = logits if settings.temperature is None else logits / settings.temperature
+    scaled = logits
+    if settings.temperature is not None:
+        scaled = (logits - logits.amax(-1, keepdim=True)) / settings.temperature  # at any temperature the best is 0
     if settings.top_k is None and settings.top_p is None:
         return _inverse(scaled.softmax(-1), draws)
     width = scaled.shape[1]

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,24 @@ def head_class(config: BertConfig, head: str) -> type[ModelWithHead]:
     return model
 
 
+def refuse_decoder(config: BertConfig, source: str | Path) -> None:
+    """Raise `UserError` for a model that reads left to right, where masked tokens are to be predicted."""
+    if config.is_decoder:
+        raise UserError(
+            f"{source}: reads left to right, and sees nothing behind a masked token; use `generate` or `evaluate --task"
+            " pseudo-perplexity`, or a model that was pre-trained on masked tokens"
+        )
+
+
+@contextmanager
+def _of(source: str | Path) -> Iterator[None]:
+    """Put the model's source before the message of a `UserError`."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
 def verified_config(source: str | Path, options: dict[str, Any]) -> BertConfig:
     """Return the config of a model's source, whose files are verified first, and not again by `from_pretrained` with
     these options."""
@@ -127,14 +147,19 @@ def verified_config(source: str | Path, options: dict[str, Any]) -> BertConfig:
 
 def load_encoder(source: str | Path, **options: Any) -> EncoderModel:
     """Load the encoder of a folder, whatever its architecture; options and errors are those of `from_pretrained`."""
-    record = architecture_of(verified_config(source, options))
+    config = verified_config(source, options)
+    with _of(source):
+        record = architecture_of(config)
     return record.model_class(EncoderModel).from_pretrained(source, **options)
 
 
 def load_with_head(source: str | Path, head: str, **options: Any) -> Any:
     """Load the model of a folder with a head, such as "ForMaskedLM", whatever its architecture; options and errors are
     those of `from_pretrained`."""
-    return head_class(verified_config(source, options), head).from_pretrained(source, **options)
+    config = verified_config(source, options)
+    with _of(source):
+        model = head_class(config, head)
+    return model.from_pretrained(source, **options)
 
 
 def load(source: str | Path, **options: Any) -> PreTrainedModel:

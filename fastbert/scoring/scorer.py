@@ -98,7 +98,7 @@ def scorer_of(
             " causal one (BertForCausalLM)"
         )
     if mode != "original":
-        raise UserError(f"mode={mode!r}: a left-to-right model masks nothing; leave it out")
+        raise UserError(f"score_mode={mode!r}: a left-to-right model masks nothing; leave it out")
     return CausalScorer(model, tokenizer, batch_tokens)
 
 
@@ -136,6 +136,8 @@ def load_with_trained_head(source: str | Path, head: str, dtype: torch.dtype) ->
     Raises `UserError` for a folder that lacks weights of the head, whose scores would be random.
     """
     folder = find_source(source)
+    if head == "ForMaskedLM":
+        registry.refuse_decoder(registry.read_config(folder), source)
     model = registry.load_with_head(folder, head, dtype=dtype)
     if model.new_weights:
         raise UserError(

@@ -21,6 +21,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
 ROWS = 32  # texts per batch
+SAMPLE_BITS = 40  # of a text's number for sampling, below the number of its sample
 _WINDOW = 64 * ROWS  # prompts that are sorted by length together
 
 
@@ -51,7 +52,7 @@ def load_language_model(source: str | Path, dtype: torch.dtype | None = None) ->
     if not config.is_decoder:
         raise UserError(
             f"{source}: a model of {config.model_type} that sees the whole text does not generate; use one trained with"
-            " --objective ltr, or fill blanks with `fastbert fill-mask`"
+            " --objective ltr"
         )
     model: ForCausalLM = registry.load_with_head(folder, "ForCausalLM", dtype=dtype)
     missing = [name for name in model.new_weights if not name.startswith(f"{model.base_model_prefix}.")]
@@ -103,7 +104,7 @@ def _continue_window(
     for begin in range(0, len(work), ROWS):
         part = work[begin : begin + ROWS]
         batch = pack_rows([rows[index] for index, _ in part], model.device)
-        numbers = [(first + index) * samples + sample for index, sample in part]
+        numbers = [first + index + (sample << SAMPLE_BITS) for index, sample in part]
         generated = generate(model, batch, settings=settings, numbers=numbers)
         for key, tokens, score, ended in zip(part, generated.tokens, generated.scores, generated.ended, strict=True):
             prompt = window[key[0]]

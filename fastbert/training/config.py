@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self, get_args
 from fastbert.config import PRESETS
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
-from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, rare, required, switch
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
@@ -203,6 +203,11 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
+        for name, default in (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False)):
+            if objective in UNMASKED and getattr(self, name) != default:
+                raise UserError(
+                    f"{flag(name)} is about masked tokens, and --objective {objective} has none; leave it out"
+                )
         if self.teacher is not None and objective in UNMASKED:
             raise UserError(f"--teacher teaches masked tokens, and --objective {objective} has none; leave one out")
         if self.teacher is not None and self.cuda_graphs == "on":

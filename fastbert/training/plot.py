@@ -265,10 +265,16 @@ def _draw_reference(
     nothing is compared, or word frequencies are not known."""
     flags = _json(_folder(run) / "config.json").get("run")
     flags = flags if isinstance(flags, dict) else {}
-    compare, unigram = compare or flags.get("compare"), values.get("unigram_cross_entropy")
-    if not compare or not _is_number(unigram):
+    stored, unigram = flags.get("compare"), values.get("unigram_cross_entropy")
+    if not (compare or stored) or not _is_number(unigram):
         return None
-    reference = find_reference(compare, str(flags.get("objective") or "mlm+nsp"))
+    objective = str(flags.get("objective") or "mlm+nsp")
+    try:
+        reference = find_reference(str(compare or stored), objective)
+    except UserError:
+        if compare:
+            raise
+        return None  # a run that was compared with one that is gone
     points = [
         (getattr(record, x_axis), *losses)
         for record in history

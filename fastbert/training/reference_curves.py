@@ -70,12 +70,13 @@ def millions(tokens: float) -> str:
 @cache
 def shipped() -> Mapping[str, Mapping[str, Any]]:
     """Return the shipped curves: name -> kind of loss -> fields of `ReferenceCurve`."""
-    return {name: dict(kinds) for name, kinds in read_json_file(FILE).items()}
+    curves: dict[str, dict[str, Any]] = read_json_file(FILE)
+    return curves
 
 
 def check_reference(compare: str) -> None:
     """Raise `UserError` for what is neither a shipped curve nor the folder of a run with metrics."""
-    if compare not in shipped() and not (Path(compare) / "metrics.jsonl").is_file():
+    if not (Path(compare) / "metrics.jsonl").is_file() and compare not in shipped():
         raise UserError(
             f"--compare {compare}: is neither a shipped curve ({', '.join(shipped())}) nor the folder of a run of"
             " pre-training (metrics.jsonl is missing)"
@@ -89,7 +90,7 @@ def find_reference(compare: str, objective: str) -> ReferenceCurve:
     """
     check_reference(compare)
     kind = KINDS[objective]
-    if compare in shipped():
+    if not (Path(compare) / "metrics.jsonl").is_file():
         kinds = shipped()[compare]
         if kind not in kinds:
             raise UserError(f"--compare {compare}: has no curve for --objective {objective}; leave it out")
@@ -100,7 +101,10 @@ def find_reference(compare: str, objective: str) -> ReferenceCurve:
             **{line: tuple(fields[line]) for line in ("tokens", "low", "high")},
         )
     run = Path(compare)
-    trained, points = points_of(run)
+    try:
+        trained, points = points_of(run)
+    except UserError as error:
+        raise UserError(f"--compare {error}") from None
     if KINDS[trained] != kind:
         raise UserError(f"--compare {run}: was trained with --objective {trained}, this run with {objective}")
     lines = tuple(zip(*points, strict=True))

@@ -33,3 +33,9 @@ class Flags:
 )
 def test_arguments_become_flags(message: str, expected: str) -> None:
     assert in_flags(message, Flags()) == expected
+
+
+def test_values_may_hold_backslashes() -> None:
+    value = r"x\q\1.jsonl"
+    assert in_flags(f"layers={value!r} must end", Flags(layers=value)) == f"--layers {value} must end"
+    assert in_flags("vocab_size=4 is", Flags(vocab_size=4, layers=value)) == "--vocab-size 4 is"

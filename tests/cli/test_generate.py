@@ -10,8 +10,10 @@ pytest.importorskip("tyro", reason="the command line needs tyro")
 
 import fastbert
 from fastbert import BertConfig, WordPieceTokenizer, cli
+from fastbert.errors import UserError
 from fastbert.models.causal_generation import TextSettings
 from fastbert.models.gpt2.config import GPT2Config
+from fastbert.scoring.scorer import load_with_trained_head
 from fastbert.tasks.text_generation import continue_texts, load_language_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{letter}" for letter in "abcdefghij"), "."]
@@ -61,10 +63,31 @@ def test_files_hold_what_the_library_gives(tmp_path: Path, model: Path, capsys: 
 
 
 def test_texts_are_printed_with_their_prompts(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate("--model", model, "--prompt", "a b", "c d .", "--max-new-tokens", 4, "--beams", 2) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    # Prompts are printed as they were given, words that the vocabulary lacks included.
+    assert generate("--model", model, "--prompt", "a b", "c d .", "A 1990", "--max-new-tokens", 4, "--beams", 2) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("a b")
-    assert second.startswith("c d.")
+    assert second.startswith("c d .")
+    assert third.startswith("A 1990")
+
+
+def test_a_model_that_reads_left_to_right_fills_no_blanks(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fill-mask", "--model", str(model), "a [MASK] b"]) == 2
+    assert f"--model {model}: reads left to right, and sees nothing behind a masked token" in capsys.readouterr().err
+    with pytest.raises(UserError, match="reads left to right"):
+        load_with_trained_head(model, "ForMaskedLM", torch.float32)
+
+
+def test_a_sample_depends_on_its_number_alone(model: Path, tmp_path: Path) -> None:
+    flags = ("--model", model, "--max-new-tokens", 6, "--temperature", 3, "--prompt", "a", "b")
+    assert generate(*flags, "--out", tmp_path / "one.jsonl") == 0
+    assert generate(*flags, "--samples", 2, "--out", tmp_path / "two.jsonl") == 0
+    one, two = (
+        [json.loads(line)["text"] for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("one.jsonl", "two.jsonl")
+    )
+    assert two[::2] == one
+    assert two[1::2] != one
 
 
 def test_mistakes_are_one_line(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("sklearn", reason="scores of fine-tuning need scikit-learn")
 
 from fastbert import cli
 from fastbert.errors import UserError
+from fastbert.experiments import data as data_module
 from fastbert.experiments import registry, workspace
 from fastbert.experiments.data import find_data
 from fastbert.experiments.names import EXPERIMENTS
@@ -46,7 +47,7 @@ def test_an_experiment_leaves_rows_tables_and_a_chart(finished: tuple[Path, Summ
     assert Summary.read(out) == summary
     assert markdown_table(summary) in (out / "table.md").read_text()
     assert (out / "chart.png").read_bytes().startswith(b"\x89PNG")
-    assert "most frequent class" in text_table(summary)
+    assert "trivial baseline" in text_table(summary)
     # What the runs no longer need is gone; their scores and curves are kept.
     assert not list(out.rglob("checkpoints"))
     assert (out / "finetune" / "frozen-24-pairs" / "metrics.jsonl").exists()
@@ -141,6 +142,17 @@ def test_experiments_run(name: str, tmp_path: Path) -> None:
     assert summary.limits
 
 
+def test_parts_of_a_table_have_no_text_in_common() -> None:
+    rows = ["a\tq1\ts1", "b\tq1\ts2", "a\tq2\ts2", "a\tq3\ts3", "b\tq4\ts4", "a\tq5\ts5", "b\tq6\ts1", "a\tq7\ts7"]
+    assert sorted(map(sorted, data_module._connected([row.split("\t") for row in rows], 0))) == [
+        [0, 1, 2, 6], [3], [4], [5], [7]
+    ]  # fmt: skip
+    train, held_out = data_module._disjoint_parts(rows, 0, 100, 2)
+    assert len(held_out) == 2
+    assert sorted(train + held_out) == sorted(rows)
+    assert {"q1", "q2", "q6"} <= {row.split("\t")[1] for row in train}
+
+
 def test_every_name_is_an_experiment() -> None:
     for name in EXPERIMENTS:
         experiment = find_experiment(name)
@@ -158,9 +170,10 @@ def test_real_sets_are_sampled_the_same_way_every_time(data_dir: Path, tmp_path:
     lines = {name: task.train.read_text().count("\n") for name, task in data.tasks.items()}
     assert lines["SNLI"] == lines["QNLI"] == lines["SST-2"] == 51
     train, held_out = (
-        set(path.read_text().split("\n")[1:-1]) for path in (data.tasks["QNLI"].train, data.tasks["QNLI"].eval)
+        {cell for row in path.read_text().split("\n")[1:-1] for cell in row.split("\t")[1:]}
+        for path in (data.tasks["QNLI"].train, data.tasks["QNLI"].eval)
     )
-    assert not train & held_out
+    assert not train & held_out  # neither questions nor sentences
     ten = first_examples(data.tasks["SQuAD"], 10, tmp_path)
     assert sum(len(part["qas"]) for part in json.loads(ten.train.read_text())["data"][0]["paragraphs"]) == 10
     assert first_examples(data.tasks["UNER"], 10, tmp_path).train.read_text().count("\n\n") == 10
@@ -192,6 +205,16 @@ def test_differences_are_tested_over_the_same_seeds() -> None:
     )
     assert "| LTR | -1.7 (p = " in table
     assert comparison_table(summary_of([Row(name="BERT", scores={"SNLI": first})])) == ""
+    named = [
+        Row(name="A, 10", scores={"SNLI": first}, compared_with="A, 10"),
+        Row(name="B, 10", scores={"SNLI": second}, compared_with="A, 10"),
+        Row(name="A, 20", scores={"SNLI": second}, compared_with="A, 20"),
+        Row(name="B, 20", scores={"SNLI": second}, compared_with="A, 20"),
+    ]
+    table = comparison_table(summary_of(named))
+    assert "| B, 10 − A, 10 | -1.7 (p = " in table
+    assert "| B, 20 − A, 20 | +0.0 |" in table
+    assert "A, 20 − A, 10" not in table
 
 
 def test_the_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
@@ -207,7 +230,7 @@ def test_the_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     (tmp_path / "summary.json").rename(tmp_path / "results" / "ablation-mini-avx2.json")
     write_page(tmp_path / "results", tmp_path / "results.md", tmp_path / "images")
     page = (tmp_path / "results.md").read_text()
-    for part in ("| BERT | 71.0 ± 1.4 | 2.5 | 36.0 |", "| most frequent class | 33.3 |", "*The paper:* 84.4",
+    for part in ("| BERT | 71.0 ± 1.4 | 2.50 | 36 |", "| trivial baseline | 33.3 |", "*The paper:* 84.4",
                  "(results/ablation-mini-avx2.json)", "SNLI for MNLI", "(images/ablation-mini-avx2.png)"):  # fmt: skip
         assert part in page
     assert (tmp_path / "images" / "ablation-mini-avx2.png").exists()
@@ -252,6 +275,7 @@ def test_the_command_prints_the_table(
     ((what, scale, out), given) = calls[0]
     assert (what, scale, out, given["seeds"], given["steps"]) == ("transfer", "smoke", tmp_path / "x", 1, 1)
     assert given["machine"]["cpu_capability"]
+    assert given["command"] == "fastbert experiment transfer --scale smoke --seeds 1 --steps 1 --out x"
 
 
 def test_missing_packages_are_named_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_blimp_has_a_row_per_phenomenon(tmp_path: Path, monkeypatch: pytest.Monk
     out = tmp_path / "x"
     summary = run_experiment("blimp", "smoke", out, steps=2)
     assert [row.name for row in summary.rows] == ["word order", "all paradigms"]
-    assert summary.columns() == ["BERT", "LTR", "5-grams"]
+    assert summary.columns() == ["BERT", "No NSP", "LTR", "5-grams"]
     by_paradigm = summary.details["paradigms"]["5-grams"]
     assert set(by_paradigm) == {"short_sentences", "long_sentences"}
     # n-grams have read these sentences, and not those with exchanged words.

@@ -10,6 +10,7 @@ import torch
 from finetune_runs import config, same, weights
 from toy_tasks import BAD, GOOD, PLAIN, questions, sentiment, tagged
 
+from fastbert.errors import UserError
 from fastbert.finetuning.run import finetune
 from fastbert.models import registry
 from fastbert.models.elmo.characters import read_characters
@@ -92,3 +93,25 @@ def test_taggers_and_readers_learn_words_that_the_vocabulary_lacks(
     )
     scores = finetune(settings).scores[file]
     assert scores[metric]["mean"] > 90
+
+
+def test_flags_that_train_the_frozen_encoder_are_refused(place: Path, tmp_path: Path) -> None:
+    for flags, message in (
+        ({"lora": 4}, "--lora adapts attention, which ELMo does not have"),
+        (
+            {"gradual_unfreezing": True},
+            "--gradual-unfreezing is about the encoder's layers",
+        ),
+        ({"layer_decay": 0.9}, "--layer-decay is about the encoder's layers, and those of ELMo stay frozen"),
+    ):
+        with pytest.raises(UserError, match=message):
+            finetune(config(place, tmp_path / "run", **flags))
+
+
+def test_new_weights_are_used_at_once(place: Path) -> None:
+    model = registry.load_encoder(place / "model")
+    (_, before), *_ = model.states_of([["good"]])
+    with torch.no_grad():
+        model.load_state_dict({name: 1.5 * value for name, value in model.state_dict().items()})
+    (_, after), *_ = model.states_of([["good"]])
+    assert not torch.allclose(before[:, 0], after[:, 0])

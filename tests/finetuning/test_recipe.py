@@ -100,6 +100,15 @@ def test_unfreezing_adds_a_layer_an_epoch() -> None:
     assert counts == [{4}, {3, 4}, {2, 3, 4}, {1, 2, 3, 4}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}]
 
 
+def test_every_layer_is_trained_in_a_run_of_few_epochs() -> None:
+    def stages(per_epoch: int, total: int) -> list[int]:
+        return [recipe.stage(step, per_epoch, total, layers=3) for step in range(total)]
+
+    assert stages(2, 14) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]  # an epoch each
+    assert stages(6, 12) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]  # two epochs, five groups
+    assert stages(6, 3) == [0, 1, 2]
+
+
 def test_top_layers_are_drawn_anew_and_nothing_else() -> None:
     one = model(layers=3)
     before = {name: p.detach().clone() for name, p in one.named_parameters()}

@@ -17,7 +17,6 @@ from fastbert.models.heads.base import HiddenStates, ModelWithHead
 from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
 from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
 from fastbert.models.packed import Packed
-from fastbert.ops.dropout.arguments import Site
 from fastbert.packing import PackedBatch
 
 
@@ -40,9 +39,8 @@ class _OverMix(ModelWithHead):
         assert elmo.state_mix is not None
         mix, states = elmo.encode(batch, output_hidden_states=True, inputs_embeds=packed.embeds)
         characters = states[0][:, : elmo.config.hidden_size // 2]  # which the first layer has twice
-        h = self.bilstm(torch.cat((characters, mix), dim=1), batch)
-        beside = elmo.drop(batch, elmo.state_mix(torch.stack(states, dim=1)), Site.HEAD)
-        x = torch.cat((h, beside.to(h.dtype)), dim=1)
+        h = self.bilstm(elmo.drop(batch, torch.cat((characters, mix), dim=1)), batch)
+        x = torch.cat((h, elmo.state_mix(torch.stack(states, dim=1)).to(h.dtype)), dim=1)  # which the head drops
         x = x if token_indices is None else x.index_select(0, token_indices)
         return x, (tuple(packed.restore(state) for state in states) if output_hidden_states else None)
 

@@ -77,6 +77,7 @@ class ElmoModel(PreTrainedModel):
         """Another one, beside the states of a task's BiLSTM."""
         self._vocabulary: Characters | None = None
         self._cache = _WordCache()
+        self.register_load_state_dict_post_hook(_forget_words)
         self.init_weights()
 
     def init_weights(self, seed: int | None = None) -> None:
@@ -128,7 +129,7 @@ class ElmoModel(PreTrainedModel):
             return last, states if output_hidden_states else []
         read = states if token_indices is None else [state.index_select(0, token_indices) for state in states]
         last = self.mix(torch.stack(read, dim=1))
-        return self.drop(batch, last, Site.HEAD_INPUT, token_indices), states if output_hidden_states else []
+        return last, states if output_hidden_states else []
 
     def add_mix(self, *, beside_states: bool = False) -> None:
         """Freeze all weights, and add a weighted sum of the layers, which is trained, and with `beside_states` a second
@@ -137,15 +138,13 @@ class ElmoModel(PreTrainedModel):
         self.mix = ScalarMix(self.config.num_hidden_layers + 1)
         self.state_mix = ScalarMix(self.config.num_hidden_layers + 1) if beside_states else None
 
-    def drop(self, batch: PackedBatch, x: Tensor, site: Site, token_indices: Tensor | None = None) -> Tensor:
-        """Drop elements in training of x (rows, width), the words of a batch, or with `token_indices`, int64 (rows,),
-        these of them."""
+    def drop(self, batch: PackedBatch, x: Tensor) -> Tensor:
+        """Drop elements in training of x (words, width), what a task's BiLSTM reads of a batch."""
         p = self.config.hidden_dropout_prob if self.training else 0.0
         if not p:
             return x
         keys = draw_keys(len(batch), batch.device) if batch.dropout_key is None else batch.dropout_key
-        tokens = TokenDropout(p, keys, batch.sequence_ids, batch.offsets_in_sequence, int(site))
-        return dropout(x, tokens if token_indices is None else tokens.select(token_indices))
+        return dropout(x, TokenDropout(p, keys, batch.sequence_ids, batch.offsets_in_sequence, int(Site.HEAD_INPUT)))
 
     def _vectors(self, ids: Tensor) -> Tensor:
         """Return the vectors of distinct words, (words, projection_size)."""
@@ -246,6 +245,12 @@ class ElmoModel(PreTrainedModel):
         """Switch to training or inference, and forget the vectors of words, which training changes."""
         self._cache = _WordCache()
         return super().train(mode)
+
+
+def _forget_words(model: nn.Module, _: object) -> None:
+    """Forget the vectors of words, which new weights change."""
+    assert isinstance(model, ElmoModel)
+    model._cache = _WordCache()
 
 
 class _WordCache:

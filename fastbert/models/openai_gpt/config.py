@@ -31,6 +31,10 @@ class OpenAIGPTConfig(DecoderConfig):
                 " all models of GPT"
             )
 
+    def num_parameters(self, heads: bool = False) -> int:
+        """Return the number of parameters; unlike GPT-2's, the layers are followed by no norm."""
+        return super().num_parameters(heads) - 2 * self.hidden_size
+
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Self:
         """Make a config of a dictionary in transformers' format, as `BertConfig.from_dict` does."""

@@ -15,6 +15,9 @@ from torch import Tensor
 from fastbert.errors import UserError
 from fastbert.ops.native.best_tokens import best_tokens
 
+MOST_PENALTY = 10
+"""The largest exponent of a text's length, and the smallest with the other sign."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
@@ -40,8 +43,8 @@ class GenerationSettings:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UserError(f"{name}={value!r} must be an integer of at least {least}")
         penalty = self.length_penalty
-        if not isinstance(penalty, int | float) or not math.isfinite(penalty):
-            raise UserError(f"length_penalty={penalty!r} must be a finite number")
+        if not isinstance(penalty, int | float) or not -MOST_PENALTY <= penalty <= MOST_PENALTY:
+            raise UserError(f"length_penalty={penalty!r} must be a number from -{MOST_PENALTY} to {MOST_PENALTY}")
         if self.length_form not in ("power", "wu"):
             raise UserError(f"length_form={self.length_form!r} must be 'power' or 'wu'")
 
