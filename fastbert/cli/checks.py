@@ -122,9 +122,9 @@ def check_corpus(config: CorpusFlags) -> None:
         _refuse_empty(corpus)
 
 
-def check_corpus_paths(paths: Iterable[Path]) -> None:
-    """Raise `UserError` for paths without a corpus."""
-    with named("--corpus:"):
+def check_corpus_paths(paths: Iterable[Path], flag: str = "--corpus") -> None:
+    """Raise `UserError` for paths without a corpus, which `flag` names."""
+    with named(f"{flag}:"):
         _refuse_empty(Corpus.find(paths))
 
 

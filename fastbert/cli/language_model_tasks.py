@@ -122,8 +122,7 @@ def check_files(config: Any) -> None:
         with named("--data"):
             read_pairs(config.data, 1)
         if config.ngram:
-            with named("--ngram"):
-                check_corpus_paths(config.ngram)
+            check_corpus_paths(config.ngram, "--ngram")
         if config.out is not None:
             check_new_folder("--out", config.out, parents=True)
             if any((config.out / name).exists() for name in (RESULTS, SCORES)) and not config.overwrite:

@@ -8,7 +8,7 @@ from typing import Any
 from fastbert.experiments.data import TaskSet
 from fastbert.experiments.hmm import check_nltk, tag_with_hmm
 from fastbert.experiments.registry import Experiment
-from fastbert.experiments.sets import chosen
+from fastbert.experiments.sets import chosen, tagging_examples
 from fastbert.experiments.summary import Row, Score
 from fastbert.experiments.systems import (
     FrozenStates,
@@ -21,8 +21,6 @@ from fastbert.experiments.systems import (
 )
 from fastbert.experiments.workspace import Workspace
 from fastbert.tasks.metrics.tagging import tagging_scores
-from fastbert.tasks.readers.conll import read_conll
-from fastbert.tasks.settings import Columns
 from fastbert.vectors.training import VectorTraining
 
 SETS = ("UNER", "POS", "SNLI", "SST-2")
@@ -59,7 +57,7 @@ def _hmm(workspace: Workspace, task: TaskSet) -> Score:
     """Return the score of a hidden Markov model, in which nothing is random."""
 
     def train() -> dict[str, Any]:
-        training, held_out = (read_conll(str(path), Columns(), labelled=True) for path in (task.train, task.eval))
+        training, held_out = tagging_examples(task)
         predicted = tag_with_hmm(
             [(example.words, example.tags or ()) for example in training], [example.words for example in held_out]
         )

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastbert.experiments.registry import Experiment
-from fastbert.experiments.sets import chosen
+from fastbert.experiments.sets import chosen, tagging_examples
 from fastbert.experiments.summary import Row, Score
 from fastbert.experiments.workspace import Workspace
 from fastbert.features.tagging import FeatureTraining, table7
 from fastbert.models import registry
-from fastbert.tasks.readers.conll import read_conll
-from fastbert.tasks.settings import Columns
 from fastbert.tokenizers import WordPieceTokenizer
 
 SETS = ("UNER",)
@@ -28,7 +26,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
         def train(seed: int = seed) -> dict[str, Any]:
             model = registry.load_encoder(pretrained.model)
             tokenizer = WordPieceTokenizer.from_pretrained(pretrained.model)
-            sets = [read_conll(str(path), Columns(), labelled=True) for path in (task.train, task.eval)]
+            sets = tagging_examples(task)
             training = FeatureTraining(
                 hidden_size=2 * workspace.scale.hidden_size,
                 epochs=workspace.scale.feature_epochs,

@@ -11,13 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastbert.experiments.registry import Experiment
-from fastbert.experiments.sets import chosen
+from fastbert.experiments.sets import chosen, tagging_examples
 from fastbert.experiments.summary import Row, Score
 from fastbert.experiments.workspace import Workspace
 from fastbert.features.extract import hidden_states
 from fastbert.models import registry
-from fastbert.tasks.readers.conll import read_conll
-from fastbert.tasks.settings import Columns
 from fastbert.tokenizers import WordPieceTokenizer
 
 SETS = ("POS", "words")
@@ -33,8 +31,8 @@ def rows(workspace: Workspace) -> Iterator[Row]:
         model = registry.load_encoder(pretrained.model)
         tokenizer = WordPieceTokenizer.from_pretrained(pretrained.model)
         states, tags = [], []
-        for path in (task.train, task.eval):
-            dataset = list(islice(read_conll(str(path), Columns(), labelled=True), MOST_SENTENCES))
+        for examples in tagging_examples(task):
+            dataset = list(islice(examples, MOST_SENTENCES))
             states.append(hidden_states(model, tokenizer, [example.words for example in dataset]).values.float())
             tags.append([tag for example in dataset for tag in example.tags or ()])
         numbers = {tag: number for number, tag in enumerate(sorted(set(tags[0])))}

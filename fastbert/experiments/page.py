@@ -9,6 +9,7 @@ from fastbert.errors import UserError
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.registry import find_experiment
 from fastbert.experiments.summary import Summary, comparison_table, markdown_table
+from fastbert.io.atomic_write import write_atomic
 
 INTRODUCTION = """# Results
 
@@ -35,7 +36,7 @@ def write_page(folder: Path, out: Path, pictures: Path) -> list[Summary]:
         raise UserError(f"{folder}: holds no summaries of experiments (*.json)")
     for file, summary in summaries.items():
         find_experiment(summary.experiment).picture(summary, pictures / f"{file.stem}.png")
-    out.write_text(page_text(summaries, out.parent, pictures), encoding="utf-8")
+    write_atomic(out, page_text(summaries, out.parent, pictures))
     return list(summaries.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +14,7 @@ from fastbert.experiments.data import described, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.scales import find_scale
 from fastbert.experiments.summary import Row, Summary, chart, comparison_table, markdown_table
-from fastbert.experiments.workspace import Workspace, check_folder
+from fastbert.experiments.workspace import Options, Workspace, check_folder
 from fastbert.io.atomic_write import write_atomic
 from fastbert.training.reporter import Reporter
 
@@ -54,21 +54,17 @@ def run_experiment(
     out: Path,
     *,
     data_folder: Path | None = None,
-    seeds: int | None = None,
-    steps: int | None = None,
-    device: str = "auto",
-    words: Sequence[str] = (),
-    reuse: Sequence[Path] = (),
     command: str = "",
     machine: dict[str, Any] | None = None,
     versions: dict[str, str] | None = None,
     reporter: Reporter | None = None,
+    **options: Any,
 ) -> Summary:
     """Run an experiment into `out`, or continue one there; write summary.json, table.md and chart.png as rows end.
 
     `data_folder` holds corpora and task sets (`fastbert.experiments.data`); None uses the text that comes with Python.
-    `words` are those that polysemy compares; `reuse` are folders of other experiments, of which finished pre-training
-    runs with equal settings are copied. Raises `UserError` for a folder with another experiment or other data.
+    `options` are the fields of `fastbert.experiments.workspace.Options`. Raises `UserError` for a folder with another
+    experiment or other data.
     """
     experiment, scale = find_experiment(name), find_scale(scale_name)
     # The first score comes minutes after the start.
@@ -81,19 +77,7 @@ def run_experiment(
     check_folder(out)
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
     processor = str((machine or {}).get("cpu_capability", ""))
-    workspace = Workspace(
-        out,
-        name,
-        scale,
-        data,
-        reporter,
-        seeds=seeds,
-        steps=steps,
-        device=device,
-        processor=processor,
-        words=words,
-        reuse=reuse,
-    )
+    workspace = Workspace(out, name, scale, data, Options(**options), reporter, processor)
     rows: list[Row] = []
     summary: Summary | None = None
     began = time.perf_counter()

@@ -11,6 +11,9 @@ from fastbert.errors import UserError
 from fastbert.experiments.data import TaskSet
 from fastbert.experiments.workspace import Workspace
 from fastbert.io.atomic_write import write_atomic
+from fastbert.tasks.examples import Dataset, TaggedExample
+from fastbert.tasks.readers.conll import read_conll
+from fastbert.tasks.settings import Columns
 
 
 def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()) -> list[TaskSet]:
@@ -27,6 +30,12 @@ def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()
             f"--data {workspace.data.name}: holds no set{kind}; the experiment needs one of {', '.join(names)}"
         )
     return found
+
+
+def tagging_examples(task: TaskSet) -> tuple[Dataset[TaggedExample], Dataset[TaggedExample]]:
+    """Return the training and the evaluation examples of a tagging set."""
+    training, held_out = (read_conll(str(path), Columns(), labelled=True) for path in (task.train, task.eval))
+    return training, held_out
 
 
 def counted(count: int, what: str = "layer") -> str:

@@ -13,6 +13,7 @@ import torch
 
 from fastbert.data.corpus import Corpus
 from fastbert.experiments.data import TaskSet
+from fastbert.experiments.sets import tagging_examples
 from fastbert.experiments.summary import Score
 from fastbert.experiments.workspace import Pretrained, Workspace
 from fastbert.features.extract import Features, hidden_states
@@ -20,8 +21,6 @@ from fastbert.features.static import static_features
 from fastbert.features.tagging import FeatureTraining, train_rows
 from fastbert.models import registry
 from fastbert.models.elmo.model import ElmoModel
-from fastbert.tasks.readers.conll import read_conll
-from fastbert.tasks.settings import Columns
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.run_files import remove_run
 from fastbert.vectors import WordVectors
@@ -71,7 +70,7 @@ def tag_features(workspace: Workspace, name: str, task: TaskSet, features: Calla
 
     def train() -> dict[str, Any]:
         frozen = features()
-        datasets = [read_conll(str(path), Columns(), labelled=True) for path in (task.train, task.eval)]
+        datasets = tagging_examples(task)
         states = [frozen.encode([example.words for example in dataset]) for dataset in datasets]
         values, width = [], 2 * workspace.scale.hidden_size
         for seed in range(workspace.seeds):

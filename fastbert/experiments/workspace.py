@@ -55,6 +55,21 @@ class Pretrained:
         return {"loss": round(self.loss, 3), "million tokens": round(self.tokens / 1e6, 2)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a call may change of an experiment."""
+
+    seeds: int | None = None
+    """Seeds of fine-tuning (None: those of the scale)."""
+    steps: int | None = None
+    """Optimiser steps of each pre-training run (None: those of the scale)."""
+    device: str = "auto"
+    words: Sequence[str] = ()
+    """The words that polysemy compares, if not its own."""
+    reuse: Sequence[Path] = ()
+    """Folders of other experiments, of which finished pre-training runs with equal settings are copied."""
+
+
 class Workspace:
     """An experiment's folder, and its runs so far."""
 
@@ -64,25 +79,18 @@ class Workspace:
         experiment: str,
         scale: Scale,
         data: ExperimentData,
+        options: Options,
         reporter: Reporter | None = None,
-        *,
-        seeds: int | None = None,
-        steps: int | None = None,
-        device: str = "auto",
         processor: str = "",
-        words: Sequence[str] = (),
-        reuse: Sequence[Path] = (),
     ) -> None:
         """Start an experiment in `folder`, or continue one there.
 
-        `seeds` and `steps` replace those of the scale; `processor` is the class of the machine, which all runs of an
-        experiment have in common; `words` are those that an experiment compares, if not its own; `reuse` are the
-        folders of other experiments, of which pre-training runs with equal settings are copied. Raises `UserError` for
+        `processor` is the class of the machine, which all runs of an experiment have in common. Raises `UserError` for
         a folder with another experiment, scale or other data.
         """
         self.folder, self.scale, self.data, self.reporter = folder, scale, data, reporter or Reporter()
-        self.seeds, self.steps, self.device = seeds or scale.seeds, steps or scale.steps, device
-        self.words = tuple(words)
+        self.seeds, self.steps, self.device = options.seeds or scale.seeds, options.steps or scale.steps, options.device
+        self.words = tuple(options.words)
         self.details: dict[str, Any] = {}
         settings = {"experiment": experiment, "scale": scale.name, "seeds": self.seeds, "steps": self.steps}
         self.settings = {
@@ -97,7 +105,7 @@ class Workspace:
                 if stored.get(name) != value:
                     what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, now it is {value!r}"
                     raise UserError(f"--out {folder}: holds an experiment with {what}; choose another --out")
-        self.reuse = tuple(reuse)
+        self.reuse = tuple(options.reuse)
         for other in self.reuse:
             self._check_reusable(other)
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,7 +240,7 @@ class Workspace:
                 "train": task.train,
                 "eval": (task.eval,),
                 "steps": self.scale.finetune_steps,
-                "batch_size": (self.scale.finetune_batch,),
+                "batch_size": (self.scale.finetune_batch // (2 if task.task == "span" else 1),),
                 "seeds": self.seeds,
                 "eval_every": self.scale.finetune_steps,  # once, after the last step: nothing is chosen by its score
                 "metric": task.metric,
@@ -270,7 +278,8 @@ class Workspace:
         return Reporter(on_step=step, on_trial=begin)
 
     def _length(self, task: TaskSet) -> int:
-        """Return the tokens per sequence: as in pre-training, twice that for questions with their paragraphs."""
+        """Return the tokens per sequence: as in pre-training, twice that, in half as many sequences per step, for
+        questions with their paragraphs."""
         return self.scale.max_length * (2 if task.task == "span" else 1)
 
     def seconds(self) -> float:

@@ -140,9 +140,11 @@ def check_prompts(model: ForCausalLM, prompts: PackedBatch, settings: TextSettin
     positions = model.config.max_sequence_length
     longest = int(lengths.max())
     if longest + settings.room - 1 > positions:
+        fewer = positions + 1 - longest
+        cure = f"generate at most {fewer} tokens" if fewer > 0 else f"shorten it to at most {positions} tokens"
         raise UserError(
             f"prompt {int(lengths.argmax())} has {longest} tokens: max_new_tokens={settings.room} makes a text longer"
-            f" than the model's {positions} positions; generate at most {max(positions + 1 - longest, 0)} tokens"
+            f" than the model's {positions} positions; {cure}"
         )
 
 

@@ -90,7 +90,7 @@ class TextFile:
                 raise UserError(f"{where}: not JSON ({error}); each line must be an object") from None
             if not isinstance(record, dict) or self.column not in record:
                 keys = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else "no object"
-                raise UserError(f"{where}: no key {self.column!r} ({keys}); name the column of the text with --column")
+                raise UserError(f"{where}: no key {self.column!r} ({keys}); name the column that holds the text")
             text = record[self.column]
             if not isinstance(text, str):
                 raise UserError(f"{where}: {self.column!r} must be a string, not {type(text).__name__}")
@@ -102,7 +102,7 @@ class TextFile:
         if self.column not in names:
             raise UserError(
                 f"{self.name}: no column {self.column!r} (columns: {', '.join(names[:20]) or 'none'}); name the column"
-                " of the text with --column"
+                " that holds the text"
             )
         index = names.index(self.column)
         for line, row in rows:

@@ -128,9 +128,11 @@ def _prompt_ids(
     ids: list[int] = [tokenizer.cls_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
     limit = model.config.max_sequence_length
     if len(ids) + settings.room - 1 > limit:
+        room = limit + 1 - len(ids)
+        fewer = f"generate at most {room} tokens with --max-new-tokens, not {settings.room}, or shorten it"
         raise UserError(
-            f"prompt {number + 1} has {len(ids)} tokens, and the model {limit} positions: generate at most"
-            f" {max(limit + 1 - len(ids), 0)} tokens with --max-new-tokens, not {settings.room}, or shorten it"
+            f"prompt {number + 1} has {len(ids)} tokens, and the model {limit} positions:"
+            f" {fewer if room > 0 else f'shorten it to at most {limit}'}"
         )
     return ids
 
