@@ -21,7 +21,8 @@ from fastbert.scoring.scorer import load_scorer
 from fastbert.scoring.tokenized_texts import Scorer
 from fastbert.tokenizers import WordPieceTokenizer
 
-SMOKE_PAIRS = 5  # of each paradigm
+PAIRS = {"smoke": 5, "mini": 250}
+"""Pairs of each paradigm by scale, the first ones; others score all."""
 OVERALL = "all paradigms"
 CHANCE = 50.0
 # Name of the system, and objective.
@@ -32,8 +33,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     """Score every system on all pairs; yield a row per phenomenon."""
     if workspace.data.pairs is None:
         raise UserError(f"--data {workspace.data.name}: holds no blimp/ with minimal pairs")
-    limit = SMOKE_PAIRS if workspace.scale.name == "smoke" else None
-    paradigms = read_pairs(workspace.data.pairs, limit)
+    paradigms = read_pairs(workspace.data.pairs, PAIRS.get(workspace.scale.name))
     results: dict[str, dict[str, Any]] = {}
     for name, objective in SYSTEMS:
         pretrained = workspace.pretrain(objective.replace("+", "-"), objective=objective)
@@ -101,7 +101,7 @@ def draw(summary: Summary, out: Path) -> Path:
                 axes.annotate(f"{value:.0f}", (value, place), (2, 0), va="center", textcoords="offset points", size=7)
         axes.axvline(CHANCE, color="0.3", linestyle=":", linewidth=1.4, label="chance")
         axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set(xlabel="accuracy on minimal pairs, %", xlim=(0, 105))
         finish_axes(axes)
         legend_below(figure, axes.get_legend_handles_labels()[0])

@@ -242,7 +242,10 @@ def chart(summary: Summary, out: Path) -> Path | None:
             axes.set_ylim(max(0.0, low - 0.35 * room), high + 0.35 * room)
             if baseline is not None:
                 axes.axhline(baseline, color="0.3", linestyle=":", linewidth=1.4, label=TRIVIAL)
-            axes.set(title=name, ylabel=f"{rows[0].scores[name].metric}, {summary.seeds} seeds", xticks=[])
+            metric, seeds = rows[0].scores[name].metric, max(len(row.scores[name].values) for row in rows)
+            label = {"f1": "F1"}.get(metric, metric)
+            axes.set(title=name, ylabel=label if seeds == 1 else f"{label}, {seeds} seeds", xticks=[])
+            axes.set_xlim(-0.6, len(rows) - 0.4)
             finish_axes(axes)
         for axes in grid[len(columns) :]:
             axes.set_visible(False)

@@ -15,7 +15,7 @@ from fastbert.models.causal_decoding import CausalDecoding
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.packed import Packed
 from fastbert.models.padded import refuse_graphs
-from fastbert.models.seq2seq.generation import MOST_PENALTY, Decoding, Generated, beam_search, greedy, without_end
+from fastbert.models.seq2seq.generation import MOST_PENALTY, Decoding, Generated, beam_search, greedy, token_by_token
 from fastbert.ops.native.matmul_table import same_in_every_batch
 from fastbert.packing import PackedBatch
 
@@ -153,25 +153,14 @@ def sample(decoding: Decoding, numbers: list[int], end: int, settings: TextSetti
 
     Scores are those of the drawn tokens under the model itself.
     """
-    logits = decoding.first()
-    count, device = len(numbers), logits.device
-    written = torch.full((count, settings.room), end, device=device)
-    totals, lengths = torch.zeros(count, device=device), torch.zeros_like(written[:, 0])
-    rows, draws = torch.arange(count, device=device), uniform_draws(settings.seed, numbers, settings.room).to(device)
-    for step in range(settings.room):
+    draws = uniform_draws(settings.seed, numbers, settings.room)
+
+    def draw(logits: Tensor, step: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         wide = logits.float()
-        tokens = draw_tokens(wide, draws[rows, step], settings)
-        totals[rows] += wide.gather(1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
-        written[rows, step], lengths[rows] = tokens, step + 1
-        open_rows = (tokens != end).nonzero().flatten()
-        if not len(open_rows) or step + 1 == settings.room:
-            break
-        if len(open_rows) < len(tokens):
-            rows, tokens = rows[open_rows], tokens[open_rows]
-            decoding.select(open_rows, open_rows, 1)
-        logits = decoding.step(tokens)
-    scores = totals / lengths.float() ** settings.length_penalty
-    return without_end(written, lengths, scores, end)
+        tokens = draw_tokens(wide, draws[:, step].to(rows.device)[rows], settings)
+        return tokens, wide.gather(1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
+
+    return token_by_token(decoding, len(numbers), end, settings, draw)
 
 
 def uniform_draws(seed: int, numbers: list[int], room: int) -> Tensor:

@@ -16,12 +16,12 @@ from fastbert import cli
 from fastbert.errors import UserError
 from fastbert.experiments import data as data_module
 from fastbert.experiments import registry, workspace
-from fastbert.experiments.data import find_data
+from fastbert.experiments.data import ExperimentData, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.page import page_text, read_summaries, write_page
 from fastbert.experiments.registry import find_experiment, run_experiment
 from fastbert.experiments.scales import find_scale
-from fastbert.experiments.sets import first_examples
+from fastbert.experiments.sets import chosen, first_examples
 from fastbert.experiments.summary import Row, Score, Summary, comparison_table, markdown_table, paired, text_table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -103,6 +103,20 @@ def test_pretraining_of_another_experiment_is_reused(
                 "layers", "smoke", tmp_path / "new", **{"seeds": 1, "machine": machine, "reuse": (other,), **changes}
             )
     assert not (tmp_path / "new" / "experiment.json").exists()
+    # A result that is no result is named; an experiment that has trained nothing yet may be another one.
+    result = out / "results" / "pretrain-mlm-nsp.json"
+    result.write_text('{"name": "mlm-nsp"}')
+    with pytest.raises(UserError, match=r"pretrain-mlm-nsp.json: is damaged: it lacks 'loss'; delete it"):
+        run_experiment("layers", "smoke", out, seeds=1, machine=machine)
+    begun = tmp_path / "begun"
+    with pytest.raises(UserError, match="xyzzyqq"):
+        run_experiment("polysemy", "smoke", begun, steps=2, words=("xyzzyqq",))
+    assert (begun / "experiment.json").exists()
+    none = workspace.Workspace(
+        begun, "size", find_scale("smoke"), ExperimentData(name="x", corpora=(), tasks={}), workspace.Options()
+    )
+    with pytest.raises(UserError, match="--data x: holds no set for span; the experiment needs one of SQuAD"):
+        chosen(none, ("SQuAD",), ("span",))
 
 
 def test_other_settings_data_and_machines_are_refused(finished: tuple[Path, Summary], tmp_path: Path) -> None:

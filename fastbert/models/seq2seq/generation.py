@@ -6,6 +6,7 @@ Finished sources leave the batch at once, so nothing is computed for them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -104,14 +105,24 @@ def length_divisor(length: Any, settings: SearchSettings) -> Any:
     return ((5 + length) / 6 if wu else length) ** settings.length_penalty
 
 
+Choice = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
+"""From logits (rows, vocab_size), a step from 0, and the sources' numbers int64 (rows,) to a token of each, int64
+(rows,), and its log probability, fp32 (rows,)."""
+
+
 def greedy(decoding: Decoding, count: int, end: int, settings: SearchSettings) -> Generated:
     """Generate the most probable token at each step, for `count` sources."""
+    return token_by_token(decoding, count, end, settings, lambda logits, step, rows: best_tokens(logits))
+
+
+def token_by_token(decoding: Decoding, count: int, end: int, settings: SearchSettings, choose: Choice) -> Generated:
+    """Generate one text for each of `count` sources; `choose` takes its next token."""
     logits = decoding.first()
     written = torch.full((count, settings.room), end, device=logits.device)
     totals, lengths = torch.zeros(count, device=logits.device), torch.zeros_like(written[:, 0])
     rows = torch.arange(count, device=logits.device)
     for step in range(settings.room):
-        tokens, logs = best_tokens(logits)
+        tokens, logs = choose(logits, step, rows)
         totals[rows] += logs
         written[rows, step], lengths[rows] = tokens, step + 1
         open_rows = (tokens != end).nonzero().flatten()
