@@ -196,7 +196,7 @@ def test_what_cannot_be_generated_is_refused(seed):
         ({"top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
         ({"top_k": 2, "beams": 2}, "beams=2 finds the most probable text"),
         ({"seed": -1}, "seed=-1 must be from 0"),
-        ({"length_penalty": math.inf}, "length_penalty=inf must be a finite number"),
+        ({"length_penalty": math.inf}, "length_penalty=inf must be a number from -10 to 10"),
     ):
         with pytest.raises(UserError, match=message):
             TextSettings(**changes)
