@@ -162,11 +162,21 @@ def run(config: Config, *, quiet: bool = False) -> int:
         vectors = trained.vectors
         vectors.save(out, overwrite=config.overwrite)
         print(f"{describe(trained)}: {time.perf_counter() - began:.1f} s, {out}")
+    unknown = []
     for word in config.neighbours:
-        _print(word, vectors.neighbours(word, config.top_k))
+        try:
+            _print(word, vectors.neighbours(word, config.top_k))
+        except UserError as error:  # the other words are answered
+            unknown.append(f"--neighbours: {error}")
     if config.analogy:
         a, b, c = config.analogy
-        _print(f"{a} : {b} = {c} : ?", vectors.analogy(a, b, c, config.top_k))
+        try:
+            _print(f"{a} : {b} = {c} : ?", vectors.analogy(a, b, c, config.top_k))
+        except UserError as error:
+            unknown.append(f"--analogy: {error}")
+    if unknown:
+        written = f"; {config.out} is written, look words up with --vectors" if config.vectors is None else ""
+        raise UserError("; ".join(unknown) + written)
     return 0
 
 

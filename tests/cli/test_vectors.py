@@ -42,8 +42,12 @@ def test_vectors_are_trained_saved_and_looked_up(corpus: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out.splitlines()
     word, cosine = trained.analogy("one", "two", "three", 1)[0]
     assert shown == ["one : two = three : ?", f"   {word} {cosine:.3f}"]
-    assert vectors("--vectors", out, "--neighbours", "One") == 2
-    assert "error: the word 'One' has no vector; did you mean 'one'?\n" in capsys.readouterr().err
+    assert vectors("--vectors", out, "--neighbours", "One", "one", "--top-k", 3) == 2
+    shown = capsys.readouterr()
+    assert "error: --neighbours: the word 'One' has no vector; did you mean 'one'?\n" in shown.err
+    assert shown.out.splitlines() == ["one", f"   {nearest}"]
+    assert vectors("--vectors", out, "--neighbours", "one", "--size", 7) == 2
+    assert "--vectors names trained vectors, and --size trains new ones; leave one out" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_and_leave_no_file(
