@@ -41,7 +41,8 @@ EXPERIMENT = Experiment(
     limits=(
         "The same number of optimiser steps and tokens for every row. Left-to-right training predicts every token and"
         " masked training one in seven, so that the former learns faster per step; the paper's models were trained for"
-        " a thousand times longer, where this matters less than the context on both sides."
+        " a thousand times longer, where this matters less than the context on both sides. The BiLSTM begins with new"
+        " weights and is trained at the encoder's learning rate, for which entities have too few steps."
     ),
     rows=rows,
 )

@@ -83,7 +83,11 @@ def _origin(file: Path, summary: Summary, home: Path) -> str:
     """Return the sentence that says where a section's numbers come from."""
     settings, machine = summary.settings, summary.machine
     sets = summary.data.get("sets", {})
-    standing = [f"{name} for {item['stands_for']}" for name, item in sets.items() if item.get("stands_for")]
+    standing = [
+        f"{name} for {item['stands_for']}"
+        for name, item in sets.items()
+        if item.get("stands_for") and name in summary.columns()
+    ]
     steps = f"{settings.get('steps', 0):,} steps of {settings.get('batch_size')} sequences"
     facts = [
         f"{settings.get('layers')} layers, {settings.get('hidden_size')} wide, vocabulary of"
@@ -97,7 +101,7 @@ def _origin(file: Path, summary: Summary, home: Path) -> str:
             else []
         ),
         f"{summary.seconds / 60:,.0f} minutes of training on {machine.get('cpu', 'an unknown processor')}"
-        f" ({machine.get('cpu_capability', '')}, {machine.get('cores', '?')} cores)",
+        f" ({machine.get('cpu_capability', '')}, {machine.get('cores', 0):g} cores)",
     ]
     facts += [
         f"{name}: {item['note']}" for name, item in sets.items() if item.get("note") and name in summary.columns()
