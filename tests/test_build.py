@@ -144,7 +144,8 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     [info] = {name.split("/")[0] for name in names if not name.startswith("fastbert/")}
     assert extension.startswith("fastbert/_C.")
     assert info.endswith(".dist-info")
-    assert {name for name in names if name.startswith("fastbert/")} == {extension, "fastbert/py.typed", *modules}
+    others = {"fastbert/py.typed", "fastbert/training/reference_curves.json"}
+    assert {name for name in names if name.startswith("fastbert/")} == {extension, *others, *modules}
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE"} <= names
     metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
     assert "\nName: fastbert-engine\n" in metadata

@@ -139,7 +139,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
                 reuse=config.reuse,
                 command=_command(config),
                 machine=machine,
-                versions={name: version for name, version in diagnosis.versions.items() if version is not None},
+                versions={name: text for name, text in diagnosis.versions.items() if text and name != "system"},
                 reporter=TrainingView(bars).reporter(),
             )
         except Stopped:
