@@ -44,7 +44,8 @@ def counted(count: int, what: str = "layer") -> str:
 
 
 def first_examples(task: TaskSet, count: int, folder: Path) -> TaskSet:
-    """Return a set with the first `count` training examples alone, whose file is written to `folder`."""
+    """Return a set with the first `count` training examples alone, of a tagging set those in which every tag occurs, as
+    far as there is room; the file is written to `folder`."""
     out = folder / f"{task.name}-{count}{task.train.suffix}"
     if not out.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,8 +58,8 @@ def _first(path: Path, count: int) -> str:
     if path.suffix == ".tsv":
         return "".join(f"{line}\n" for line in text.split("\n")[: count + 1] if line)
     if path.suffix == ".conll":
-        sentences = [part for part in text.split("\n\n") if part.strip()]
-        return "".join(f"{sentence.strip()}\n\n" for sentence in sentences[:count])
+        sentences = [part.strip() for part in text.split("\n\n") if part.strip()]
+        return "".join(f"{sentence}\n\n" for sentence in _with_every_tag(sentences, count))
     values, questions, paragraphs = json.loads(text), 0, []
     for article in values["data"]:
         for paragraph in article["paragraphs"]:
@@ -66,3 +67,19 @@ def _first(path: Path, count: int) -> str:
                 paragraphs.append({**paragraph, "qas": paragraph["qas"][: count - questions]})
                 questions += len(paragraph["qas"])
     return json.dumps({**values, "data": [{"title": "sample", "paragraphs": paragraphs}]})
+
+
+def _with_every_tag(sentences: list[str], count: int) -> list[str]:
+    """Return `count` sentences in their order: the first one of each tag, and the first ones of all."""
+    seen: set[str] = set()
+    chosen: set[int] = set()
+    for number, sentence in enumerate(sentences):
+        tags = {line.split("\t")[-1] for line in sentence.split("\n")}
+        if not tags <= seen and len(chosen) < count:
+            chosen.add(number)
+            seen |= tags
+    for number in range(len(sentences)):
+        if len(chosen) >= count:
+            break
+        chosen.add(number)
+    return [sentences[number] for number in sorted(chosen)]

@@ -16,7 +16,7 @@ from fastbert import cli
 from fastbert.errors import UserError
 from fastbert.experiments import data as data_module
 from fastbert.experiments import registry, workspace
-from fastbert.experiments.data import ExperimentData, find_data
+from fastbert.experiments.data import ExperimentData, TaskSet, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.page import page_text, read_summaries, write_page
 from fastbert.experiments.registry import find_experiment, run_experiment
@@ -165,6 +165,22 @@ def test_parts_of_a_table_have_no_text_in_common() -> None:
     assert len(held_out) == 2
     assert sorted(train + held_out) == sorted(rows)
     assert {"q1", "q2", "q6"} <= {row.split("\t")[1] for row in train}
+
+
+def test_few_sentences_have_every_tag(tmp_path: Path) -> None:
+    tags = ["AA", "AA", "AB", "AA", "AC", "BB"]
+    file = tmp_path / "train.conll"
+    file.write_text("".join(f"w\t{first}\nv\t{second}\n\n" for first, second in tags))
+    task = TaskSet(name="tags", task="tagging", metric="accuracy", train=file, eval=file)
+
+    def chosen_tags(count: int) -> list[str]:
+        text = first_examples(task, count, tmp_path / str(count)).train.read_text()
+        return ["".join(line[-1] for line in part.split("\n")) for part in text.split("\n\n") if part]
+
+    assert chosen_tags(3) == ["AA", "AB", "AC"]
+    assert chosen_tags(4) == ["AA", "AA", "AB", "AC"]
+    assert chosen_tags(2) == ["AA", "AB"]
+    assert chosen_tags(9) == tags
 
 
 def test_every_name_is_an_experiment() -> None:
