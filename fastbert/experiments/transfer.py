@@ -70,8 +70,8 @@ EXPERIMENT = Experiment(
     limits=(
         "A corpus of millions of words, where the published models have seen billions. The 100 and 1,000 examples are"
         " the same for all seeds, so the noise of drawing them is not in the standard deviations; no run is longer than"
-        " 40 epochs. ULMFiT's recipe has the peak learning rate of plain fine-tuning here, which its decay makes 100 times"
-        " smaller for the embeddings; its paper has larger ones."
+        " 40 epochs. ULMFiT's recipe has the peak learning rate of plain fine-tuning here, which its decay makes 100"
+        " times smaller for the embeddings; its paper has larger ones."
     ),
     rows=rows,
 )
