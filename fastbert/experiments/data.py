@@ -189,12 +189,12 @@ def _connected(rows: list[list[str]], label: int) -> list[list[int]]:
     groups: list[list[int]] = []
     for number, cells in enumerate(rows):
         texts = [cell for column, cell in enumerate(cells) if column != label]
-        found = sorted({group_of[text] for text in texts if text in group_of})
-        target = found[0] if found else len(groups)
-        if not found:
+        joined = sorted({group_of[text] for text in texts if text in group_of})
+        target = joined[0] if joined else len(groups)
+        if not joined:
             groups.append([])
         groups[target].append(number)
-        for other in found[1:]:
+        for other in joined[1:]:
             groups[target] += groups[other]
             for index in groups[other]:
                 group_of |= {cell: target for column, cell in enumerate(rows[index]) if column != label}
@@ -210,12 +210,38 @@ def _rows(path: Path) -> tuple[str, list[str]]:
 
 
 def _sentences(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:
-    """Write samples of the sentences of train.conll and dev.conll."""
+    """Write samples of the sentences of train.conll and dev.conll: for training ones in which every tag occurs, as far
+    as there is room, and for evaluation ones whose tags a model can learn from these."""
+    shuffled = []
+    for name in ("train.conll", "dev.conll"):
+        sentences = [part.strip() for part in (source / name).read_text(encoding="utf-8").split("\n\n") if part.strip()]
+        shuffled.append(sample(sentences, len(sentences), name))
+    training = with_every_tag(shuffled[0], train)
+    known = {tag for sentence in training for tag in _tags(sentence)}
+    held_out = [sentence for sentence in shuffled[1] if _tags(sentence) <= known][:evaluate]
     files = (out / "train.conll", out / "eval.conll")
-    for file, name, count in zip(files, ("train.conll", "dev.conll"), (train, evaluate), strict=True):
-        sentences = [part for part in (source / name).read_text(encoding="utf-8").split("\n\n") if part.strip()]
-        write_new(file, "".join(f"{sentence.strip()}\n\n" for sentence in sample(sentences, count, name)))
+    for file, chosen in zip(files, (training, held_out), strict=True):
+        write_new(file, "".join(f"{sentence}\n\n" for sentence in chosen))
     return files
+
+
+def with_every_tag(sentences: Sequence[str], count: int) -> list[str]:
+    """Return `count` sentences of a tagging set in order: the first one of each tag, and the first ones of all."""
+    seen: set[str] = set()
+    chosen: set[int] = set()
+    for number, sentence in enumerate(sentences):
+        if not _tags(sentence) <= seen and len(chosen) < count:
+            chosen.add(number)
+            seen |= _tags(sentence)
+    for number in range(len(sentences)):
+        if len(chosen) >= count:
+            break
+        chosen.add(number)
+    return [sentences[number] for number in sorted(chosen)]
+
+
+def _tags(sentence: str) -> set[str]:
+    return {line.split("\t")[-1] for line in sentence.split("\n")}
 
 
 def _questions(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastbert.errors import UserError
-from fastbert.experiments.data import TaskSet
+from fastbert.experiments.data import TaskSet, with_every_tag
 from fastbert.experiments.workspace import Workspace
 from fastbert.io.atomic_write import write_atomic
 from fastbert.tasks.examples import Dataset, TaggedExample
@@ -23,13 +23,13 @@ def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()
     """
     tasks, names, kinds = workspace.data.tasks, tuple(names), tuple(kinds)
     sets = [tasks[name] for name in names if name in tasks] or list(tasks.values())
-    found = [task for task in sets if not kinds or task.task in kinds]
-    if not found:
+    usable = [task for task in sets if not kinds or task.task in kinds]
+    if not usable:
         kind = f" for {' or '.join(kinds)}" if kinds else ""
         raise UserError(
             f"--data {workspace.data.name}: holds no set{kind}; the experiment needs one of {', '.join(names)}"
         )
-    return found
+    return usable
 
 
 def tagging_examples(task: TaskSet) -> tuple[Dataset[TaggedExample], Dataset[TaggedExample]]:
@@ -59,7 +59,7 @@ def _first(path: Path, count: int) -> str:
         return "".join(f"{line}\n" for line in text.split("\n")[: count + 1] if line)
     if path.suffix == ".conll":
         sentences = [part.strip() for part in text.split("\n\n") if part.strip()]
-        return "".join(f"{sentence}\n\n" for sentence in _with_every_tag(sentences, count))
+        return "".join(f"{sentence}\n\n" for sentence in with_every_tag(sentences, count))
     values, questions, paragraphs = json.loads(text), 0, []
     for article in values["data"]:
         for paragraph in article["paragraphs"]:
@@ -67,19 +67,3 @@ def _first(path: Path, count: int) -> str:
                 paragraphs.append({**paragraph, "qas": paragraph["qas"][: count - questions]})
                 questions += len(paragraph["qas"])
     return json.dumps({**values, "data": [{"title": "sample", "paragraphs": paragraphs}]})
-
-
-def _with_every_tag(sentences: list[str], count: int) -> list[str]:
-    """Return `count` sentences in their order: the first one of each tag, and the first ones of all."""
-    seen: set[str] = set()
-    chosen: set[int] = set()
-    for number, sentence in enumerate(sentences):
-        tags = {line.split("\t")[-1] for line in sentence.split("\n")}
-        if not tags <= seen and len(chosen) < count:
-            chosen.add(number)
-            seen |= tags
-    for number in range(len(sentences)):
-        if len(chosen) >= count:
-            break
-        chosen.add(number)
-    return [sentences[number] for number in sorted(chosen)]

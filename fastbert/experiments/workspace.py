@@ -215,12 +215,12 @@ class Workspace:
 
     def _reused(self, recipe: Mapping[str, Any], out: Path) -> dict[str, Any] | None:
         """Copy a finished run with this recipe from another experiment's folder to `out`; return its result."""
-        wanted = json.loads(json.dumps(recipe))  # as a file holds it
+        stored_recipe = json.loads(json.dumps(recipe))  # as a file holds it
         for other in self.reuse:
             for file in sorted((other / "results").glob("pretrain-*.json")):
                 values = read_json_object(file)
                 source = other / "pretrain" / str(values.get("name"))
-                if values.get("recipe") == wanted and (source / "model").is_dir():
+                if values.get("recipe") == stored_recipe and (source / "model").is_dir():
                     shutil.copytree(source, out, dirs_exist_ok=True)
                     self.say(f"{out.name}: copied from {source}")
                     return {**values, "name": out.name}

@@ -3,11 +3,15 @@
 import json
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fastbert.io import figures
+from fastbert.training import plot
 from fastbert.training.config import PretrainConfig
 
 
@@ -61,6 +65,21 @@ def config(corpus: Path, tmp_path: Path) -> PretrainConfig:
         checkpoint_every=4,
         keep_checkpoints=10,
     )
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures of plots that are written, as matplotlib holds them."""
+    written = []
+
+    @contextmanager
+    def figure_file(*arguments: Any) -> Iterator[Any]:
+        with figures.figure_file(*arguments) as figure:
+            written.append(figure)
+            yield figure
+
+    monkeypatch.setattr(plot, "figure_file", figure_file)
+    return written
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """What the plots of runs draw: curves, single evaluations, and the baselines that a run's files hold."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,6 @@ pytest.importorskip("matplotlib", reason="plots need matplotlib")
 
 FILE = "dev.tsv"
 BASELINES = {FILE: {"majority": {"accuracy": 0.61, "f1": 0.0}, "chance": {"accuracy": 0.5}, "odd": {"f1": 1}}}
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that are written, as matplotlib holds them."""
-    written = []
-
-    @contextmanager
-    def figure_file(*arguments: Any) -> Iterator[Any]:
-        with figures.figure_file(*arguments) as figure:
-            written.append(figure)
-            yield figure
-
-    monkeypatch.setattr(plot, "figure_file", figure_file)
-    return written
 
 
 def write(folder: Path, lines: list[dict[str, Any]], **files: dict[str, Any]) -> Path:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +14,7 @@ import pytest
 
 from fastbert.cli.training_view import TrainingView
 from fastbert.errors import UserError
-from fastbert.io import figures
 from fastbert.io.progress import Bars
-from fastbert.training import plot
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import read_metrics
 from fastbert.training.plot import plot_runs
@@ -35,20 +31,6 @@ from fastbert.training.reference_curves import (
 from fastbert.training.reporter import Record, Reporter
 
 WRITER = Path(__file__).parents[2] / "benchmarks" / "reference_curves.py"
-
-
-def figures_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the figures that are written from now on, as matplotlib holds them."""
-    written = []
-
-    @contextmanager
-    def figure_file(*arguments: Any) -> Iterator[Any]:
-        with figures.figure_file(*arguments) as figure:
-            written.append(figure)
-            yield figure
-
-    monkeypatch.setattr(plot, "figure_file", figure_file)
-    return written
 
 
 def test_shipped_bands_fall_and_are_bands() -> None:
@@ -88,7 +70,7 @@ def test_a_band_lies_between_its_runs() -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_says_where_it_stands_beside_an_earlier_one(
-    config: PretrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    config: PretrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: list[Any]
 ) -> None:
     first = replace(config, eval_every=3)
     pretrain(first)
@@ -107,7 +89,6 @@ def test_a_run_says_where_it_stands_beside_an_earlier_one(
     with Bars(quiet=False) as bars:
         TrainingView(bars).validation(records[-1])
     assert capsys.readouterr().err.rstrip().endswith("; as run")
-    drawn = figures_of(monkeypatch)
     for x_axis in ("step", "tokens", "seconds"):
         plot_runs([again.out], tmp_path / f"{x_axis}.png", x_axis=x_axis)
         assert [each.get_label() for each in drawn[-1].axes[0].collections] == ["expected (run)"]
