@@ -88,6 +88,7 @@ class Config(_Output, LanguageModelFlags, _Data, _Model, ModelFlags):
     tasks; or score a pre-trained language model without fine-tuning."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_flags(self)
 
 

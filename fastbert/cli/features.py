@@ -120,6 +120,7 @@ class Config(_Machine, _Output, _Training, _Model, _Data):
     BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper, or on static word vectors."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.is_table and (self.train is not None or self.eval is not None):
             raise UserError("--train and --eval require --table7; features are written for --text")
         if self.is_table and self.text is not None:
@@ -140,10 +141,11 @@ def check(config: Config) -> None:
     check_file("--vectors", config.vectors)
     out = require(config, "out")
     if config.is_table:
-        from fastbert.tasks.registry import make_task
+        from fastbert.tasks.readers.conll import read_conll
+        from fastbert.tasks.settings import Columns
 
         for name, path in (("--train", require(config, "train")), ("--eval", require(config, "eval"))):
-            check_examples(name, path, "tagging", make_task("tagging").read)
+            check_examples(name, path, "tagging", lambda path: read_conll(path, Columns(), labelled=True))
         check_new_folder("--out", out, parents=True)
         if (out / "table7.json").exists() and not config.overwrite:
             raise UserError(f"--out {out}: holds a table7.json; give another folder, or --overwrite to replace it")

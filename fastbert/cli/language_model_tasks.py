@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fastbert.cli.checks import check_corpus_paths, check_model, check_new_folder, check_texts, named
+from fastbert.cli.checks import check_corpus_paths, check_folder, check_model, check_new_folder, check_texts, named
 from fastbert.cli.counts import counted
 from fastbert.data.corpus import Corpus, TextFormat
-from fastbert.errors import UserError
+from fastbert.errors import CorpusError, UserError
 from fastbert.flags import flag, rare
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
 from fastbert.io.output_files import check_output
@@ -133,6 +133,8 @@ def check_files(config: Any) -> None:
             check_output(config.out, (".jsonl",), config.overwrite, "--out")
     elif config.corpus:
         check_corpus_paths(config.corpus)
+    else:
+        check_folder("--data", config.data)
 
 
 def evaluate(config: Any, quiet: bool) -> dict[str, Any]:
@@ -337,15 +339,24 @@ def _pretraining_data(config: Any, tokenizer: Any, folder: Path, bars: Bars) -> 
         corpus = Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
         update = bars.stage("tokenizing", corpus.total_bytes)
         shards = prepare(corpus, tokenizer, folder / "shards", progress=lambda done, _: update(done))
-    return PretrainingData(
-        shards,
-        objective="mlm" if config.task == "mlm" else "mlm+nsp",
-        max_length=config.max_length,
-        short_sequence_prob=0.0,
-        mask_prob=config.mask_prob,
-        seed=config.seed,
-        validation_fraction=0.0,
-    )
+    source = f"--corpus {' '.join(map(str, config.corpus))}" if config.data is None else f"--data {config.data}"
+    if config.task == "nsp" and len(shards.document_ranges()) < 2:
+        raise UserError(
+            f"{source}: holds one document, and next-sentence pairs need a second one for their negatives; separate"
+            " documents by blank lines, or add text"
+        )
+    try:
+        return PretrainingData(
+            shards,
+            objective="mlm" if config.task == "mlm" else "mlm+nsp",
+            max_length=config.max_length,
+            short_sequence_prob=0.0,
+            mask_prob=config.mask_prob,
+            seed=config.seed,
+            validation_fraction=0.0,
+        )
+    except CorpusError as error:  # which names the folder of the shards, perhaps a temporary one
+        raise UserError(str(error).replace(str(shards.folder), source)) from None
 
 
 def _lines(figures: Mapping[str, float], what: str, seconds: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastbert.cli.counts import counted
+from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, DeviceFlags
 from fastbert.tasks.registry import TaskName
 
@@ -25,6 +26,10 @@ class InferenceFlags(DeviceFlags):
     """Dtype of matmuls: auto is the faster of fp32 and bf16; int8, on CPUs, is faster still and less exact."""
     batch_tokens: int | None = None
     """Tokens per batch (default: 4096, on a GPU 65536); results do not depend on it."""
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise UserError(f"--batch-tokens {self.batch_tokens} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,9 @@ def check(config: Config) -> None:
     config.settings()
     if config.max_length is not None and config.max_length < 3:
         raise UserError(f"--max-length {config.max_length} must be at least 3: two tokens surround the text")
+    positions = values.get("max_position_embeddings")
+    if config.max_length is not None and isinstance(positions, int) and config.max_length > positions:
+        raise UserError(f"--max-length {config.max_length} is more than the {positions} positions of {config.model}")
     check_new_file("--out", config.out)
     if config.out is not None and config.out.exists() and not config.overwrite:
         raise UserError(f"--out {config.out}: exists; replace it with --overwrite")

@@ -12,7 +12,7 @@ from fastbert.cli.checks import check_corpus, check_file
 from fastbert.cli.counts import counted
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
-from fastbert.flags import DATA, OUTPUT, TRAINING, rare, require, required
+from fastbert.flags import DATA, OUTPUT, TRAINING, flag, rare, require, required
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
 from fastbert.vectors.files import SUFFIXES
@@ -104,15 +104,18 @@ class Config(_Output, _Queries, _Training, _Data):
         if self.top_k < 1:
             raise UserError(f"--top-k {self.top_k} must be at least 1")
         if self.vectors is not None:
-            for flag, is_set in (("corpus", self.corpus), ("out", self.out is not None)):
+            for name, is_set in (("corpus", self.corpus), ("out", self.out is not None)):
                 if is_set:
-                    raise UserError(f"--vectors names trained vectors, and --{flag} trains new ones; leave one out")
+                    raise UserError(f"--vectors names trained vectors, and --{name} trains new ones; leave one out")
             for item in (*fields(_Data), *fields(_Training)):
                 if getattr(self, item.name) != item.default:
                     name = item.name.replace("_", "-")
                     raise UserError(f"--vectors names trained vectors, and --{name} trains new ones; leave one out")
             if not self.neighbours and not self.analogy:
                 raise UserError("--vectors has words to look up: give --neighbours WORD ..., or --analogy A B C")
+        other = {"skipgram": "x_max", "cbow": "x_max", "glove": "negative"}[self.kind]
+        if getattr(self, other) != next(item.default for item in fields(_Training) if item.name == other):
+            raise UserError(f"{flag(other)} has no effect with --kind {self.kind}; leave it out")
 
     def training(self) -> VectorTraining:
         """Return the settings of the training. Raises `UserError`."""

@@ -25,7 +25,7 @@ from fastbert.io.log import logger
 from fastbert.models.encoder import EncoderModel, summary_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
-from fastbert.tasks.rows import BATCH_TOKENS, by_length
+from fastbert.tasks.rows import by_length, tokens_per_batch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -154,7 +154,7 @@ class _Embedder:
         self.normalize = settings.normalize if options.normalize is None else options.normalize
         self.prompt = settings.prompt(options.prompt)
         device = model.device.type
-        self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+        self.batch_tokens = tokens_per_batch(device, options.batch_tokens)
         self.chunk_texts = CHUNK_TEXTS.get(device, CHUNK_TEXTS["cpu"])
         self.truncation = Truncation(
             max_length=_limit(model, tokenizer, options.max_length, settings.max_length),

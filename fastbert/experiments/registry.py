@@ -13,6 +13,7 @@ from fastbert.errors import UserError, require_package
 from fastbert.experiments.data import described, find_data
 from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.scales import find_scale
+from fastbert.experiments.sets import check_sets
 from fastbert.experiments.summary import Row, Summary, chart, comparison_table, markdown_table
 from fastbert.experiments.workspace import Options, Workspace, check_folder
 from fastbert.io.atomic_write import write_atomic
@@ -76,6 +77,7 @@ def run_experiment(
         require_package(module, MISSING.format(package))
     check_folder(out)
     data = find_data(data_folder, out, train=scale.train_examples, evaluate=scale.eval_examples)
+    check_sets(data.tasks.values())
     processor = str((machine or {}).get("cpu_capability", ""))
     workspace = Workspace(out, name, scale, data, Options(**options), reporter, processor)
     rows: list[Row] = []

@@ -13,6 +13,7 @@ from fastbert.experiments.workspace import Workspace
 from fastbert.io.atomic_write import write_atomic
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.readers.conll import read_conll
+from fastbert.tasks.registry import task_class
 from fastbert.tasks.settings import Columns
 
 
@@ -30,6 +31,14 @@ def chosen(workspace: Workspace, names: Iterable[str], kinds: Iterable[str] = ()
             f"--data {workspace.data.name}: holds no set{kind}; the experiment needs one of {', '.join(names)}"
         )
     return usable
+
+
+def check_sets(tasks: Iterable[TaskSet]) -> None:
+    """Read all files of the sets, which are needed after pre-training. Raises `UserError` for one with a bad row."""
+    for task in tasks:
+        kind = task_class(task.task)
+        for path in (task.train, task.eval):
+            kind(kind.settings_type(skip_bad=None)).read(str(path))
 
 
 def tagging_examples(task: TaskSet) -> tuple[Dataset[TaggedExample], Dataset[TaggedExample]]:

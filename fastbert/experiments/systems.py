@@ -129,8 +129,9 @@ def train_static_vectors(workspace: Workspace) -> WordVectors:
 
     Raises `UserError` without gensim.
     """
-    path = workspace.folder / "vectors" / "skipgram.txt"
-    if not path.exists():
+    file = "vectors/skipgram.txt"
+    path = workspace.folder / file
+    if not workspace.has_file(file):
         epochs = 5 if workspace.scale.name == "smoke" else None
         training = VectorTraining(size=workspace.scale.hidden_size, lower_case=True, epochs=epochs)
         report = workspace.reporter.on_stage

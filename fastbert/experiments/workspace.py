@@ -24,7 +24,7 @@ from fastbert.experiments.scales import Scale
 from fastbert.experiments.summary import Score
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune
-from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.atomic_write import atomic_write, write_json_atomic
 from fastbert.io.untrusted_input import read_json_file, read_json_object
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
@@ -114,7 +114,7 @@ class Workspace:
     def _check_reusable(self, other: Path) -> None:
         """Raise `UserError` unless `other` is the folder of an experiment on the same data and class of processor."""
         if not (other / FILE).is_file():
-            raise UserError(f"--reuse {other}: holds no experiment ({FILE} is missing)")
+            raise UserError(f"--reuse {other}: holds no experiment ({FILE} is missing); name the --out of one")
         stored = read_json_object(other / FILE)
         for name in ("scale", "steps", "processor", "device", "data"):
             if stored.get(name) != self.settings[name]:
@@ -227,6 +227,17 @@ class Workspace:
         if self.reuse:
             self.say(f"{out.name}: no folder of --reuse has a finished run with equal settings; training one")
         return None
+
+    def has_file(self, name: str) -> bool:
+        """Return whether the folder has a finished file, which may be copied from another experiment's folder."""
+        file = self.folder / name
+        for source in (other / name for other in self.reuse):
+            if not file.exists() and source.is_file():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with atomic_write(file) as partial:
+                    shutil.copyfile(source, partial)
+                self.say(f"{file.stem}: copied from {source}")
+        return file.exists()
 
     def finetune(self, name: str, model: Path, task: TaskSet, **flags: Any) -> Score:
         """Fine-tune a model on a set with every seed; return its scores."""

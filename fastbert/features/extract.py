@@ -21,7 +21,7 @@ from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError, require_whole
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
-from fastbert.tasks.rows import BATCH_TOKENS, bounds, by_length, runs
+from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -170,12 +170,11 @@ def _limits(
 ) -> tuple[int, int]:
     positions = model.config.max_sequence_length
     require_whole("max_length", max_length, SPECIAL + 1, optional=True)
-    require_whole("batch_tokens", batch_tokens, 1, optional=True)
     if max_length is not None and max_length > positions:
         raise UserError(f"max_length={max_length} is more than the {positions} positions of the model")
     check_tokenizer(tokenizer, model.config.vocab_size)
     limit = max_length or min(tokenizer.model_max_length, positions)
-    return limit, batch_tokens or BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+    return limit, tokens_per_batch(model.device.type, batch_tokens)
 
 
 def _chunks(

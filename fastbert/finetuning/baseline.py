@@ -24,7 +24,7 @@ from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.metrics.library import library
-from fastbert.tasks.rows import BATCH_TOKENS, Rows, runs
+from fastbert.tasks.rows import Rows, runs, tokens_per_batch
 from fastbert.tasks.tagging.task import TagRows
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.reporter import Reporter
@@ -93,7 +93,7 @@ class Encoder:
         counts = np.diff(rows.word_offsets)
         device = self.model.device
         with inferring(self.model):
-            for indices in rows.by_length(BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])):
+            for indices in rows.by_length(tokens_per_batch(device.type)):
                 batch = rows.packed(indices).to(device)
                 states, _ = self.model.encode(batch, token_indices=batch.masked_positions)
                 vectors[runs(rows.word_offsets[indices], counts[indices])] = states.float().cpu().numpy()

@@ -19,7 +19,7 @@ from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.ops.cross_entropy.op import CrossEntropy
 from fastbert.packing import PackedBatch
 from fastbert.scoring.tokenized_texts import Progress
-from fastbert.tasks.rows import BATCH_TOKENS
+from fastbert.tasks.rows import tokens_per_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _evaluate(
     if data.max_length > limit:
         raise UserError(f"max_length={data.max_length} exceeds the model's {limit} positions; choose at most {limit}")
     samples = data.samples_per_epoch(0)
-    per_batch = max(1, (batch_tokens or BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])) // data.max_length)
+    per_batch = max(1, tokens_per_batch(model.device.type, batch_tokens) // data.max_length)
     total, predictions, correct, tokens = 0.0, 0, 0, 0
     with inferring(model):
         for first in range(0, samples, per_batch):

@@ -18,7 +18,7 @@ from fastbert.ops.native import matmul_table
 from fastbert.packing import PackedBatch
 from fastbert.scoring.label_scores import label_scores
 from fastbert.scoring.tokenized_texts import Progress, TokenizedTexts
-from fastbert.tasks.rows import BATCH_TOKENS, bounds, by_length, runs
+from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -36,7 +36,7 @@ class CausalScorer:
         model.refuse_later_tokens()
         check_tokenizer(tokenizer, model.config.vocab_size)
         self.model, self.tokenizer = model, tokenizer
-        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+        self.batch_tokens = tokens_per_batch(model.device.type, batch_tokens)
 
     @property
     def max_tokens(self) -> int:

@@ -17,7 +17,7 @@ from fastbert.packing import PackedBatch
 from fastbert.scoring.label_scores import label_scores
 from fastbert.scoring.masked_copies import MaskedCopies, masked_copies
 from fastbert.scoring.tokenized_texts import SPECIAL, Progress, ScoreMode, TokenizedTexts
-from fastbert.tasks.rows import BATCH_TOKENS, bounds, by_length, runs
+from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -38,7 +38,7 @@ class MaskedScorer:
         """`batch_tokens`: tokens per batch; None: 4,096, on a GPU 65,536. Scores do not depend on it."""
         check_tokenizer(tokenizer, model.config.vocab_size)
         self.model, self.tokenizer, self.mode = model, tokenizer, mode
-        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+        self.batch_tokens = tokens_per_batch(model.device.type, batch_tokens)
 
     @property
     def max_tokens(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
-from fastbert.tasks.rows import BATCH_TOKENS, Rows, TaskBatch
+from fastbert.tasks.rows import Rows, TaskBatch, tokens_per_batch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -40,7 +40,7 @@ def outputs_of(
     device, done, tokens = model.device, 0, 0
     lengths = rows.lengths
     total_tokens = int(lengths.sum())
-    most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+    most = tokens_per_batch(device.type, batch_tokens)
     outputs: list[Any] = [None] * len(rows)
     with torch.no_grad():
         for indices in rows.by_length(most):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastbert.errors import require_whole
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 
 # Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
+
+
+def tokens_per_batch(device: str, batch_tokens: int | None = None) -> int:
+    """Return `batch_tokens`, or the default of a type of device for None. Raises `UserError` for less than one."""
+    require_whole("batch_tokens", batch_tokens, 1, optional=True)
+    return batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,8 +23,9 @@ class TaskSettings:
     """Tokens per row, special ones included."""
     strict: bool = False
     """Stop at the first example that cannot be used, instead of counting such examples."""
-    skip_bad: bool = False
-    """Skip rows of a file that cannot be read and report how many, instead of refusing the file."""
+    skip_bad: bool | None = False
+    """Skip rows of a file that cannot be read and report how many, instead of refusing the file; None refuses it, too,
+    and the message names no flag."""
     columns: Columns = field(default_factory=Columns)
     metric: str | None = None
     """The metric that chooses models, if it is not the task's default."""

@@ -88,7 +88,7 @@ def learn_vocabulary(
     pieces = _in_thread(lambda stop: _learn_pieces(words, alphabet, room, min_frequency, stop), heartbeat)
     if len(pieces) < room:
         logger.warning(
-            "the corpus supports only %d of %d tokens; use more text or a smaller vocab_size",
+            "the text supports only %d of %d tokens of a vocabulary; add text for more",
             vocab_size - room + len(pieces),
             vocab_size,
         )

@@ -111,6 +111,17 @@ def test_held_out_losses(tmp_path: Path, model: Path, capsys: pytest.CaptureFixt
     assert figures["mlm"]["seed"] == 0
     assert "accuracy" in capsys.readouterr().out
 
+    (tmp_path / "one.txt").write_text(documents[0])
+    (tmp_path / "short.txt").write_text("a\n\na")
+    for source, messages in (
+        (("--corpus", "one.txt"), ("one.txt: holds one document, and next-sentence pairs need a second one",)),
+        (("--corpus", "short.txt"), ("of --corpus", "short.txt (2 documents) is too short for one sample")),
+        (("--data", "corpus.txt"), ("--data", "is not a folder")),
+    ):
+        assert evaluate(*flags, source[0], tmp_path / source[1]) == 2
+        shown = capsys.readouterr().err
+        assert all(message in shown for message in messages), shown
+
     other = tmp_path / "other"
     saved(other, "BertForMaskedLM")
     (other / "vocab.txt").write_text((other / "vocab.txt").read_text().replace("dog", "god"))

@@ -202,6 +202,8 @@ def test_mistakes_of_translate(folder: Path, capsys: pytest.CaptureFixture[str])
         (f"{call} --beams 7", "--beams 7 must be at most half of the vocabulary's 13 tokens"),
         (f"{call} --max-new-tokens 9999", "--max-new-tokens 9999 is more than the model's 1024 positions"),
         (f"{call} --max-length 2", "--max-length 2 must be at least 3"),
+        (f"{call} --max-length 1025", "--max-length 1025 is more than the 1024 positions of .*run"),
+        (f"{call} --batch-tokens 0", "--batch-tokens 0 must be at least 1"),
         (f"{call} --length-penalty nan", "--length-penalty nan must be a number from -10 to 10"),
         (f"translate --model {folder} --text {folder}/in.txt", "--model .*: .*no such file|holds no"),
     ):

@@ -65,6 +65,8 @@ def test_mistakes_are_one_line_and_leave_no_file(
             "--kind",
             "glove",
         ): "is too small: of its 7 different words 7 occur",
+        ("--corpus", corpus, "--out", out, "--x-max", 5): "--x-max has no effect with --kind skipgram; leave it out",
+        ("--corpus", corpus, "--out", out, "--kind", "glove", "--negative", 3): "--negative has no effect with --kind",
         ("--corpus", corpus, "--vectors", corpus, "--neighbours", "a"): "--corpus trains new ones; leave one out",
         ("--vectors", corpus, "--neighbours", "a"): "is not a text file of word vectors",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,9 @@ from fastbert.experiments.names import EXPERIMENTS
 from fastbert.experiments.page import page_text, read_summaries, write_page
 from fastbert.experiments.registry import find_experiment, run_experiment
 from fastbert.experiments.scales import find_scale
-from fastbert.experiments.sets import chosen, first_examples
+from fastbert.experiments.sets import check_sets, chosen, first_examples
 from fastbert.experiments.summary import Row, Score, Summary, comparison_table, markdown_table, paired, text_table
+from fastbert.experiments.systems import train_static_vectors
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -96,13 +98,24 @@ def test_pretraining_of_another_experiment_is_reused(
     for changes, message in (
         ({"steps": 9}, "--reuse .*transfer: holds an experiment with steps=6, not 9; leave it out"),
         ({"machine": {"cpu_capability": "amx"}}, "holds an experiment with processor='avx2', not 'amx'"),
-        ({"reuse": (tmp_path,)}, "--reuse .*: holds no experiment"),
+        (
+            {"reuse": (tmp_path,)},
+            r"holds no experiment \(experiment.json is missing\); name the --out of one",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             run_experiment(
                 "layers", "smoke", tmp_path / "new", **{"seeds": 1, "machine": machine, "reuse": (other,), **changes}
             )
     assert not (tmp_path / "new" / "experiment.json").exists()
+    # Vectors of polysemy and baselines are copied, too.
+    (other / "vectors").mkdir()
+    (other / "vectors" / "skipgram.txt").write_text("1 2\na 0.5 1.5\n")
+    scale, data = find_scale("smoke"), find_data(None, other, train=24, evaluate=12)
+    options = workspace.Options(seeds=2, reuse=(other,))
+    copy = workspace.Workspace(tmp_path / "copy", "polysemy", scale, data, options, processor="avx2")
+    assert train_static_vectors(copy)["a"].tolist() == [0.5, 1.5]
+    shutil.rmtree(other / "vectors")
     # A result that is no result is named; an experiment that has trained nothing yet may be another one.
     result = out / "results" / "pretrain-mlm-nsp.json"
     result.write_text('{"name": "mlm-nsp"}')
@@ -115,6 +128,12 @@ def test_pretraining_of_another_experiment_is_reused(
     none = workspace.Workspace(
         begun, "size", find_scale("smoke"), ExperimentData(name="x", corpora=(), tasks={}), workspace.Options()
     )
+    check_sets(data.tasks.values())
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("label\tsentence\nyes\n")
+    with pytest.raises(UserError, match=r"bad.tsv, line 2: ") as error:
+        check_sets([replace(data.tasks["pairs"], train=bad)])
+    assert "--skip-bad" not in str(error.value)
     with pytest.raises(UserError, match="--data x: holds no set for span; the experiment needs one of SQuAD"):
         chosen(none, ("SQuAD",), ("span",))
 

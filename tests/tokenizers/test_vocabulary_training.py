@@ -89,7 +89,7 @@ def test_small_corpus_is_announced(caplog):
     with caplog.at_level(logging.WARNING, logger="fastbert"):
         vocab = train_vocabulary(["a tiny corpus, a tiny corpus"], 30522)
     assert len(vocab) < 60
-    assert f"supports only {len(vocab)} of 30522 tokens" in caplog.text
+    assert f"supports only {len(vocab)} of 30522 tokens of a vocabulary" in caplog.text
 
 
 def test_bad_arguments():
