@@ -35,7 +35,7 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
     unknown = unknown_flags([word for word in words if word.startswith("--")], listed, command, configs)
     if unknown:
         raise UserError(unknown)
-    words = _with_bare_values(words, listed)
+    words = _join_repeated(_with_bare_values(words, listed), listed)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -63,6 +63,30 @@ def _with_bare_values(words: Sequence[str], listed: Sequence[Flag]) -> list[str]
         if value is not None and following.startswith("--"):
             result.append(value)
     return result
+
+
+def _join_repeated(words: Sequence[str], listed: Sequence[Flag]) -> list[str]:
+    """Return the words with all values of a flag that takes several behind its first occurrence: tyro parses only those
+    of the last one."""
+    several = {flag.name for flag in listed if get_origin(flag.hint) is tuple and Ellipsis in get_args(flag.hint)}
+    groups: list[list[str]] = [[]]
+    first: dict[str, list[str]] = {}
+    current = groups[0]
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = name.replace("_", "-")
+        if not word.startswith("--"):
+            current.append(word)
+            continue
+        if key in first:
+            current = first[key]
+        else:
+            current = [name] if key in several else [word]
+            groups.append(current)
+        if key in several:
+            first[key] = current
+            current += [value] if equals else []
+    return [word for group in groups for word in group]
 
 
 def as_parsed(config: type[Any], switches: Sequence[str] = ()) -> type[Any]:

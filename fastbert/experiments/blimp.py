@@ -95,10 +95,10 @@ def draw(summary: Summary, out: Path) -> Path:
         axes = figure.subplots()
         for index, system in enumerate(systems):
             values = [row.scores[system].mean for row in summary.rows]
-            places = [number + (index - (len(systems) - 1) / 2) * height for number in range(len(names))]
-            axes.barh(places, values, height, label=system, **bar_style(index))
-            for place, value in zip(places, values, strict=True):
-                axes.annotate(f"{value:.0f}", (value, place), (2, 0), va="center", textcoords="offset points", size=7)
+            positions = [number + (index - (len(systems) - 1) / 2) * height for number in range(len(names))]
+            axes.barh(positions, values, height, label=system, **bar_style(index))
+            for y, value in zip(positions, values, strict=True):
+                axes.annotate(f"{value:.0f}", (value, y), (2, 0), va="center", textcoords="offset points", size=7)
         axes.axvline(CHANCE, color="0.3", linestyle=":", linewidth=1.4, label="chance")
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)

@@ -59,12 +59,12 @@ class ExperimentData:
 
     def fingerprint(self) -> str:
         """Return a hash of all files."""
-        parts = [sha256(path) for path in self.corpora]
-        parts += [json.dumps(task.described(), sort_keys=True) for _, task in sorted(self.tasks.items())]
+        hashes = [sha256(path) for path in self.corpora]
+        hashes += [json.dumps(task.described(), sort_keys=True) for _, task in sorted(self.tasks.items())]
         for source in (*self.sources, *([] if self.pairs is None else [self.pairs])):
             files = sorted(source.iterdir()) if source.is_dir() else [source]
-            parts += [sha256(file) for file in files if file.is_file()]
-        return _hash("\n".join(parts))
+            hashes += [sha256(file) for file in files if file.is_file()]
+        return _hash("\n".join(hashes))
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def find_data(folder: Path | None, work: Path, *, train: int, evaluate: int) -> 
                 name=name, task=known.task, metric=known.metric, train=files[0], eval=files[1],
                 stands_for=known.stands_for, note=known.note,
             )  # fmt: skip
-            named = folder / "finetune" / known.folder
-            sources.append(named if named.is_dir() else named.with_name(f"{known.folder}.tar.xz"))
+            archive = folder / "finetune" / known.folder
+            sources.append(archive if archive.is_dir() else archive.with_name(f"{known.folder}.tar.xz"))
     blimp = folder / "blimp"
     return ExperimentData(
         name=str(folder),
@@ -157,12 +157,12 @@ def _tables(train_name: str, eval_name: str) -> Callable[[Path, Path, int, int],
     def make(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path, Path]:
         header, rows = _rows(source / train_name)
         if train_name == eval_name:
-            parts = _disjoint_parts(rows, header.split("\t").index("label"), train, evaluate)
+            splits = _disjoint_parts(rows, header.split("\t").index("label"), train, evaluate)
         else:
-            parts = (sample(rows, train, train_name), sample(_rows(source / eval_name)[1], evaluate, eval_name))
+            splits = (sample(rows, train, train_name), sample(_rows(source / eval_name)[1], evaluate, eval_name))
         files = (out / "train.tsv", out / "eval.tsv")
-        for file, part in zip(files, parts, strict=True):
-            write_new(file, "".join(f"{row}\n" for row in (header, *part)))
+        for file, split in zip(files, splits, strict=True):
+            write_new(file, "".join(f"{row}\n" for row in (header, *split)))
         return files
 
     return make
@@ -177,9 +177,9 @@ def _disjoint_parts(rows: list[str], label: int, train: int, evaluate: int) -> t
     held_out: list[int] = []
     rest: list[int] = []
     for number in map(int, order):
-        part = held_out if len(held_out) + len(groups[number]) <= min(evaluate, len(rows) // 4) else rest
-        part += groups[number]
-    shuffled = [sample([rows[index] for index in part], len(part), "rows") for part in (rest, held_out)]
+        split = held_out if len(held_out) + len(groups[number]) <= min(evaluate, len(rows) // 4) else rest
+        split += groups[number]
+    shuffled = [sample([rows[index] for index in split], len(split), "rows") for split in (rest, held_out)]
     return shuffled[0][:train], shuffled[1]
 
 
@@ -214,7 +214,8 @@ def _sentences(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path
     as there is room, and for evaluation ones whose tags a model can learn from these."""
     shuffled = []
     for name in ("train.conll", "dev.conll"):
-        sentences = [part.strip() for part in (source / name).read_text(encoding="utf-8").split("\n\n") if part.strip()]
+        blocks = (source / name).read_text(encoding="utf-8").split("\n\n")
+        sentences = [block.strip() for block in blocks if block.strip()]
         shuffled.append(sample(sentences, len(sentences), name))
     training = with_every_tag(shuffled[0], train)
     known = {tag for sentence in training for tag in _tags(sentence)}
@@ -252,14 +253,14 @@ def _questions(source: Path, out: Path, train: int, evaluate: int) -> tuple[Path
         if path is None:
             raise UserError(f"{source}: holds no {pattern}")
         data = json.loads(path.read_text(encoding="utf-8"))["data"]
-        paragraphs = [json.dumps(part) for article in data for part in article["paragraphs"]]
-        kept, questions = [], 0
+        paragraphs = [json.dumps(paragraph) for article in data for paragraph in article["paragraphs"]]
+        sampled, questions = [], 0
         for paragraph in map(json.loads, sample(paragraphs, len(paragraphs), pattern)):
             if questions >= count:
                 break
-            kept.append(paragraph)
+            sampled.append(paragraph)
             questions += len(paragraph["qas"])
-        write_new(file, json.dumps({"version": "1.1", "data": [{"title": "sample", "paragraphs": kept}]}))
+        write_new(file, json.dumps({"version": "1.1", "data": [{"title": "sample", "paragraphs": sampled}]}))
     return files
 
 

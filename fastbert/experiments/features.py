@@ -28,7 +28,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
             tokenizer = WordPieceTokenizer.from_pretrained(pretrained.model)
             sets = tagging_examples(task)
             training = FeatureTraining(
-                hidden_size=2 * workspace.scale.hidden_size,
+                hidden_size=workspace.scale.hidden_size,
                 epochs=workspace.scale.feature_epochs,
                 seed=seed,
                 last_epoch=True,

@@ -49,10 +49,10 @@ def read_summaries(folder: Path) -> dict[Path, Summary]:
 
 def page_text(summaries: dict[Path, Summary], home: Path, pictures: Path) -> str:
     """Return the page, whose links begin at the folder `home`."""
-    parts = [INTRODUCTION]
+    sections = [INTRODUCTION]
     for file, summary in summaries.items():
-        parts.append(_section(file, summary, home, pictures))
-    return "\n".join(parts)
+        sections.append(_section(file, summary, home, pictures))
+    return "\n".join(sections)
 
 
 def _section(file: Path, summary: Summary, home: Path, pictures: Path) -> str:
@@ -64,8 +64,8 @@ def _section(file: Path, summary: Summary, home: Path, pictures: Path) -> str:
     if summary.columns():
         names = ", ".join(summary.columns())
         spread = any(len(score.values) > 1 for row in summary.rows for score in row.scores.values())
-        what = f"{names}, with standard deviations" if spread else names
-        lines += [f"![{summary.title}: scores, {what}]({picture.as_posix()})", ""]
+        content = f"{names}, with standard deviations" if spread else names
+        lines += [f"![{summary.title}: scores, {content}]({picture.as_posix()})", ""]
     elif summary.details:
         lines += [f"![{summary.title}]({picture.as_posix()})", ""]
     tables = find_experiment(summary.experiment).tables(summary)
@@ -83,7 +83,7 @@ def _origin(file: Path, summary: Summary, home: Path) -> str:
     """Return the sentence that says where a section's numbers come from."""
     settings, machine = summary.settings, summary.machine
     sets = summary.data.get("sets", {})
-    standing = [
+    stand_ins = [
         f"{name} for {item['stands_for']}"
         for name, item in sets.items()
         if item.get("stands_for") and name in summary.columns()
@@ -106,7 +106,7 @@ def _origin(file: Path, summary: Summary, home: Path) -> str:
     facts += [
         f"{name}: {item['note']}" for name, item in sets.items() if item.get("note") and name in summary.columns()
     ]
-    if standing:
-        facts.append(f"sets that stand in for the paper's: {', '.join(standing)}")
+    if stand_ins:
+        facts.append(f"sets that stand in for the paper's: {', '.join(stand_ins)}")
     command = f"`{summary.command}`; " if summary.command else ""
     return f"*Run:* {command}{'; '.join(facts)}. Summary: [{file.name}]({file.relative_to(home).as_posix()})."

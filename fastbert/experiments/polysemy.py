@@ -45,15 +45,15 @@ class States:
     @classmethod
     def of(cls, states: NDArray[np.float32], offsets: NDArray[np.int64], sentences: Sentences) -> States:
         """Return the states of occurrences from those of all words of all sentences, occurrences first."""
-        parts, first = {}, 0
+        of_word, first = {}, 0
         for word, occurrences in sentences.occurrences.items():
             rows = [int(offsets[first + i]) + occurrence.index for i, occurrence in enumerate(occurrences)]
-            parts[word] = states[rows]
+            of_word[word] = states[rows]
             first += len(occurrences)
         others, names = states[offsets[first] :], [name for words in sentences.others for name in words]
         chosen = [row for row, name in enumerate(names) if len(name) >= LETTERS and name.isalpha()]
         mean = others.mean(axis=0)
-        unit = {word: _unit(part - mean) for word, part in parts.items()}
+        unit = {word: _unit(vectors - mean) for word, vectors in of_word.items()}
         return cls(unit, _unit(others[chosen] - mean), [names[row].lower() for row in chosen])
 
     def cosines(self, word: str, rows: Sequence[int]) -> NDArray[np.float32]:
@@ -89,11 +89,11 @@ def rows(workspace: Workspace) -> Iterator[Row]:
     bert = workspace.pretrain("mlm-nsp", objective="mlm+nsp")
 
     def compare() -> dict[str, Any]:
-        every = [occurrence.words for items in sentences.occurrences.values() for occurrence in items]
-        every += sentences.others
+        word_lists = [occurrence.words for items in sentences.occurrences.values() for occurrence in items]
+        word_lists += sentences.others
         systems = {
-            ELMO: _states_of_elmo(elmo.model, every, sentences),
-            BERT: _states_of_bert(bert.model, every, sentences),
+            ELMO: _states_of_elmo(elmo.model, word_lists, sentences),
+            BERT: _states_of_bert(bert.model, word_lists, sentences),
         }
         results = {}
         for word, occurrences in sentences.occurrences.items():
@@ -137,26 +137,26 @@ def _find(workspace: Workspace) -> Sentences:
             f"--words {rare[0]}: occurs in {len(sentences.occurrences[rare[0]])} sentences of the corpus, and {LEAST}"
             " are needed; give another word"
         )
-    kept = {word: items for word, items in sentences.occurrences.items() if word not in rare}
-    if not kept:
+    frequent = {word: items for word, items in sentences.occurrences.items() if word not in rare}
+    if not frequent:
         raise UserError(f"the corpus has none of {', '.join(words)} often enough; choose others by --words")
-    return Sentences(kept, sentences.others)
+    return Sentences(frequent, sentences.others)
 
 
-def _states_of_elmo(folder: Path, every: Sequence[Sequence[str]], sentences: Sentences) -> States:
-    features = elmo_states(load_elmo(folder), every)
+def _states_of_elmo(folder: Path, word_lists: Sequence[Sequence[str]], sentences: Sentences) -> States:
+    features = elmo_states(load_elmo(folder), word_lists)
     return States.of(features.values[:, -1].float().numpy(), features.offsets, sentences)
 
 
-def _states_of_bert(folder: Path, every: Sequence[Sequence[str]], sentences: Sentences) -> States:
+def _states_of_bert(folder: Path, word_lists: Sequence[Sequence[str]], sentences: Sentences) -> States:
     """Return the last states of BERT, averaged over the pieces of a word."""
     model, tokenizer = registry.load_encoder(folder), WordPieceTokenizer.from_pretrained(folder)
-    pieces = extract(model, tokenizer, every, "last", per="token").values.numpy()
-    _, bounds = tokenizer.encode_ragged([word for words in every for word in words], False)
+    pieces = extract(model, tokenizer, word_lists, "last", per="token").values.numpy()
+    _, bounds = tokenizer.encode_ragged([word for words in word_lists for word in words], False)
     sizes = np.maximum(np.diff(bounds), 1)  # a word without pieces is [UNK]
     begins = np.concatenate(([0], np.cumsum(sizes)[:-1]))
     states = np.add.reduceat(pieces, begins, axis=0) / sizes[:, None]
-    offsets = np.concatenate(([0], np.cumsum([len(words) for words in every], dtype=np.int64)))
+    offsets = np.concatenate(([0], np.cumsum([len(words) for words in word_lists], dtype=np.int64)))
     return States.of(states.astype(np.float32), offsets, sentences)
 
 
@@ -199,7 +199,7 @@ def picture(summary: Summary, out: Path) -> Path:
 
 def tables(summary: Summary) -> str:
     """Return the neighbours of each word and its occurrences as tables in Markdown."""
-    parts = []
+    sections = []
     for word, result in summary.details["words"].items():
         static = ", ".join(result["static neighbours"]) or "none, as the word is too rare"
         header = f"| {word} | {ELMO}: nearest words | {BERT}: nearest words | {ELMO}: nearest occurrence |"
@@ -210,8 +210,8 @@ def tables(summary: Summary) -> str:
             cells += [", ".join(result["neighbours"][name][row]) for name in (ELMO, BERT)]
             cells += [result["nearest"][name][row] for name in (ELMO, BERT)]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
 
 
 EXPERIMENT = Experiment(

@@ -28,9 +28,9 @@ class Experiment:
 
     title: str
     paper: str
-    """What the paper reported."""
+    """The paper's scores, in a sentence."""
     limits: str
-    """What a small scale can and cannot show."""
+    """The limits of a small scale, and of this setup."""
     rows: Callable[[Workspace], Iterator[Row]]
     """Yields each row as soon as its runs have ended."""
     picture: Callable[[Summary, Path], Any] = chart

@@ -67,7 +67,7 @@ def _first(path: Path, count: int) -> str:
     if path.suffix == ".tsv":
         return "".join(f"{line}\n" for line in text.split("\n")[: count + 1] if line)
     if path.suffix == ".conll":
-        sentences = [part.strip() for part in text.split("\n\n") if part.strip()]
+        sentences = [block.strip() for block in text.split("\n\n") if block.strip()]
         return "".join(f"{sentence}\n\n" for sentence in with_every_tag(sentences, count))
     values, questions, paragraphs = json.loads(text), 0, []
     for article in values["data"]:

@@ -71,9 +71,9 @@ class Summary:
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     paper: str = ""
-    """What the paper reported, in a sentence."""
+    """The paper's scores, in a sentence."""
     limits: str = ""
-    """What this scale can and cannot show."""
+    """The limits of this scale."""
     seeds: int = 1
     details: dict[str, Any] = field(default_factory=dict)
     """Other results, of which an experiment makes its own picture and tables."""

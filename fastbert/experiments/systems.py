@@ -72,7 +72,7 @@ def tag_features(workspace: Workspace, name: str, task: TaskSet, features: Calla
         frozen = features()
         datasets = tagging_examples(task)
         states = [frozen.encode([example.words for example in dataset]) for dataset in datasets]
-        values, width = [], 2 * workspace.scale.hidden_size
+        values, width = [], workspace.scale.hidden_size
         for seed in range(workspace.seeds):
             training = FeatureTraining(
                 hidden_size=width, epochs=workspace.scale.feature_epochs, seed=seed, last_epoch=True

@@ -45,10 +45,10 @@ def write_toy_tasks(work: Path, train: int, evaluate: int) -> tuple[Path, ToySet
         folder = work / "sets" / f"{name}-{train}-{evaluate}"
         files = (folder / f"train.{suffix}", folder / f"eval.{suffix}")
         for file, count in zip(files, (train, evaluate), strict=True):
-            part = [example for example, _ in zip(examples, range(count), strict=False)]
-            paragraphs = ",".join(part)
+            chosen = [example for example, _ in zip(examples, range(count), strict=False)]
+            paragraphs = ",".join(chosen)
             text = (
-                f'{{"data": [{{"title": "toy", "paragraphs": [{paragraphs}]}}]}}' if task == "span" else "".join(part)
+                f'{{"data": [{{"title": "toy", "paragraphs": [{paragraphs}]}}]}}' if task == "span" else "".join(chosen)
             )
             write_new(file, header + text)
         sets[name] = (task, metric, files, "")
@@ -60,10 +60,10 @@ def write_toy_pairs(work: Path, corpus: Path, count: int = 40) -> Path:
     draw, lines = random.Random("minimal pairs"), ["phenomenon\tparadigm\tgood\tbad\n"]
     for sentence in corpus.read_text(encoding="utf-8").split("\n"):
         words = sentence.split()
-        places = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
-        if 4 < len(words) < 20 and places and len(lines) <= count:
-            place = draw.choice(places)
-            exchanged = [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
+        positions = [position for position in range(len(words) - 1) if words[position] != words[position + 1]]
+        if 4 < len(words) < 20 and positions and len(lines) <= count:
+            position = draw.choice(positions)
+            exchanged = [*words[:position], words[position + 1], words[position], *words[position + 2 :]]
             order = "short" if len(words) < 12 else "long"
             lines.append(f"word_order\t{order}_sentences\t{' '.join(words)}\t{' '.join(exchanged)}\n")
     write_new(work / "sets" / "pairs.tsv", "".join(lines))

@@ -8,8 +8,9 @@ from typing import Any
 
 from fastbert.experiments.registry import Experiment
 from fastbert.experiments.sets import chosen, first_examples
-from fastbert.experiments.summary import Row
+from fastbert.experiments.summary import TRIVIAL, Row, Summary
 from fastbert.experiments.workspace import Workspace
+from fastbert.io.figures import figure_file, finish_axes, legend_below, line_style
 from fastbert.models import registry
 from fastbert.tokenizers import WordPieceTokenizer
 
@@ -36,10 +37,10 @@ def rows(workspace: Workspace) -> Iterator[Row]:
         for way, flags in WAYS:
             scores = {}
             for task in chosen(workspace, SETS):
-                part = task if count == most else first_examples(task, count, workspace.folder / "sets" / "parts")
+                subset = task if count == most else first_examples(task, count, workspace.folder / "sets" / "parts")
                 model = untrained if way == "from scratch" else pretrained.model
                 key = f"{way.replace(' ', '-')}-{count}"
-                scores[task.name] = workspace.finetune(key, model, part, epochs=(MOST_EPOCHS,), **flags)
+                scores[task.name] = workspace.finetune(key, model, subset, epochs=(MOST_EPOCHS,), **flags)
             shown = "all" if count == most else f"{count:,}"
             yield Row(
                 name=f"{way}, {shown} examples",
@@ -47,6 +48,32 @@ def rows(workspace: Workspace) -> Iterator[Row]:
                 numbers={"examples": count},
                 compared_with=f"{COMPARED.get(way, WAYS[0][0])}, {shown} examples",
             )
+
+
+def picture(summary: Summary, out: Path) -> Path:
+    """Draw the scores over the number of examples to `out`, a panel per set and a line per way of training."""
+    columns = summary.columns()
+    with figure_file(out, 3.6 * len(columns), 2.9) as figure:
+        panels = figure.subplots(1, len(columns), squeeze=False)[0]
+        for axes, name in zip(panels, columns, strict=True):
+            for index, (way, _) in enumerate(WAYS):
+                rows = [row for row in summary.rows if row.name.partition(",")[0] == way and name in row.scores]
+                if rows:
+                    counts, scores = [row.numbers["examples"] for row in rows], [row.scores[name] for row in rows]
+                    means, spreads = [score.mean for score in scores], [score.std or 0.0 for score in scores]
+                    axes.errorbar(counts, means, yerr=spreads, capsize=3, label=way, **line_style(index))
+            counts = sorted({row.numbers["examples"] for row in summary.rows})
+            axes.set_xscale("log")
+            axes.set_xticks(counts, [f"{count:,.0f}" for count in counts])
+            axes.minorticks_off()
+            score = summary.rows[0].scores[name]
+            if score.baseline is not None:
+                axes.axhline(score.baseline, color="0.3", linestyle=":", linewidth=1.4, label=TRIVIAL)
+            seeds = f", {len(score.values)} seeds" if len(score.values) > 1 else ""
+            axes.set(title=name, xlabel="training examples", ylabel=f"{score.metric}{seeds}")
+            finish_axes(axes)
+        legend_below(figure, panels[0].get_legend_handles_labels()[0])
+    return out
 
 
 def _untrained(workspace: Workspace, model: Path) -> Path:
@@ -74,4 +101,5 @@ EXPERIMENT = Experiment(
         " times smaller for the embeddings; its paper has larger ones."
     ),
     rows=rows,
+    picture=picture,
 )

@@ -96,6 +96,13 @@ def test_flags_reach_the_configuration(calls: list[tuple[Config, bool]]) -> None
     assert type(calls[0][0]) is Config
 
 
+def test_a_repeated_flag_keeps_all_of_several_values(calls: list[tuple[Config, bool]]) -> None:
+    words = "try a --corpus x --steps 3 --corpus=y z --max-length 9 --corpus w --steps 4"
+    assert cli.main(words.split()) == 0
+    corpus = tuple(map(Path, ("x", "y", "z", "w")))
+    assert calls == [(Config(words=("a",), corpus=corpus, steps=4, max_length=9), False)]
+
+
 @pytest.mark.parametrize("words", [["--quiet", "try"], ["try", "--quiet"], ["-q", "try"], ["try", "-q"]])
 def test_quiet_is_understood_anywhere(words: list[str], calls: list[tuple[Config, bool]]) -> None:
     assert cli.main(words) == 0
