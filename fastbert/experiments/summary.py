@@ -201,7 +201,8 @@ def _number(values: Sequence[float], value: float) -> str:
     """Return a number of a column: whole ones as such, others with as many decimals as the column's largest needs."""
     if all(float(each).is_integer() for each in values):
         return f"{value:,.0f}"
-    return f"{value:,.{2 if max(map(abs, values)) < 10 else 1}f}"
+    digits = 2 if max(map(abs, values)) < 10 else 1
+    return f"{round(value, digits) + 0.0:,.{digits}f}"  # no minus before a zero
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -220,7 +221,7 @@ def chart(summary: Summary, out: Path) -> Path | None:
     if not columns:
         return None
     width = max(4.0, 0.5 * len(summary.rows) + 1.6)
-    panels = min(3, len(columns))
+    panels = 2 if len(columns) == 4 else min(3, len(columns))
     lines = -(-len(columns) // panels)
     with figure_file(out, width * panels, 2.9 * lines) as figure:
         grid = figure.subplots(lines, panels, squeeze=False).flatten()
@@ -239,7 +240,8 @@ def chart(summary: Summary, out: Path) -> Path | None:
             ends += [] if baseline is None else [baseline]
             low, high = min(ends), max(ends)
             room = max(high - low, 4.0)
-            axes.set_ylim(max(0.0, low - 0.35 * room), high + 0.35 * room)
+            top = high + 0.35 * room
+            axes.set_ylim(max(0.0, low - 0.35 * room), min(top, 108.0) if high <= 100 else top)  # percent, as a rule
             if baseline is not None:
                 axes.axhline(baseline, color="0.3", linestyle=":", linewidth=1.4, label=TRIVIAL)
             metric, seeds = rows[0].scores[name].metric, max(len(row.scores[name].values) for row in rows)

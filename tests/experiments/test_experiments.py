@@ -271,7 +271,7 @@ def test_the_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
         Row(
             name="BERT",
             scores={"SNLI": score(70.0, 72.0, baseline=33.3)},
-            numbers={"loss": 2.5, "million tokens": 36.0},
+            numbers={"loss": 2.5, "million tokens": 36.0, "lowest cosine": -0.001},
         )
     ]
     (tmp_path / "results").mkdir()
@@ -279,7 +279,7 @@ def test_the_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     (tmp_path / "summary.json").rename(tmp_path / "results" / "ablation-mini-avx2.json")
     write_page(tmp_path / "results", tmp_path / "results.md", tmp_path / "images")
     page = (tmp_path / "results.md").read_text()
-    for part in ("| BERT | 71.0 ± 1.4 | 2.50 | 36 |", "| trivial baseline | 33.3 |", "*The paper:* 84.4",
+    for part in ("| BERT | 71.0 ± 1.4 | 2.50 | 36 | 0.00 |", "| trivial baseline | 33.3 |", "*The paper:* 84.4",
                  "(results/ablation-mini-avx2.json)", "SNLI for MNLI", "(images/ablation-mini-avx2.png)"):  # fmt: skip
         assert part in page
     assert (tmp_path / "images" / "ablation-mini-avx2.png").exists()
