@@ -36,7 +36,7 @@ class TaskSet:
     stands_for: str = ""
     """The set of the paper, if this is another one."""
     note: str = ""
-    """What else differs from the paper's set."""
+    """A further difference from the paper's set."""
 
     def described(self) -> dict[str, str]:
         """Return the set as summaries store it, without paths."""

@@ -38,7 +38,7 @@ class Experiment:
     tables: Callable[[Summary], str] = lambda summary: ""
     """Returns further tables in Markdown."""
     finetunes: bool = True
-    """Whether models are fine-tuned, as the scale says."""
+    """True if models are fine-tuned, as the scale says."""
 
 
 def find_experiment(name: str) -> Experiment:

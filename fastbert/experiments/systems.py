@@ -129,9 +129,8 @@ def train_static_vectors(workspace: Workspace) -> WordVectors:
 
     Raises `UserError` without gensim.
     """
-    file = "vectors/skipgram.txt"
-    path = workspace.folder / file
-    if not workspace.has_file(file):
+    path = workspace.file("vectors/skipgram.txt")
+    if not path.exists():
         epochs = 5 if workspace.scale.name == "smoke" else None
         training = VectorTraining(size=workspace.scale.hidden_size, lower_case=True, epochs=epochs)
         report = workspace.reporter.on_stage

@@ -57,7 +57,7 @@ class Pretrained:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a call may change of an experiment."""
+    """The settings of an experiment that a call may change."""
 
     seeds: int | None = None
     """Seeds of fine-tuning (None: those of the scale)."""
@@ -228,8 +228,8 @@ class Workspace:
             self.say(f"{out.name}: no folder of --reuse has a finished run with equal settings; training one")
         return None
 
-    def has_file(self, name: str) -> bool:
-        """Return whether the folder has a finished file, which may be copied from another experiment's folder."""
+    def file(self, name: str) -> Path:
+        """Return the path of a file in the folder; copy the file from an experiment of --reuse if only that has it."""
         file = self.folder / name
         for source in (other / name for other in self.reuse):
             if not file.exists() and source.is_file():
@@ -237,7 +237,7 @@ class Workspace:
                 with atomic_write(file) as partial:
                     shutil.copyfile(source, partial)
                 self.say(f"{file.stem}: copied from {source}")
-        return file.exists()
+        return file
 
     def finetune(self, name: str, model: Path, task: TaskSet, **flags: Any) -> Score:
         """Fine-tune a model on a set with every seed; return its scores."""
@@ -245,6 +245,8 @@ class Workspace:
 
         def run() -> dict[str, Any]:
             out = self.folder / "finetune" / run_name
+            if (out / "results.json").exists() and not any((out / name).exists() for name in ("model", "checkpoints")):
+                shutil.rmtree(out)  # its scores are lost, and what could continue it was removed
             settings: dict[str, Any] = {
                 "task": task.task,
                 "model": str(model),

@@ -1,4 +1,4 @@
-"""Where the models of a run begin: the configuration and the tokenizer of new ones, with --architecture."""
+"""Make the configuration and the tokenizer of a run's new models, with --architecture."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from fastbert.tasks.rows import Rows
 from fastbert.training.checkpoint import require_finite
 
 Source = Path | BertConfig
-"""Where a model begins: the folder of a pre-trained one, or the config of one with new weights."""
+"""The origin of a model: the folder of a pre-trained one, or the config of one with new weights."""
 
 
 def model_config(task: Task[Any], source: Source, config: FinetuneConfig) -> BertConfig:

@@ -72,10 +72,8 @@ def test_a_finished_or_interrupted_experiment_continues(
     again = run_experiment("transfer", "smoke", out, seeds=2, machine=machine)
     assert again.rows == summary.rows
     assert not trained
-    # A run that was lost with its result is made again, alone.
+    # A run whose result was lost is made again, alone.
     (out / "results" / "finetune-frozen-24-words.json").unlink()
-    for path in sorted((out / "finetune" / "frozen-24-words").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
     again = run_experiment("transfer", "smoke", out, seeds=2, machine=machine)
     assert trained == ["frozen-24-words"]
     assert [row.scores["words"].values for row in again.rows] == [row.scores["words"].values for row in summary.rows]
@@ -128,14 +126,18 @@ def test_pretraining_of_another_experiment_is_reused(
     none = workspace.Workspace(
         begun, "size", find_scale("smoke"), ExperimentData(name="x", corpora=(), tasks={}), workspace.Options()
     )
-    check_sets(data.tasks.values())
+    with pytest.raises(UserError, match="--data x: holds no set for span; the experiment needs one of SQuAD"):
+        chosen(none, ("SQuAD",), ("span",))
+
+
+def test_a_bad_row_of_a_set_is_named_before_anything_is_trained(tmp_path: Path) -> None:
+    sets = find_data(None, tmp_path, train=24, evaluate=12).tasks
+    check_sets(sets.values())
     bad = tmp_path / "bad.tsv"
     bad.write_text("label\tsentence\nyes\n")
     with pytest.raises(UserError, match=r"bad.tsv, line 2: ") as error:
-        check_sets([replace(data.tasks["pairs"], train=bad)])
+        check_sets([replace(sets["pairs"], train=bad)])
     assert "--skip-bad" not in str(error.value)
-    with pytest.raises(UserError, match="--data x: holds no set for span; the experiment needs one of SQuAD"):
-        chosen(none, ("SQuAD",), ("span",))
 
 
 def test_other_settings_data_and_machines_are_refused(finished: tuple[Path, Summary], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 
 MOST_CHARACTERS = 50
-"""Of a word with its begin and end (Peters et al. 2018); the rest is cut."""
+"""Characters per word, with its begin and end (Peters et al. 2018); longer words are truncated."""
 MOST_WORDS = 1 << 20  # of a sentence; an LSTM has no positions, the bound is that of pre-training samples
 
 _FILTERS = (32, 32, 64, 128, 256, 512, 1024)
