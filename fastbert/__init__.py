@@ -35,6 +35,7 @@ if _TYPE_CHECKING:
     from fastbert.packing import PackedBatch
     from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.loading import load_tokenizer
 
     __version__: str
 
@@ -54,6 +55,7 @@ _HOMES = {
     "finetune": "fastbert.finetuning.run",
     "load": "fastbert.models.registry",
     "load_embedder": "fastbert.embeddings.folder",
+    "load_tokenizer": "fastbert.tokenizers.loading",
     "predict": "fastbert.tasks.prediction",
     "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
@@ -76,6 +78,7 @@ __all__ = [
     "finetune",
     "load",
     "load_embedder",
+    "load_tokenizer",
     "predict",
     "register_attention",
     "restore",

@@ -292,8 +292,8 @@ def _load(config: Config, source: str) -> tuple[EncoderModel, WordPieceTokenizer
     from fastbert.checkpoints.source import find_source
     from fastbert.models import registry
     from fastbert.tasks.inference import choose_inference
-    from fastbert.tokenizers.words import reading_tokenizer
+    from fastbert.tokenizers.loading import load_tokenizer
 
     device, dtype, why = choose_inference(config.device, config.dtype)
     model = registry.load_encoder(source, dtype=dtype)
-    return model.to(device), reading_tokenizer(find_source(source)), f"{why} on {device}"
+    return model.to(device), load_tokenizer(find_source(source)), f"{why} on {device}"

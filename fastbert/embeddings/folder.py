@@ -26,7 +26,7 @@ from fastbert.io.untrusted_input import read_json_object, shown
 from fastbert.models import registry
 from fastbert.models.encoder import EncoderModel
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.tokenizers.words import reading_tokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 
 MOST_WIDTH = 1 << 16
 MOST_PROMPT = 10_000  # characters, which precede each text of a chunk
@@ -59,7 +59,7 @@ def load_embedder(
     model = registry.load_encoder(encoder_folder, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))
     model.embed_settings = settings
-    tokenizer = reading_tokenizer(encoder_folder)
+    tokenizer = load_tokenizer(encoder_folder)
     if lower_case and not tokenizer.do_lower_case:
         # As in sentence-transformers, accents stay unless the tokenizer strips them.
         options = {"do_lower_case": True, "strip_accents": bool(tokenizer.strip_accents)}

@@ -16,7 +16,7 @@ from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 from fastbert.tokenizers.fit import check_tokenizer
-from fastbert.tokenizers.words import reading_tokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.training.defaults import vocabulary_size
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER
@@ -31,7 +31,7 @@ def source_of(
     """
     if config.architecture is None:
         folder = find_source(str(config.model))
-        return folder, reading_tokenizer(folder)
+        return folder, load_tokenizer(folder)
     tokenizer = new_tokenizer(config, train, reporter)
     model = new_config(config, tokenizer)
     reporter.on_message(f"new weights: all {model.num_parameters():,} of the model")

@@ -23,7 +23,7 @@ from fastbert.tasks.settings import Columns
 from fastbert.tasks.stored import FILE
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
-from fastbert.tokenizers.words import reading_tokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 
 if TYPE_CHECKING:
     from fastbert.tasks.inference import ScoringDtype
@@ -65,7 +65,7 @@ def load_trained(
     if not (folder / FILE).is_file():
         chosen = _with_labels(chosen, folder, shorten=settings.get("max_length") is None)
     where, weights, why = choose_inference(device, dtype, load_scored(folder))
-    tokenizer = reading_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     model = chosen.load_head(folder, dtype=weights)
     check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
     if dtype == "int8":

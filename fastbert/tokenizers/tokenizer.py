@@ -219,6 +219,16 @@ class Tokenizer(Vocabulary):
             self._other_core = self._build_core(not self.split_special_tokens)
         return self._other_core
 
+    @property
+    def prefix_ids(self) -> list[int]:
+        """Return the ids of the special tokens before a single sequence."""
+        return [self.cls_token_id]
+
+    @property
+    def suffix_ids(self) -> list[int]:
+        """Return the ids of the special tokens behind a single sequence."""
+        return [self.sep_token_id]
+
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Return the number of special tokens around a single sequence or a pair."""
         return 3 if pair else 2

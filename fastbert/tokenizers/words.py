@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
-from fastbert.io.untrusted_input import read_json_file
 from fastbert.tokenizers import call
 from fastbert.tokenizers.training import SPECIAL_TOKENS
 from fastbert.tokenizers.word_counts import count_words
@@ -179,14 +177,3 @@ def _cut(sizes: list[np.ndarray], room: int) -> list[np.ndarray]:
     short, long = np.where(over, room // 2, short), np.where(over, room - room // 2, long)
     swapped = sizes[0] > sizes[1]
     return [np.where(swapped, long, short), np.where(swapped, short, long)]
-
-
-def reading_tokenizer(folder: Path) -> WordPieceTokenizer:
-    """Return the tokenizer of a model's folder: of an ELMo one that keeps the characters of every word.
-
-    Raises `UserError` for files that are missing, damaged or not a tokenizer's.
-    """
-    config = folder / "config.json"
-    values = read_json_file(config) if config.is_file() else {}
-    whole = isinstance(values, dict) and values.get("model_type") == "elmo"
-    return (WordTokenizer if whole else WordPieceTokenizer).from_pretrained(folder)

@@ -22,7 +22,8 @@ from fastbert.models.elmo.lstm import BiLstmLayer, Steps
 from fastbert.models.packed import Packed
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.tokenizers.words import WordTokenizer, reading_tokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.words import WordTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Around the 50 characters at which words are cut, in bytes; one and more bytes per character.
@@ -296,7 +297,7 @@ def test_features_are_the_states_of_any_word(seed: int, tmp_path: Path) -> None:
     model = make_model(seed)
     model.save_pretrained(tmp_path)
     WordPieceTokenizer(SPECIAL + WORDS, do_lower_case=False, split_special_tokens=True).save_pretrained(tmp_path)
-    tokenizer, encoder = reading_tokenizer(tmp_path), registry.load_encoder(tmp_path)
+    tokenizer, encoder = load_tokenizer(tmp_path), registry.load_encoder(tmp_path)
     texts = ["a word of nowhere .", "", "Straße [CLS]"]
     features = extract(encoder, tokenizer, texts, (0, 1, 2))
     assert features.items == ("a", "word", "of", "nowhere", ".", "Straße", "[", "CLS", "]")

@@ -9,9 +9,10 @@ import pytest
 
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.training import SPECIAL_TOKENS
 from fastbert.tokenizers.word_table import WORD_TABLE, WordTable
-from fastbert.tokenizers.words import WordTokenizer, reading_tokenizer
+from fastbert.tokenizers.words import WordTokenizer
 
 TOKENS = [*SPECIAL_TOKENS, "a", "b", "word", "."]
 OPTIONS = {"do_lower_case": False, "split_special_tokens": True}
@@ -61,9 +62,9 @@ def test_texts_and_pairs_are_cut_as_by_the_tokenizer_of_the_vocabulary() -> None
 
 def test_folders_of_elmo_have_it_and_wrong_vocabularies_are_refused(tmp_path: Path) -> None:
     WordPieceTokenizer(TOKENS, **OPTIONS).save_pretrained(tmp_path)
-    assert type(reading_tokenizer(tmp_path)) is WordPieceTokenizer
+    assert type(load_tokenizer(tmp_path)) is WordPieceTokenizer
     (tmp_path / "config.json").write_text('{"model_type": "elmo"}')
-    assert type(reading_tokenizer(tmp_path)) is WordTokenizer
+    assert type(load_tokenizer(tmp_path)) is WordTokenizer
     with pytest.raises(UserError, match=r"must begin with \[PAD\], \[UNK\]"):
         WordTokenizer(["a", *SPECIAL_TOKENS], **OPTIONS)
     with pytest.raises(UserError, match="holds '##b', a piece of a word"):
