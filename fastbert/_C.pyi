@@ -21,7 +21,7 @@ class TruncationStrategy:
     ONLY_SECOND: ClassVar[TruncationStrategy]
 
 class Template:
-    def __init__(self, add_special_tokens: bool, cls_id: int, sep_id: int) -> None: ...
+    def __init__(self, single: Sequence[tuple[int, int]], pair: Sequence[tuple[int, int]]) -> None: ...
 
 class TruncationOptions:
     def __init__(
@@ -57,23 +57,15 @@ class AddedToken:
         self, content: str, id: int, special: bool, lstrip: bool, rstrip: bool, single_word: bool, normalized: bool
     ) -> None: ...
 
-class WordPiece:
-    def __init__(
-        self,
-        tokens: Sequence[str],
-        added: Sequence[AddedToken],
-        split_special: bool,
-        unknown_id: int,
-        options: NormalizerOptions,
-    ) -> None: ...
+class Tokenizer:
     def encode_ragged(
         self, texts: Sequence[str], limit: int | None, threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
     def encode_aligned_ragged(
         self, texts: Sequence[str], threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]: ...
-    def encode_with_special_tokens(
-        self, texts: Sequence[str], limit: int | None, begin_id: int, end_id: int, threads: int
+    def encode_wrapped(
+        self, texts: Sequence[str], limit: int | None, before: Sequence[int], behind: Sequence[int], threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
     def encode_rows(
         self,
@@ -87,6 +79,16 @@ class WordPiece:
         threads: int,
     ) -> Rows: ...
     def added_strings(self, text: str) -> list[tuple[int, str]]: ...
+
+class WordPiece(Tokenizer):
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        added: Sequence[AddedToken],
+        split_special: bool,
+        unknown_id: int,
+        options: NormalizerOptions,
+    ) -> None: ...
     def split_words(self, text: str) -> list[str]: ...
 
 class WordCounter:

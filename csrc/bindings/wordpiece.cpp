@@ -1,20 +1,17 @@
-// Bindings of csrc/wordpiece: strings are borrowed, not copied, and arrays are handed over, not converted.
-#include <pybind11/numpy.h>
+// Bindings of csrc/wordpiece.
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bindings/registration.h"
+#include "bindings/texts.h"
 #include "unicode/tables.h"
-#include "wordpiece/batch.h"
 #include "wordpiece/normalized_text.h"
-#include "wordpiece/rows.h"
+#include "wordpiece/tokenizer.h"
 #include "wordpiece/word_counter.h"
 
 namespace py = pybind11;
@@ -25,256 +22,18 @@ namespace {
 
 using namespace wordpiece;
 
-// UTF-8 views of Python strings. Holds references to them, independent of other threads' changes to a list, so that the
-// views stay valid without the GIL. Strings are scattered in memory, so each is prefetched and read once.
-class Texts {
-public:
-    Texts(py::handle texts, const char* name) {
-        if (PyUnicode_Check(texts.ptr()) || PyBytes_Check(texts.ptr())) {
-            throw py::type_error(std::string(name) + " must be a sequence of strings, not " + type_name(texts));
-        }
-        const std::string message = std::string(name) + " must be a sequence of strings, not " + type_name(texts);
-        const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(texts.ptr(), message.c_str()));
-        if (!sequence) throw py::error_already_set();
-        PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
-        const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
-        views_.reserve(size);
-        references_.objects.reserve(size);
-        // Nothing in this loop runs Python code that could change the sequence.
-        for (std::size_t i = 0; i < size; ++i) {
-            if (i + kAhead < size) __builtin_prefetch(items[i + kAhead], 1);
-            views_.push_back(view(items[i], name, i));
-            references_.objects.push_back(Py_NewRef(items[i]));
-        }
-    }
-
-    std::span<const std::string_view> views() const { return views_; }
-
-private:
-    static constexpr std::size_t kAhead = 8;
-
-    // A separate member, so that references are released even if the constructor of Texts throws.
-    struct References {
-        std::vector<PyObject*> objects;
-
-        References() = default;
-        References(const References&) = delete;
-        References& operator=(const References&) = delete;
-        ~References() {
-            for (std::size_t i = 0; i < objects.size(); ++i) {
-                if (i + kAhead < objects.size()) __builtin_prefetch(objects[i + kAhead], 1);
-                Py_DECREF(objects[i]);
-            }
-        }
-    };
-
-    static std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
-
-    static std::string_view view(PyObject* text, const char* name, std::size_t i) {
-        const auto item = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
-        if (!PyUnicode_Check(text)) {
-            const char* cure = PyBytes_Check(text) ? "; decode it first, e.g. text.decode(\"utf-8\")" : "";
-            throw py::type_error(item() + " must be a string, not " + type_name(text) + cure);
-        }
-        if (PyUnicode_IS_COMPACT_ASCII(text)) {
-            return {static_cast<const char*>(PyUnicode_DATA(text)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(text))};
-        }
-        Py_ssize_t size = 0;
-        const char* data = PyUnicode_AsUTF8AndSize(text, &size);
-        if (data == nullptr) {
-            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
-            PyErr_Clear();
-            throw py::type_error(item() + " holds a lone surrogate (half of a character); clean it first, e.g. " +
-                                  "text.encode(\"utf-8\", \"replace\").decode()");
-        }
-        return {data, static_cast<std::size_t>(size)};
-    }
-
-    References references_;
-    std::vector<std::string_view> views_;
-};
-
-// A numpy array that owns the buffer's memory.
-template <class T>
-py::array_t<T> to_array(Buffer<T>&& values) {
-    if (values.empty()) return py::array_t<T>(0);
-    const auto size = static_cast<py::ssize_t>(values.size());
-    T* const data = values.release();
-    py::capsule owner(data, [](void* pointer) { std::free(pointer); });
-    return py::array_t<T>({size}, {static_cast<py::ssize_t>(sizeof(T))}, data, owner);
-}
-
-template <class T>
-using IntArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
-
-template <class T>
-std::span<const T> span_of(const IntArray<T>& array) {
-    return {array.data(), static_cast<std::size_t>(array.size())};
-}
-
-py::tuple encode_ragged(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit, unsigned threads) {
-    const Texts inputs(texts, "texts");
-    Sequences rows;
-    {
-        py::gil_scoped_release release;
-        rows = encode_batch(self, inputs.views(), limit.value_or(Tokenizer::kNoLimit), false, threads);
-    }
-    return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
-}
-
-py::tuple encode_aligned_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
-    const Texts inputs(texts, "texts");
-    Sequences rows;
-    {
-        py::gil_scoped_release release;
-        rows = encode_batch(self, inputs.views(), Tokenizer::kNoLimit, true, threads);
-    }
-    TokenColumns& tokens = rows.tokens;
-    return py::make_tuple(to_array(std::move(tokens.ids)), to_array(std::move(tokens.begins)),
-                          to_array(std::move(tokens.ends)), to_array(std::move(tokens.words)),
-                          to_array(std::move(rows.offsets)));
-}
-
-py::tuple encode_with_special_tokens(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit,
-                                     std::int32_t begin_id, std::int32_t end_id, unsigned threads) {
-    const Texts inputs(texts, "texts");
-    Sequences rows;
-    {
-        py::gil_scoped_release release;
-        rows = encode_batch_with_special_tokens(self, inputs.views(), limit.value_or(Tokenizer::kNoLimit), begin_id,
-                                                end_id, threads);
-    }
-    return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
-}
-
-[[noreturn]] void raise(const RowError& error, const TruncationOptions& truncation) {
-    const std::string row = "row " + std::to_string(error.sample);
-    const std::string length = "max_length=" + std::to_string(truncation.max_length);
-    switch (error.reason) {
-        case RowError::Reason::kNoSecond:
-            throw py::value_error(row +
-                                  " is not a pair, so truncation='only_second' cannot shorten it; use 'longest_first'");
-        case RowError::Reason::kTooShort:
-            throw py::value_error(row + " cannot be cut to " + length + " by shortening one sequence alone; use"
-                                  " truncation='longest_first' or a larger max_length");
-        case RowError::Reason::kStride:
-            throw py::value_error("stride=" + std::to_string(truncation.stride) + " must be below the " +
-                                  std::to_string(error.num_tokens) + " tokens that " + row + " keeps of a sequence at " +
-                                  length + "; use a smaller stride or a larger max_length");
-        default:
-            throw py::value_error("the overflow of " + row + " makes more than 10 million rows or 2^31 tokens; use a smaller"
-                                  " stride, a larger max_length or return_overflowing_tokens=False");
-    }
-}
-
-// Texts, or texts pre-split into words by the caller: `bounds` then groups the words into texts.
-Sequences encode_texts(const Tokenizer& tokenizer, const Texts& texts, const std::optional<IntArray<std::int64_t>>& bounds,
-                       std::size_t limit, bool aligned, unsigned threads) {
-    Sequences result = encode_batch(tokenizer, texts.views(), bounds ? Tokenizer::kNoLimit : limit, aligned, threads);
-    if (bounds) join_words(result, span_of(*bounds));
-    return result;
-}
-
-void check_bounds(const std::optional<IntArray<std::int64_t>>& bounds, std::size_t words) {
-    if (!bounds) return;
-    const std::span<const std::int64_t> values = span_of(*bounds);
-    if (values.empty() || values.front() != 0 || values.back() != static_cast<std::int64_t>(words) ||
-        !std::is_sorted(values.begin(), values.end())) {
-        throw py::value_error("bounds must rise from 0 to the number of words");
-    }
-}
-
-std::unique_ptr<Rows> encode_rows(const Tokenizer& self, py::handle texts, const py::object& pairs,
-                                  const std::optional<IntArray<std::int64_t>>& text_bounds,
-                                  const std::optional<IntArray<std::int64_t>>& pair_bounds,
-                                  const Template& special_tokens, const TruncationOptions& truncation, bool aligned,
-                                  unsigned threads) {
-    const Texts first(texts, "text");
-    std::optional<Texts> second;
-    if (!pairs.is_none()) second.emplace(pairs, "text_pair");
-    check_bounds(text_bounds, first.views().size());
-    if (second) check_bounds(pair_bounds, second->views().size());
-    std::unique_ptr<Rows> rows;
-    std::optional<RowError> error;
-    {
-        py::gil_scoped_release release;
-        // A single text truncated on the right need not be read to its end; for a pair, both lengths matter.
-        const bool truncates = truncation.strategy != TruncationStrategy::kNone;
-        const bool stops_early = truncates && !second && !truncation.left && !truncation.overflow;
-        // One token more than fits, to tell "too long" from "just fits".
-        const std::int64_t room = truncation.max_length - special_tokens.added(false);
-        const auto most = static_cast<std::size_t>(std::max<std::int64_t>(room, 0)) + 1;
-        const std::size_t limit = stops_early ? most : Tokenizer::kNoLimit;
-        Sequences a = encode_texts(self, first, text_bounds, limit, aligned, threads);
-        std::optional<Sequences> b;
-        if (second) b = encode_texts(self, *second, pair_bounds, Tokenizer::kNoLimit, aligned, threads);
-        rows = std::make_unique<Rows>(std::move(a), std::move(b), special_tokens);
-        error = rows->plan(truncation);
-    }
-    if (error) raise(*error, truncation);
-    return rows;
-}
-
-// A column of all rows, concatenated.
-py::array_t<std::int32_t> ragged_column(const Rows& self, Column column) {
-    Buffer<std::int32_t> values;
-    {
-        py::gil_scoped_release release;
-        values.resize(static_cast<std::size_t>(self.offsets()[self.count()]));
-        self.write(column, values.data());
-    }
-    return to_array(std::move(values));
-}
-
-// A column of all rows as (rows, width).
-py::array_t<std::int64_t> padded_column(const Rows& self, Column column, std::int64_t width, bool left,
-                                        std::int64_t filler, unsigned threads) {
-    for (std::size_t i = 0; i < self.count(); ++i) {
-        if (self.offsets()[i + 1] - self.offsets()[i] > width) throw py::value_error("a row is longer than the width");
-    }
-    // Far beyond any memory, but small enough for the sizes below not to overflow.
-    constexpr std::int64_t kMostValues = std::int64_t{1} << 44;
-    if (width < 0 || (self.count() > 0 && width > kMostValues / static_cast<std::int64_t>(self.count()))) {
-        throw py::value_error("padding " + std::to_string(self.count()) + " rows to " + std::to_string(width) +
-                              " tokens takes more memory than there is; use a smaller max_length or pad_to_multiple_of");
-    }
-    std::unique_ptr<Zeros<std::int64_t>> values;
-    {
-        py::gil_scoped_release release;
-        values = std::make_unique<Zeros<std::int64_t>>(self.count() * static_cast<std::size_t>(width));
-        self.write_padded(column, width, left, filler, values->data(), threads);
-    }
-    std::int64_t* const data = values->data();
-    py::capsule owner(values.get(), [](void* pointer) { delete static_cast<Zeros<std::int64_t>*>(pointer); });
-    (void)values.release();
-    return py::array_t<std::int64_t>({static_cast<py::ssize_t>(self.count()), static_cast<py::ssize_t>(width)}, data, owner);
-}
-
-py::array_t<std::int64_t> samples(const Rows& self) {
-    py::array_t<std::int64_t> result(static_cast<py::ssize_t>(self.count()));
-    for (std::size_t i = 0; i < self.count(); ++i) result.mutable_at(i) = self.sample(i);
-    return result;
-}
-
-std::unique_ptr<Tokenizer> make_tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added,
+std::unique_ptr<WordPiece> make_tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added,
                                           bool split_special, std::int32_t unknown_id,
                                           const NormalizerOptions& options) {
     if (unknown_id < 0 || static_cast<std::size_t>(unknown_id) >= tokens.size()) {
         throw py::value_error("the unknown token must lie in the vocabulary");
     }
     for (const AddedToken& token : added) {
-        if (token.id < 0) throw py::value_error("the id of an added token must not be negative");
-        if (token.content.empty()) throw py::value_error("an added token must not be empty");
         if (token.normalized && NormalizedText(token.content, options).bytes().empty()) {
             throw py::value_error("nothing is left of an added token when it is normalised");
         }
     }
-    return std::make_unique<Tokenizer>(std::move(tokens), added, split_special, unknown_id, options);
-}
-
-AddedToken make_added_token(std::string content, std::int32_t id, bool special, bool lstrip, bool rstrip,
-                            bool single_word, bool normalized) {
-    return {std::move(content), id, special, lstrip, rstrip, single_word, normalized};
+    return std::make_unique<WordPiece>(std::move(tokens), added, split_special, unknown_id, options);
 }
 
 void count_words(WordCounter& self, py::handle texts) {
@@ -291,7 +50,7 @@ struct ListSink {
     bool full() const { return false; }
 };
 
-py::list split_words(const Tokenizer& self, const py::str& text) {
+py::list split_words(const WordPiece& self, const py::str& text) {
     const Texts inputs(py::make_tuple(text), "texts");
     ListSink sink;
     self.split_words(inputs.views()[0], sink);
@@ -309,63 +68,8 @@ void bind_classes(py::module_& module) {
                 return NormalizerOptions{state[0].cast<bool>(), state[1].cast<bool>(), state[2].cast<bool>()};
             }));
 
-    py::enum_<TruncationStrategy>(module, "TruncationStrategy", "Strategies of truncation to a maximum length.")
-        .value("NONE", TruncationStrategy::kNone)
-        .value("LONGEST_FIRST", TruncationStrategy::kLongestFirst)
-        .value("ONLY_FIRST", TruncationStrategy::kOnlyFirst)
-        .value("ONLY_SECOND", TruncationStrategy::kOnlySecond);
-
-    py::class_<Template>(module, "Template", "The special tokens around sequences.")
-        .def(py::init<bool, std::int32_t, std::int32_t>(), "add_special_tokens"_a, "cls_id"_a, "sep_id"_a);
-
-    py::class_<TruncationOptions>(module, "TruncationOptions", "Settings of truncation to a maximum length.")
-        .def(py::init<TruncationStrategy, std::int64_t, std::int64_t, bool, bool>(), "strategy"_a, "max_length"_a,
-             "stride"_a, "left"_a, "overflow"_a);
-
-    py::enum_<Column>(module, "Column", "The columns of a row's tokens.")
-        .value("IDS", Column::kIds)
-        .value("TYPES", Column::kTypes)
-        .value("SPECIAL_MASK", Column::kSpecialMask)
-        .value("ONES", Column::kOnes)
-        .value("BEGINS", Column::kBegins)
-        .value("ENDS", Column::kEnds)
-        .value("WORDS", Column::kWords)
-        .value("SEQUENCES", Column::kSequences);
-
-    py::class_<Rows>(module, "Rows", "Model inputs whose columns are written on request.")
-        .def("__len__", &Rows::count)
-        .def_property_readonly("longest_main", &Rows::longest_main)
-        .def_property_readonly("pairs", &Rows::pairs)
-        .def("offsets", [](const Rows& self) {
-            const auto size = static_cast<py::ssize_t>(self.offsets().size());
-            return py::array_t<std::int64_t>(size, self.offsets().data());
-        }, "int64 (rows + 1,): offset of each row in a column.")
-        .def("samples", &samples, "int64 (rows,): index of each row's text.")
-        .def("column", &ragged_column, "column"_a, "int32: the concatenated rows; -1 for no word and no sequence.")
-        .def("padded", &padded_column, "column"_a, "width"_a, "left"_a, "filler"_a, "threads"_a, "int64 (rows, width).");
-
-    py::class_<AddedToken>(module, "AddedToken", "A token recognised before text is split into words.")
-        .def(py::init(&make_added_token), "content"_a, "id"_a, "special"_a, "lstrip"_a, "rstrip"_a, "single_word"_a,
-             "normalized"_a);
-
-    py::class_<Tokenizer>(module, "WordPiece", "BERT's tokenizer; immutable, safe to share between threads.")
+    py::class_<WordPiece, tokenizer::Tokenizer>(module, "WordPiece", "BERT's tokenizer.")
         .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a)
-        .def("encode_ragged", &encode_ragged, "texts"_a, "limit"_a, "threads"_a,
-             "Return the ids of the texts, one row per text: (ids int32, offsets int64).")
-        .def("encode_aligned_ragged", &encode_aligned_ragged, "texts"_a, "threads"_a,
-             "Return the tokens of the texts, one row per text: (ids, begins, ends, words, all int32, offsets int64).")
-        .def("encode_with_special_tokens", &encode_with_special_tokens, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a,
-             "threads"_a,
-             "Return the ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
-        .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "template"_a,
-             "truncation"_a, "aligned"_a, "threads"_a, "Return rows of the texts or pairs, with special tokens.")
-        .def(
-            "added_strings",
-            [](const Tokenizer& self, const py::str& text) {
-                const Texts inputs(py::make_tuple(text), "texts");
-                return self.added_strings(inputs.views()[0]);
-            },
-            "text"_a, "Return the added tokens as spelled in a text: (index among its tokens, string).")
         .def("split_words", &split_words, "text"_a, "Return the normalised words of a text.");
 
     py::class_<WordCounter>(module, "WordCounter", "Counts normalised words.")

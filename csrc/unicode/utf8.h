@@ -18,6 +18,27 @@ inline std::size_t count_characters(std::string_view text) {
         std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
+// Whether bytes are UTF-8: no overlong form, no surrogate, nothing beyond U+10FFFF, nothing cut off.
+inline bool is_valid_utf8(std::string_view text) {
+    const std::uint8_t* at = bytes_of(text);
+    const std::uint8_t* const end = at + text.size();
+    while (at < end) {
+        const std::uint8_t lead = *at++;
+        if (lead < 0x80) continue;
+        const int more = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : 1;
+        if (lead < 0xC2 || lead > 0xF4 || end - at < more) return false;
+        // The first byte that follows is limited where others would be overlong, surrogates or too large.
+        const std::uint8_t least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+        const std::uint8_t most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+        if (*at < least || *at > most) return false;
+        for (int i = 1; i < more; ++i) {
+            if ((at[i] & 0xC0) != 0x80) return false;
+        }
+        at += more;
+    }
+    return true;
+}
+
 // Read the code point at `at` and advance `at` past it.
 inline char32_t decode(const std::uint8_t*& at) {
     const std::uint8_t lead = *at++;

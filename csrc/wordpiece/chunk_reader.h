@@ -17,10 +17,30 @@ using unicode::chars;
 using unicode::count_characters;
 
 // The tokens of a single chunk, with their offsets in it.
-class Tokenizer::ChunkReader {
+class WordPiece::Reader {
 public:
-    ChunkReader(const Tokenizer& tokenizer, std::vector<Piece>& pieces)
-        : tokenizer_(tokenizer), pieces_(pieces), splitter_(tokenizer.tables_, *this) {}
+    Reader(const WordPiece& tokenizer, Workspace& workspace)
+        : tokenizer_(tokenizer), pieces_(workspace.pieces), splitter_(tokenizer.tables_, *this) {}
+
+    template <class Encoder>
+    void encode_segment(Encoder& encoder, std::string_view text, bool) {
+        if (tokenizer_.normalized_tokens_.empty()) {
+            encoder.encode_run(text);
+        } else {
+            encode_normalized(encoder, text);
+        }
+    }
+
+    // The ids of a chunk of any kind from the text's bytes alone.
+    template <class Encoder>
+    void append_directly(Encoder& encoder, const std::uint8_t* raw, std::size_t size) {
+        IdSink<Encoder> sink{tokenizer_, encoder};
+        WordSplitter<IdSink<Encoder>>(tokenizer_.tables_, sink).split({chars(raw), size});
+    }
+
+    void note_match(std::size_t, std::string_view) {}
+    template <class Encoder>
+    void finish_row(Encoder&, std::size_t, std::size_t) {}
 
     // `raw` is the text's bytes, `folded` has ASCII in lower case if the tokenizer lower-cases.
     void read(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size) {
@@ -32,6 +52,8 @@ public:
             read_general(raw, size);
         }
     }
+
+    void read_giant(const std::uint8_t* raw, std::size_t size) { read_general(raw, size); }
 
     // Tokenize a chunk of any kind from the text's bytes alone.
     void read_general(const std::uint8_t* raw, std::size_t size) {
@@ -79,6 +101,45 @@ public:
     }
 
 private:
+    // Takes words without alignment to ids.
+    template <class Encoder>
+    struct IdSink {
+        const WordPiece& tokenizer;
+        Encoder& encoder;
+
+        void word(const Word& word) {
+            const std::size_t before = encoder.size();
+            const auto append_id = [this](std::int32_t id) { encoder.append_id(id); };
+            if (!word.too_long() && tokenizer.matcher_.match(word.view(), append_id)) return;
+            encoder.truncate_to(before);
+            encoder.append_id(tokenizer.unknown_id_);
+        }
+        bool full() const { return encoder.full(); }
+    };
+
+    // The slow path: added tokens are searched in the normalised text, and the text between them is split into words.
+    template <class Encoder>
+    void encode_normalized(Encoder& encoder, std::string_view text) {
+        const NormalizedText normal(text, tokenizer_.tables_.options);
+        const std::string_view bytes = normal.bytes();
+        std::size_t last_end = 0;
+        for (std::size_t at = 0; at < bytes.size() && !encoder.full();) {
+            const AddedTokens::Match match = tokenizer_.normalized_tokens_.find(bytes, at, last_end);
+            if (match.begin > last_end) {
+                read_normalized(normal.characters(last_end, match.begin));
+                encoder.append_read();
+            }
+            if (match.id != Trie::kNone) {
+                const auto characters = normal.characters(match.begin, match.end);
+                encoder.append_token(match.id, characters.front().source, characters.back().source + 1,
+                                     bytes.substr(match.begin, match.end - match.begin));
+            }
+            at = match.next;
+            last_end = match.end;
+        }
+        encoder.set_position(encoder.position() + count_characters(text));
+    }
+
     void read_ascii(std::string_view word) {
         pieces_.clear();
         std::uint32_t at = 0;
@@ -92,9 +153,9 @@ private:
         pieces_.push_back({tokenizer_.unknown_id_, 0, static_cast<std::uint32_t>(word.size()), 0});
     }
 
-    const Tokenizer& tokenizer_;
+    const WordPiece& tokenizer_;
     std::vector<Piece>& pieces_;
-    WordSplitter<ChunkReader, true> splitter_;
+    WordSplitter<Reader, true> splitter_;
     std::uint32_t next_word_ = 0;
 };
 

@@ -10,9 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "wordpiece/trie.h"
+#include "tokenizer/trie.h"
 
 namespace fastbert::wordpiece {
+
+using tokenizer::Trie;
 
 class PieceMatcher {
 public:

@@ -2,19 +2,16 @@
 #include "wordpiece/scan_blocks.h"
 
 #if defined(__x86_64__)
-#if defined(__GNUC__) && !defined(__clang__)
-// Registers that GCC's own header leaves undefined on purpose.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
 #include <algorithm>
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi2,bmi,bmi2,popcnt")))
+#include "tokenizer/positions_avx512.h"
+
+#define TARGET FASTBERT_SCAN_AVX512
 
 namespace fastbert::wordpiece::scans {
 namespace {
+
+using tokenizer::positions::append;
 
 TARGET inline BlockMasks classify(__m512i bytes, __m512i low_half, __m512i high_half, bool lower_case,
                                   std::uint8_t* to) {
@@ -31,24 +28,6 @@ TARGET inline BlockMasks classify(__m512i bytes, __m512i low_half, __m512i high_
     // As signed bytes, continuation bytes are the lowest: 80 to BF.
     return {_mm512_testn_epi8_mask(bits, bits), _mm512_test_epi8_mask(bits, _mm512_set1_epi8(kPunctuationBits)),
             _mm512_cmplt_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0xC0)))};
-}
-
-// Write 64 offsets, those of the set bits first.
-TARGET inline std::uint16_t* append(std::uint64_t mask, std::size_t base, std::uint16_t* to) {
-    alignas(64) static constexpr std::array<std::uint8_t, kBlock> kCounter = [] {
-        std::array<std::uint8_t, kBlock> counter{};
-        for (std::size_t i = 0; i < kBlock; ++i) counter[i] = static_cast<std::uint8_t>(i);
-        return counter;
-    }();
-    const __m512i offsets = _mm512_maskz_compress_epi8(mask, _mm512_load_si512(kCounter.data()));
-    const __m512i from = _mm512_set1_epi16(static_cast<short>(base));
-    _mm512_storeu_si512(to, _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(offsets)), from));
-    const auto count = static_cast<unsigned>(_mm_popcnt_u64(mask));
-    if (count > 32) {
-        const __m256i upper = _mm512_extracti64x4_epi64(offsets, 1);
-        _mm512_storeu_si512(to + 32, _mm512_add_epi16(_mm512_cvtepu8_epi16(upper), from));
-    }
-    return to + count;
 }
 
 TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Window& window) {

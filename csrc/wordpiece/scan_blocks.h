@@ -20,16 +20,8 @@ alignas(16) inline constexpr std::array<std::uint8_t, 16> kHighHalf = {
     0x01, 0, 0x06, 0x08, 0x10, 0x20, 0x10, 0x40, 0, 0, 0, 0, 0, 0, 0, 0,
 };
 
-inline constexpr std::size_t block_count(std::size_t size) { return (size + kBlock - 1) / kBlock; }
-
-// Block i of the text; the last one is completed with spaces in `padded`.
-inline const std::uint8_t* block_at(const std::uint8_t* text, std::size_t size, std::size_t i, std::uint8_t* padded) {
-    const std::size_t left = size - i * kBlock;
-    if (left >= kBlock) return text + i * kBlock;
-    std::memset(padded, ' ', kBlock);
-    std::memcpy(padded, text + i * kBlock, left);
-    return padded;
-}
+using tokenizer::block_at;
+using tokenizer::block_count;
 
 struct Edges {
     std::uint64_t starts, lasts;

@@ -9,31 +9,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tokenizer/window.h"
+
 namespace fastbert::wordpiece {
 
-inline constexpr std::size_t kBlock = 64;
-inline constexpr std::size_t kWindow = 4096;
-// This many bytes after a chunk are readable (a whole register from its first byte on).
-inline constexpr std::size_t kOverread = 64;
-
-// Bit i classifies byte i of a block.
-struct BlockMasks {
-    std::uint64_t inside;        // neither ASCII white space nor ASCII punctuation
-    std::uint64_t punctuation;
-    std::uint64_t continuation;  // continues a character
-};
-
-// The result of a scan. Positions are offsets from the start of the window.
-struct Window {
-    std::size_t count = 0;  // chunks
-    alignas(64) std::array<std::uint8_t, kWindow + kOverread> bytes{};  // the text, ASCII in lower case if asked for
-    // First and last byte of each chunk. A block's offsets are stored in full registers, which needs slack for one
-    // more.
-    std::array<std::uint16_t, kWindow + kBlock> starts;
-    std::array<std::uint16_t, kWindow + kBlock> lasts;
-    std::array<BlockMasks, kWindow / kBlock> masks;
-    std::array<std::uint16_t, kWindow / kBlock + 1> chunks_before;  // each block, and behind the last one
-};
+using tokenizer::kBlock;
+using tokenizer::kOverread;
+using tokenizer::kWindow;
+using tokenizer::BlockMasks;
+using tokenizer::Window;
 
 // Scan `size` bytes, at most kWindow, assuming a boundary after them.
 using Scan = void (*)(const std::uint8_t* text, std::size_t size, bool lower_case, Window& window);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tokenizer/chunk_encoder.h"
 #include "wordpiece/chunk_reader.h"
-#include "wordpiece/encoder.h"
 #include "wordpiece/normalized_text.h"
 
 namespace fastbert::wordpiece {
@@ -24,29 +24,7 @@ std::vector<AddedToken> chosen(const std::vector<AddedToken>& tokens, const Norm
 
 }  // namespace
 
-WorkspacePool::~WorkspacePool() {
-    for (std::atomic<Workspace*>& slot : waiting_) delete slot.load();
-}
-
-std::unique_ptr<Workspace> WorkspacePool::take() {
-    for (std::atomic<Workspace*>& slot : waiting_) {
-        if (slot.load(std::memory_order_relaxed) == nullptr) continue;
-        if (Workspace* const taken = slot.exchange(nullptr)) return std::unique_ptr<Workspace>(taken);
-    }
-    return nullptr;
-}
-
-void WorkspacePool::give_back(std::unique_ptr<Workspace> workspace) {
-    for (std::atomic<Workspace*>& slot : waiting_) {
-        Workspace* none = nullptr;
-        if (slot.compare_exchange_strong(none, workspace.get())) {
-            (void)workspace.release();
-            return;
-        }
-    }
-}
-
-Tokenizer::Tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
+WordPiece::WordPiece(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
                      std::int32_t unknown_id, const NormalizerOptions& options, Scan scan)
     : tokens_(std::move(tokens)),
       unknown_id_(unknown_id),
@@ -60,22 +38,17 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, const std::vector<AddedTok
         const std::size_t mark = token.starts_with("##") ? 2 : 0;
         piece_bytes_.push_back(static_cast<std::uint32_t>(token.size() - mark));
     }
-    pool_.give_back(make_workspace());
-}
-
-std::unique_ptr<Workspace> Tokenizer::take_workspace() const {
-    std::unique_ptr<Workspace> workspace = pool_.take();
-    return workspace ? std::move(workspace) : make_workspace();
+    give_back(make_workspace());
 }
 
 // A workspace whose cache holds the vocabulary's whole words. Vocabularies list frequent words first, so these get the
 // entries that are probed first.
-std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
+std::unique_ptr<Workspace> WordPiece::make_workspace() const {
     auto workspace = std::make_unique<Workspace>();
-    ChunkReader reader(*this, workspace->pieces);
-    std::array<std::uint8_t, ChunkCache::kLongBytes + 1> chunk{};
+    Reader reader(*this, *workspace);
+    std::array<std::uint8_t, tokenizer::ChunkCache::kLongBytes + 1> chunk{};
     for (const std::string& token : tokens_) {
-        if (token.size() > ChunkCache::kLongBytes || !is_chunk(token)) continue;
+        if (token.size() > tokenizer::ChunkCache::kLongBytes || !is_chunk(token)) continue;
         std::copy(token.begin(), token.end(), chunk.begin());
         if (tables_.keeps_as_word(token)) {
             // Such a word is a single piece.
@@ -91,7 +64,7 @@ std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
 }
 
 // Return true if the scan can produce this chunk.
-bool Tokenizer::is_chunk(std::string_view token) const {
+bool WordPiece::is_chunk(std::string_view token) const {
     const auto at = [&token](std::size_t i) { return static_cast<std::uint8_t>(token[i]); };
     if (token.size() == 1 && tables_.kinds[at(0)] == NormalizerTables::Kind::kPunctuation) return true;
     for (std::size_t i = 0; i < token.size(); ++i) {
@@ -101,34 +74,30 @@ bool Tokenizer::is_chunk(std::string_view token) const {
     return !token.empty();
 }
 
-void Tokenizer::encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
-                       Buffer<std::int32_t>& ids, std::int64_t* ends) const {
-    Encoder<false>(*this, limit, workspace, ids).encode_rows(texts, ends);
+// Without the last chunk if it may continue after the window.
+std::size_t WordPiece::settle(tokenizer::Window& window, std::size_t size) const {
+    if (window.count == 0 || window.lasts[window.count - 1] != size - 1u) return size;
+    return window.starts[--window.count];
 }
 
-void Tokenizer::encode_with_special_tokens(std::span<const std::string_view> texts, std::size_t limit,
-                                           std::int32_t begin_id, std::int32_t end_id, Workspace& workspace,
-                                           Buffer<std::int32_t>& ids, std::int64_t* ends) const {
-    Encoder<false> encoder(*this, limit == kNoLimit ? kNoLimit : limit - std::min<std::size_t>(limit, 2), workspace, ids);
-    encoder.wrap(begin_id, end_id);
+const std::uint8_t* WordPiece::chunk_end(const std::uint8_t* text, const std::uint8_t* end) const {
+    return std::find_if(text + 1, end, [this](std::uint8_t byte) { return tables_.is_boundary(byte); });
+}
+
+void WordPiece::encode(std::span<const std::string_view> texts, std::size_t limit, const tokenizer::Wrapping& wrapping,
+                       Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const {
+    tokenizer::ChunkEncoder<WordPiece, false> encoder(*this, limit, workspace, ids);
+    encoder.wrap(wrapping);
     encoder.encode_rows(texts, ends);
 }
 
-void Tokenizer::encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
+void WordPiece::encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                                TokenColumns& tokens, std::int64_t* ends) const {
-    Encoder<true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
+    tokenizer::ChunkEncoder<WordPiece, true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
 }
 
-std::vector<std::pair<std::size_t, std::string>> Tokenizer::added_strings(std::string_view text) const {
-    std::vector<std::pair<std::size_t, std::string>> strings;
-    Buffer<std::int32_t> ids;
-    std::int64_t end = 0;
-    std::unique_ptr<Workspace> workspace = take_workspace();
-    Encoder<false> encoder(*this, kNoLimit, *workspace, ids);
-    encoder.keep_strings(strings);
-    encoder.encode_rows({&text, 1}, &end);
-    give_back(std::move(workspace));
-    return strings;
+std::vector<std::pair<std::size_t, std::string>> WordPiece::added_strings(std::string_view text) const {
+    return tokenizer::added_strings(*this, text);
 }
 
 }  // namespace fastbert::wordpiece

@@ -57,7 +57,7 @@ class Tokenizer(Vocabulary):
             call.check_room(max_length, self.num_special_tokens_to_add() if add_special_tokens else 0)
         if not add_special_tokens:
             return self._core.encode_ragged(texts, max_length, threads)
-        return self._core.encode_with_special_tokens(texts, max_length, self.cls_token_id, self.sep_token_id, threads)
+        return self._core.encode_wrapped(texts, max_length, self.prefix_ids, self.suffix_ids, threads)
 
     def encode_aligned_ragged(
         self, texts: Sequence[str], *, threads: int | None = None
@@ -207,7 +207,7 @@ class Tokenizer(Vocabulary):
         threads: int,
         core: Any = None,
     ) -> _C.Rows:
-        template = _C.Template(add_special_tokens, self.cls_token_id, self.sep_token_id)
+        template = self._template(add_special_tokens)
         return (core or self._core).encode_rows(
             inputs.texts, inputs.pairs, inputs.text_bounds, inputs.pair_bounds, template, truncation, aligned, threads
         )
@@ -218,6 +218,12 @@ class Tokenizer(Vocabulary):
         if self._other_core is None:
             self._other_core = self._build_core(not self.split_special_tokens)
         return self._other_core
+
+    def _template(self, add_special_tokens: bool) -> _C.Template:
+        """Return the rows of single sequences and of pairs."""
+        cls, sep = ([(index, 0)] * add_special_tokens for index in (self.cls_token_id, self.sep_token_id))
+        single = [*cls, (-1, 0), *sep]
+        return _C.Template(single, [*single, (-2, 1), *((index, 1) for index, _ in sep)])
 
     @property
     def prefix_ids(self) -> list[int]:

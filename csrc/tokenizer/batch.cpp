@@ -1,4 +1,4 @@
-#include "wordpiece/batch.h"
+#include "tokenizer/batch.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 namespace {
 
 // Work is distributed in runs of texts of about this many bytes: large compared to the cost of fetching work, small
@@ -148,29 +148,20 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
 }  // namespace
 
 Sequences encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                       bool aligned, unsigned threads) {
+                       const Wrapping& wrapping, unsigned threads) {
     Sequences result;
-    if (aligned) {
-        const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, TokenColumns& tokens,
-                                std::int64_t* ends) { tokenizer.encode_aligned(rows, limit, workspace, tokens, ends); };
-        encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens, result.offsets);
-    } else {
-        const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, Buffer<std::int32_t>& ids,
-                                std::int64_t* ends) { tokenizer.encode(rows, limit, workspace, ids, ends); };
-        encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens.ids, result.offsets);
-    }
+    const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, Buffer<std::int32_t>& ids,
+                            std::int64_t* ends) { tokenizer.encode(rows, limit, wrapping, workspace, ids, ends); };
+    encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens.ids, result.offsets);
     return result;
 }
 
-Sequences encode_batch_with_special_tokens(const Tokenizer& tokenizer, std::span<const std::string_view> texts,
-                                           std::size_t limit, std::int32_t begin_id, std::int32_t end_id,
-                                           unsigned threads) {
+Sequences encode_batch_aligned(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                               unsigned threads) {
     Sequences result;
-    const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, Buffer<std::int32_t>& ids,
-                            std::int64_t* ends) {
-        tokenizer.encode_with_special_tokens(rows, limit, begin_id, end_id, workspace, ids, ends);
-    };
-    encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens.ids, result.offsets);
+    const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, TokenColumns& tokens,
+                            std::int64_t* ends) { tokenizer.encode_aligned(rows, limit, workspace, tokens, ends); };
+    encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens, result.offsets);
     return result;
 }
 
@@ -190,4 +181,4 @@ void join_words(Sequences& words, std::span<const std::int64_t> bounds) {
     words.offsets = std::move(offsets);
 }
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

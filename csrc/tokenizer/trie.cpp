@@ -1,9 +1,9 @@
-#include "wordpiece/trie.h"
+#include "tokenizer/trie.h"
 
 #include <algorithm>
 #include <utility>
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 
 namespace {
 
@@ -92,4 +92,4 @@ std::uint32_t Trie::find_base(std::span<const std::uint8_t> bytes) {
     }
 }
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

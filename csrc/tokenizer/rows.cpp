@@ -1,11 +1,11 @@
-#include "wordpiece/rows.h"
+#include "tokenizer/rows.h"
 
 #include <algorithm>
 #include <array>
 #include <thread>
 #include <vector>
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 namespace {
 
 constexpr std::int64_t kNone = -1;  // the word and the sequence of a special token of the template
@@ -79,7 +79,8 @@ private:
 
 std::optional<RowError> Rows::plan(const TruncationOptions& truncation) {
     const bool pair = pairs();
-    const std::int64_t room = truncation.max_length - template_.added(pair);
+    added_ = template_.added(pair);
+    const std::int64_t room = truncation.max_length - added_;
     std::int64_t total = 0;
     std::optional<RowError> error;
     offsets_.push_back(0);
@@ -128,18 +129,16 @@ std::int64_t Rows::longest_main() const {
 
 template <class T>
 T* Rows::write_row(Column column, const Row& row, T* to) const {
-    // The column values of the template's own tokens; `is_last` if the second sequence's type applies.
-    const auto special = [&](std::int32_t id, bool is_last) {
-        if (!template_.add_special_tokens) return;
+    const auto special = [&](const TemplateItem& item) {
         switch (column) {
-            case Column::kIds: *to++ = id; break;
-            case Column::kTypes: *to++ = is_last; break;
+            case Column::kIds: *to++ = item.id; break;
+            case Column::kTypes: *to++ = item.type; break;
             case Column::kSpecialMask: case Column::kOnes: *to++ = 1; break;
             case Column::kBegins: case Column::kEnds: *to++ = 0; break;
             case Column::kWords: case Column::kSequences: *to++ = static_cast<T>(kNone); break;
         }
     };
-    const auto sequence = [&](const Sequences& of, const Range& range, T index) {
+    const auto sequence = [&](const TemplateItem& item, const Sequences& of, const Range& range, T index) {
         const auto copy = [&](const Buffer<std::int32_t>& from) {
             to = std::copy(from.data() + range.begin, from.data() + range.end, to);
         };
@@ -149,17 +148,18 @@ T* Rows::write_row(Column column, const Row& row, T* to) const {
             case Column::kBegins: copy(of.tokens.begins); break;
             case Column::kEnds: copy(of.tokens.ends); break;
             case Column::kWords: copy(of.tokens.words); break;
-            case Column::kTypes: case Column::kSequences: fill(index); break;
+            case Column::kTypes: fill(item.type); break;
+            case Column::kSequences: fill(index); break;
             case Column::kSpecialMask: fill(0); break;
             case Column::kOnes: fill(1); break;
         }
     };
-    special(template_.cls_id, false);
-    sequence(first_, row.first, 0);
-    special(template_.sep_id, false);
-    if (second_) {
-        sequence(*second_, row.second, 1);
-        special(template_.sep_id, true);
+    for (const TemplateItem& item : template_.items(pairs())) {
+        switch (item.kind) {
+            case TemplateItem::Kind::kSpecial: special(item); break;
+            case TemplateItem::Kind::kFirst: sequence(item, first_, row.first, 0); break;
+            case TemplateItem::Kind::kSecond: sequence(item, *second_, row.second, 1); break;
+        }
     }
     return to;
 }
@@ -171,7 +171,9 @@ void Rows::write(Column column, std::int32_t* to) const {
 void Rows::write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
                         unsigned threads) const {
     // Unwritten memory stays untouched.
-    if (column == Column::kTypes && !pairs() && filler == 0) return;
+    const auto& items = template_.items(pairs());
+    const auto has_type = [](const TemplateItem& item) { return item.type != 0; };
+    if (column == Column::kTypes && filler == 0 && std::none_of(items.begin(), items.end(), has_type)) return;
     const auto fill = [filler](std::int64_t* at, std::int64_t count) {
         return filler == 0 ? at + count : std::fill_n(at, count, filler);
     };
@@ -197,4 +199,4 @@ void Rows::write_padded(Column column, std::int64_t width, bool left, std::int64
     write_some(0, rows_.size() / workers);
 }
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

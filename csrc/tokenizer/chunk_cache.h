@@ -10,7 +10,7 @@
 #include <cstring>
 #include <span>
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 
 // One token of a chunk: its id, its character range within the chunk, and the index of its word in the chunk.
 struct Piece {
@@ -188,4 +188,4 @@ private:
     std::uint32_t random_ = 1;
 };
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

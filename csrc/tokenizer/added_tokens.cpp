@@ -1,4 +1,4 @@
-#include "wordpiece/added_tokens.h"
+#include "tokenizer/added_tokens.h"
 
 #include <algorithm>
 #include <set>
@@ -7,7 +7,7 @@
 #include "unicode/tables.h"
 #include "unicode/utf8.h"
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 namespace {
 
 using unicode::bytes_of;
@@ -103,4 +103,4 @@ std::size_t AddedTokens::next_candidate(std::string_view text, std::size_t from)
     return from;
 }
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 
 class Trie {
 public:
@@ -77,4 +77,4 @@ private:
     std::size_t first_try_ = kAlphabet + 1;
 };
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

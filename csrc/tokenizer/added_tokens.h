@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "wordpiece/trie.h"
+#include "tokenizer/trie.h"
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 
 struct AddedToken {
     std::string content;
@@ -57,4 +57,4 @@ private:
     int only_first_byte_ = -1;  // the byte with which all tokens begin, if there is one
 };
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

@@ -1,4 +1,4 @@
-#include "wordpiece/chunk_cache.h"
+#include "tokenizer/chunk_cache.h"
 
 #include <sys/mman.h>
 
@@ -7,7 +7,7 @@
 
 #include "common/buffer.h"
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 
 // Mapped directly: its pages are zero, and untouched pages are free.
 template <class Entry>
@@ -119,4 +119,4 @@ std::uint32_t ChunkCache::next_random() {
     return random_;
 }
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

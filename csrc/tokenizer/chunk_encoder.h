@@ -1,5 +1,25 @@
-// Part of tokenizer.cpp: from texts to tokens through windows, chunks and the cache. Longer than 400 lines: one class
-// whose hot loop is inlined through all of its steps and shares their state.
+// From texts to tokens through windows, chunks and the cache. Longer than 400 lines: one class whose hot loop is inlined
+// through all of its steps and shares their state.
+//
+// `Kind` is a tokenizer, which decides what a chunk is and what its tokens are:
+//
+//     static constexpr bool kTiles;     // chunks cover a window without gaps, and kSeparator is one of its own
+//     static constexpr bool kReadsDirectly;  // append_directly() exists: ids of a chunk without alignment
+//     const AddedTokens& raw_tokens() const;      // recognised in raw text
+//     bool stages(std::string_view staged) const; // the texts of a window need no treatment as a whole
+//     bool stages_prefix() const;       // a text that begins without a space is staged behind one
+//     void scan(const std::uint8_t* text, std::size_t size, bool last, Window& window) const;
+//     std::size_t settle(Window& window, std::size_t size) const;  // see encode_window()
+//     const std::uint8_t* chunk_end(const std::uint8_t* text, const std::uint8_t* end) const;  // of a long first chunk
+//     class Reader {                    // per call; fills workspace.pieces with the tokens of a chunk
+//         Reader(const Kind& kind, Workspace& workspace);
+//         template <class Encoder> void encode_segment(Encoder& encoder, std::string_view text, bool is_first);
+//         void read(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size);
+//         void read_giant(const std::uint8_t* raw, std::size_t size);  // longer than a window
+//         template <class Encoder> bool append_directly(Encoder& encoder, const std::uint8_t* raw, std::size_t size);
+//         void note_match(std::size_t index, std::string_view spelling);  // aligned: an added token
+//         template <class Encoder> void finish_row(Encoder& encoder, std::size_t first, std::size_t end);  // aligned
+//     };
 #pragma once
 #include <algorithm>
 #include <array>
@@ -7,12 +27,15 @@
 #include <string_view>
 #include <type_traits>
 
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/tokenizer.h"
 #include "unicode/utf8.h"
-#include "wordpiece/chunk_reader.h"
-#include "wordpiece/normalized_text.h"
-#include "wordpiece/tokenizer.h"
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
+
+using unicode::bytes_of;
+using unicode::chars;
+using unicode::count_characters;
 
 // Inline: without a target flag, std::popcount is a function call.
 inline std::size_t count_bits(std::uint64_t bits) {
@@ -23,72 +46,97 @@ inline std::size_t count_bits(std::uint64_t bits) {
     return bits * 0x0101010101010101U >> 56;
 }
 
-// Encode texts, window by window, chunk by chunk. Without kAligned, only ids are made.
-template <bool kAligned>
-class Tokenizer::Encoder {
+using AddedStrings = std::vector<std::pair<std::size_t, std::string>>;
+
+// Encode texts, window by window, chunk by chunk. Without kIsAligned, only ids are made.
+template <class Kind, bool kIsAligned>
+class ChunkEncoder {
 public:
+    static constexpr bool kAligned = kIsAligned;
     using Output = std::conditional_t<kAligned, TokenColumns, Buffer<std::int32_t>>;
 
-    Encoder(const Tokenizer& tokenizer, std::size_t limit, Workspace& workspace, Output& output)
-        : tokenizer_(tokenizer),
-          workspace_(workspace),
-          reader_(tokenizer, workspace.pieces),
-          splitter_(tokenizer.tables_, *this),
-          output_(output),
-          limit_(limit) {}
+    ChunkEncoder(const Kind& kind, std::size_t limit, Workspace& workspace, Output& output)
+        : kind_(kind), workspace_(workspace), reader_(kind, workspace), output_(output), limit_(limit) {}
 
     // Record each added token as spelled in the text, with its index in the output.
-    void keep_strings(std::vector<std::pair<std::size_t, std::string>>& strings) { strings_ = &strings; }
+    void keep_strings(AddedStrings& strings) { strings_ = &strings; }
 
-    // Wrap each row in `begin` and `end` ids; the limit applies to the ids between them.
-    void wrap(std::int32_t begin_id, std::int32_t end_id) {
+    // Wrap each row in other ids; the limit applies to the ids between them.
+    void wrap(const Wrapping& wrapping) {
         static_assert(!kAligned);
-        wrapping_ = true;
-        begin_id_ = begin_id;
-        end_id_ = end_id;
-        // A chunk of a byte that UTF-8 lacks marks the end of a row and the beginning of the next.
-        const Piece pieces[] = {{end_id, 0, 1, 0}, {begin_id, 0, 1, 0}};
-        if (find_row_mark() == nullptr) workspace_.cache.insert(row_mark(), 1, pieces, true);
-        const ShortPieces* const mark = find_row_mark();
-        can_stage_ = mark != nullptr && mark->ids[0] == end_id && mark->ids[1] == begin_id;
+        wrapping_ = wrapping;
+        limit_ = limit_ == Tokenizer::kNoLimit ? limit_ : limit_ - std::min<std::size_t>(limit_, wrapping.size());
     }
 
     // Short texts share windows, to amortise the fixed cost per window.
     void encode_rows(std::span<const std::string_view> texts, std::int64_t* ends) {
         if (texts.empty()) return;
-        // While rows are wrapped, the output ends with the begin id of the next row.
-        if (wrapping_) ids().push_back(begin_id_);
-        const bool stages = can_stage_ && tokenizer_.normalized_tokens_.empty();
+        const bool stages = texts.size() > 1 && can_stage();
+        // The output ends with what stands before the next row.
+        ids_append(wrapping_.before);
         for (std::size_t row = 0; row < texts.size();) {
             const std::size_t staged = stages ? stage(texts.subspan(row)) : 1;
-            if (staged > 1 && !tokenizer_.raw_tokens_.occurs_in(staged_text())) {
+            if (staged > 1 && kind_.stages(staged_text())) {
                 encode_stage(staged, ends + row);
                 row += staged;
                 continue;
             }
             for (const std::size_t end = row + std::max<std::size_t>(staged, 1); row < end; ++row) {
                 encode_row(texts[row]);
-                ends[row] = static_cast<std::int64_t>(ids().size()) + wrapping_;
-                if (wrapping_) append_row_mark();
+                ids_append(wrapping_.behind);
+                ends[row] = static_cast<std::int64_t>(ids().size());
+                ids_append(wrapping_.before);
             }
         }
-        if (wrapping_) ids().resize(ids().size() - 1);
+        ids().resize(ids().size() - wrapping_.before.size());
     }
+
+    // For readers: the output so far, and the text of a row in parts.
 
     bool full() const { return ids().size() >= full_size_; }
+    std::size_t size() const { return ids().size(); }
+    Output& output() { return output_; }
+    void append_id(std::int32_t id) { ids().push_back(id); }
+    void truncate_to(std::size_t size) { resize(size); }
 
-    // The sink of the splitter, for chunks without alignment.
-    void word(const Word& word) {
-        const std::size_t before = ids().size();
-        const auto append_id = [this](std::int32_t id) { ids().push_back(id); };
-        if (!word.too_long() && tokenizer_.matcher_.match(word.view(), append_id)) return;
-        ids().resize(before);
-        ids().push_back(tokenizer_.unknown_id_);
+    // Encode text without added tokens, chunk by chunk.
+    void encode_run(std::string_view text) {
+        const std::uint8_t* at = bytes_of(text);
+        const std::uint8_t* const end = at + text.size();
+        while (at < end && !full()) at = encode_window(at, end);
     }
+
+    // Append the workspace's pieces, at their positions behind position().
+    void append_read() { append_pieces(0); }
+
+    void append_match(const AddedTokens::Match& match, std::string_view text, std::size_t last_end) {
+        const auto count = [&](std::size_t begin, std::size_t end) {
+            return static_cast<std::uint32_t>(count_characters(text.substr(begin, end - begin)));
+        };
+        // White space after a token may also belong to the next one.
+        if (match.begin < last_end) position_ -= count(match.begin, last_end);
+        const std::uint32_t size = count(match.begin, match.end);
+        const std::string_view spelling = text.substr(match.begin, match.end - match.begin);
+        note_string(spelling);
+        if constexpr (kAligned) reader_.note_match(ids().size(), spelling);
+        append({match.id, 0, size, 0});
+        position_ += size;
+        word_ += 1;
+    }
+    void append_token(std::int32_t id, std::uint32_t begin, std::uint32_t end, std::string_view spelling) {
+        note_string(spelling);
+        append({id, begin, end, 0});
+        word_ += 1;
+    }
+
+    // Characters of the row's text before what is encoded next.
+    std::uint32_t position() const { return position_; }
+    void set_position(std::size_t position) { position_ = static_cast<std::uint32_t>(position); }
 
 private:
     // Slack of the output in tokens: cache entries are copied whole.
     static constexpr std::size_t kRoom = LongPieces::kMax;
+    static constexpr bool kMarked = Kind::kTiles;
     // Prefetch distances: cache lines in chunks, bytes in texts.
     static constexpr std::size_t kPrefetched = 32;
     static constexpr std::size_t kPrefetchedTexts = 4;
@@ -139,98 +187,76 @@ private:
     }
 
     void encode_row(std::string_view text) {
-        full_size_ = limit_ == kNoLimit ? kNoLimit : ids().size() + limit_;
+        const std::size_t first = ids().size();
+        full_size_ = limit_ == Tokenizer::kNoLimit ? limit_ : first + limit_;
         position_ = word_ = 0;
-        // Text between added tokens is normalised piece by piece: nothing is reordered or joined across a token.
+        // Text between added tokens is treated part by part: nothing is reordered or joined across a token.
+        const AddedTokens& raw_tokens = kind_.raw_tokens();
         std::size_t last_end = 0;
         for (std::size_t at = 0; at < text.size() && !full();) {
-            const AddedTokens::Match match = tokenizer_.raw_tokens_.find(text, at, last_end);
-            if (match.begin > last_end) encode_segment(text.substr(last_end, match.begin - last_end));
+            const AddedTokens::Match match = raw_tokens.find(text, at, last_end);
+            if (match.begin > last_end) {
+                reader_.encode_segment(*this, text.substr(last_end, match.begin - last_end), last_end == 0);
+            }
             if (match.id != Trie::kNone) append_match(match, text, last_end);
             at = match.next;
             last_end = match.end;
         }
         if (ids().size() > full_size_) resize(full_size_);
-    }
-
-    // Text without added tokens that are searched in raw text.
-    void encode_segment(std::string_view text) {
-        if (!tokenizer_.normalized_tokens_.empty()) return encode_normalized(text);
-        const std::uint8_t* at = bytes_of(text);
-        const std::uint8_t* const end = at + text.size();
-        while (at < end && !full()) at = encode_window(at, end);
-    }
-
-    void append_match(const AddedTokens::Match& match, std::string_view text, std::size_t last_end) {
-        const auto count = [&](std::size_t begin, std::size_t end) {
-            return static_cast<std::uint32_t>(count_characters(text.substr(begin, end - begin)));
-        };
-        // White space after a token may also belong to the next one.
-        if (match.begin < last_end) position_ -= count(match.begin, last_end);
-        const std::uint32_t size = count(match.begin, match.end);
-        note_string(text.substr(match.begin, match.end - match.begin));
-        append({match.id, 0, size, 0});
-        position_ += size;
-        word_ += 1;
+        if constexpr (kAligned) reader_.finish_row(*this, first, ids().size());
     }
 
     void note_string(std::string_view text) {
         if (strings_ != nullptr) strings_->emplace_back(ids().size(), text);
     }
 
-    // The slow path: added tokens are searched in the normalised text, and the text between them is split into words.
-    void encode_normalized(std::string_view text) {
-        const NormalizedText normal(text, tokenizer_.tables_.options);
-        const std::string_view bytes = normal.bytes();
-        std::size_t last_end = 0;
-        for (std::size_t at = 0; at < bytes.size() && !full();) {
-            const AddedTokens::Match match = tokenizer_.normalized_tokens_.find(bytes, at, last_end);
-            if (match.begin > last_end) {
-                reader_.read_normalized(normal.characters(last_end, match.begin));
-                append_pieces(0);
-            }
-            if (match.id != Trie::kNone) {
-                const auto characters = normal.characters(match.begin, match.end);
-                note_string(bytes.substr(match.begin, match.end - match.begin));
-                append({match.id, characters.front().source, characters.back().source + 1, 0});
-                word_ += 1;
-            }
-            at = match.next;
-            last_end = match.end;
-        }
-        position_ += static_cast<std::uint32_t>(count_characters(text));
+    void ids_append(std::span<const std::int32_t> values) {
+        for (const std::int32_t id : values) ids().push_back(id);
     }
 
-    // Two bytes, so that reads past a chunk stay in bounds.
+    // A chunk of the separator marks the end of a row and the beginning of the next. Bytes behind it, so that reads past
+    // a chunk stay in bounds.
     static const std::uint8_t* row_mark() {
-        static constexpr std::array<std::uint8_t, ChunkCache::kShortBytes + 1> kMark = {0xFF};
+        static constexpr std::array<std::uint8_t, ChunkCache::kShortBytes + 1> kMark = {kSeparator};
         return kMark.data();
     }
-    const ShortPieces* find_row_mark() const {
-        const ChunkCache& cache = workspace_.cache;
-        return cache.find_short(row_mark(), 1, cache.short_slot(row_mark(), 1));
-    }
-    void append_row_mark() {
-        ids().push_back(end_id_);
-        ids().push_back(begin_id_);
+    // Texts share windows if the ids between them are found like those of a chunk.
+    bool can_stage() {
+        if (!kMarked && wrapping_.size() == 0) return true;
+        if (wrapping_.size() > ShortPieces::kMax) return false;
+        std::array<Piece, ShortPieces::kMax> pieces{};
+        std::size_t count = 0;
+        for (const auto& ids : {wrapping_.behind, wrapping_.before}) {
+            for (const std::int32_t id : ids) pieces[count++] = {id, 0, 0, 0};
+        }
+        ChunkCache& cache = workspace_.cache;
+        cache.insert(row_mark(), 1, {pieces.data(), count}, true);
+        const ShortPieces* const mark = cache.find_short(row_mark(), 1, cache.short_slot(row_mark(), 1));
+                bool stored = mark != nullptr && mark->count() == count;
+        for (std::size_t i = 0; stored && i < count; ++i) stored = mark->ids[i] == pieces[i].id;
+        return stored;
     }
 
-    // Copy short texts to the stage, each followed by a space (and a row mark if rows are wrapped), until a long text
-    // or the end of the stage. Return their number.
+    // Copy short texts to the stage, separated from each other, until a long text or the end of the stage. Return their
+    // number.
     std::size_t stage(std::span<const std::string_view> texts) {
-        constexpr std::size_t kShort = kWindow / 4, kBehind = 3;
+        constexpr std::size_t kShort = kWindow / 4, kBetween = 4;
+        const bool marks = kMarked || wrapping_.size() > 0;
+        std::uint8_t* const to = workspace_.stage.data();
         std::size_t size = 0, count = 0;
         for (; count < texts.size() && count < row_ends_.size(); ++count) {
             const std::string_view text = texts[count];
-            if (text.size() > kShort || size + text.size() + kBehind > kWindow) break;
+            if (text.size() > kShort || size + text.size() + kBetween > kWindow) break;
             if (count + kPrefetchedTexts < texts.size()) prefetch(texts[count + kPrefetchedTexts]);
-            std::copy(text.begin(), text.end(), workspace_.stage.data() + size);
-            size += text.size();
-            workspace_.stage[size++] = ' ';
-            if (wrapping_) {
-                workspace_.stage[size++] = *row_mark();
-                workspace_.stage[size++] = ' ';
+            if (kMarked && kind_.stages_prefix() && !text.empty() && text[0] != ' ') {
+                if constexpr (kAligned) return 0;  // the positions are those of the text without it
+                to[size++] = ' ';
             }
+            std::copy(text.begin(), text.end(), to + size);
+            size += text.size();
+            if (!kMarked) to[size++] = ' ';
+            if (marks) to[size++] = kSeparator;
+            if (!kMarked && marks) to[size++] = ' ';
             row_ends_[count] = static_cast<std::uint16_t>(size);
         }
         staged_size_ = size;
@@ -247,10 +273,9 @@ private:
 
     void encode_stage(std::size_t rows, std::int64_t* ends) {
         const Window& window = workspace_.window;
-        full_size_ = kNoLimit;
+        full_size_ = Tokenizer::kNoLimit;
         position_ = word_ = 0;
-        tokenizer_.scan_(workspace_.stage.data(), staged_size_, tokenizer_.tables_.options.lower_case,
-                         workspace_.window);
+        kind_.scan(workspace_.stage.data(), staged_size_, true, workspace_.window);
         const std::size_t before = ids().size();
         const CharacterCounter characters(window);
         encode_chunks(workspace_.stage.data(), characters);
@@ -259,16 +284,14 @@ private:
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t chunks = chunks_before(window, row_ends_[row]);
             const std::size_t last = chunks == 0 ? before : before + workspace_.chunk_values[chunks - 1];
-            const std::size_t marks = wrapping_ ? 2 : 0;
-            const std::size_t count = std::min(last - first - marks, limit_);
+            const std::size_t count = std::min(last - first - wrapping_.size(), limit_);
             move_row(first, count, to, row == 0 ? 0 : characters.before(row_ends_[row - 1]));
             to += count;
             first = last;
-            ends[row] = static_cast<std::int64_t>(to) + wrapping_;
-            if (wrapping_) {
-                ids()[to++] = end_id_;
-                ids()[to++] = begin_id_;
-            }
+            if constexpr (kAligned) reader_.finish_row(*this, to - count, to);
+            for (const std::int32_t id : wrapping_.behind) ids()[to++] = id;
+            ends[row] = static_cast<std::int64_t>(to);
+            for (const std::int32_t id : wrapping_.before) ids()[to++] = id;
         }
         resize(to);
     }
@@ -299,10 +322,10 @@ private:
         Window& window = workspace_.window;
         const auto left = static_cast<std::size_t>(end - text);
         std::size_t size = std::min(left, window_size());
-        tokenizer_.scan_(text, size, tokenizer_.tables_.options.lower_case, window);
-        if (size < left && window.count > 0 && window.lasts[window.count - 1] == size - 1u) {
-            // The last chunk may continue after the window, so it is left to the next one.
-            size = window.starts[--window.count];
+        kind_.scan(text, size, size == left, window);
+        if (size < left) {
+            // Chunks that depend on what follows are left to the next window.
+            size = kind_.settle(window, size);
             if (size == 0) return encode_giant(text, end);
         }
         encode_chunks(text, CharacterCounter(window));
@@ -384,11 +407,13 @@ private:
     // Encode a chunk on a cache miss.
     void encode_unknown(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size, bool is_new,
                         const CharacterCounter& characters, std::size_t start) {
-        if (!kAligned && size > ChunkCache::kLongBytes) return split(raw, size);
-        if (!kAligned && is_new && !std::all_of(raw, raw + size, [](std::uint8_t byte) { return byte < 128; })) {
-            // Most non-ASCII chunks occur once: their alignment is computed at the second occurrence.
-            workspace_.cache.note(folded, size);
-            return split(raw, size);
+        if constexpr (!kAligned && Kind::kReadsDirectly) {
+            if (size > ChunkCache::kLongBytes) return reader_.append_directly(*this, raw, size);
+            if (is_new && !std::all_of(raw, raw + size, [](std::uint8_t byte) { return byte < 128; })) {
+                // Most non-ASCII chunks occur once: their alignment is computed at the second occurrence.
+                workspace_.cache.note(folded, size);
+                return reader_.append_directly(*this, raw, size);
+            }
         }
         reader_.read(raw, folded, size);
         if (size <= ChunkCache::kLongBytes) workspace_.cache.insert(folded, size, workspace_.pieces, false);
@@ -397,20 +422,17 @@ private:
 
     // Encode a chunk longer than a window.
     const std::uint8_t* encode_giant(const std::uint8_t* text, const std::uint8_t* end) {
-        const auto is_boundary = [this](std::uint8_t byte) { return tokenizer_.tables_.is_boundary(byte); };
-        const std::uint8_t* const chunk_end = std::find_if(text + 1, end, is_boundary);
+        const std::uint8_t* const chunk_end = kind_.chunk_end(text, end);
         const auto size = static_cast<std::size_t>(chunk_end - text);
-        if constexpr (kAligned) {
-            reader_.read_general(text, size);
+        if constexpr (!kAligned && Kind::kReadsDirectly) {
+            reader_.append_directly(*this, text, size);
+        } else {
+            reader_.read_giant(text, size);
             append_pieces(0);
             position_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
-        } else {
-            split(text, size);
         }
         return chunk_end;
     }
-
-    void split(const std::uint8_t* raw, std::size_t size) { splitter_.split({chars(raw), size}); }
 
     void append_pieces(std::uint32_t offset) {
         for (Piece piece : workspace_.pieces) {
@@ -430,20 +452,32 @@ private:
         }
     }
 
-    const Tokenizer& tokenizer_;
+    const Kind& kind_;
     Workspace& workspace_;
-    ChunkReader reader_;
-    WordSplitter<Encoder> splitter_;
+    typename Kind::Reader reader_;
     Output& output_;
-    std::vector<std::pair<std::size_t, std::string>>* strings_ = nullptr;
+    AddedStrings* strings_ = nullptr;
     std::size_t limit_;      // ids of a row
     std::size_t full_size_ = 0;  // of the output, when the row at hand has enough
     std::size_t staged_size_ = 0;
     std::array<std::uint16_t, 64> row_ends_;  // of the staged texts
-    bool can_stage_ = true, wrapping_ = false;
-    std::int32_t begin_id_ = 0, end_id_ = 0;  // around each row, if wrapping
+    Wrapping wrapping_;
     std::uint32_t position_ = 0;  // characters of the text before the window
     std::uint32_t word_ = 0;   // words so far
 };
 
-}  // namespace fastbert::wordpiece
+// Return the added tokens in a text, for Tokenizer::added_strings().
+template <class Kind>
+AddedStrings added_strings(const Kind& kind, std::string_view text) {
+    AddedStrings strings;
+    Buffer<std::int32_t> ids;
+    std::int64_t end = 0;
+    std::unique_ptr<Workspace> workspace = kind.take_workspace();
+    ChunkEncoder<Kind, false> encoder(kind, Tokenizer::kNoLimit, *workspace, ids);
+    encoder.keep_strings(strings);
+    encoder.encode_rows({&text, 1}, &end);
+    kind.give_back(std::move(workspace));
+    return strings;
+}
+
+}  // namespace fastbert::tokenizer

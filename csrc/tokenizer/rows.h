@@ -3,23 +3,37 @@
 // A row is planned as a range of its first and a range of its second sequence. Its columns (ids, types, masks,
 // alignment) are written on request, from the plan and the tokens, so that unused columns cost nothing.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "common/buffer.h"
-#include "wordpiece/batch.h"
+#include "tokenizer/batch.h"
 
-namespace fastbert::wordpiece {
+namespace fastbert::tokenizer {
 
 enum class TruncationStrategy { kNone, kLongestFirst, kOnlyFirst, kOnlySecond };
 
-// The special tokens around sequences: cls A sep, or cls A sep B sep.
-struct Template {
-    bool add_special_tokens = true;
-    std::int32_t cls_id = 0, sep_id = 0;
+// A row as its special tokens and sequences in order, with the type of each.
+struct TemplateItem {
+    enum class Kind { kSpecial, kFirst, kSecond };
+    Kind kind;
+    std::int32_t id, type;
+};
 
-    std::int64_t added(bool pair) const { return add_special_tokens ? (pair ? 3 : 2) : 0; }
+// The rows of single sequences and of pairs: "[CLS] A [SEP]" and "[CLS] A [SEP] B [SEP]", for example.
+struct Template {
+    std::vector<TemplateItem> single, pair;
+
+    const std::vector<TemplateItem>& items(bool pairs) const { return pairs ? pair : single; }
+    // The number of special tokens of a row.
+    std::int64_t added(bool pairs) const {
+        const auto special = [](const TemplateItem& item) { return item.kind == TemplateItem::Kind::kSpecial; };
+        return std::count_if(items(pairs).begin(), items(pairs).end(), special);
+    }
 };
 
 struct TruncationOptions {
@@ -46,8 +60,8 @@ public:
     static constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
 
     // Without `second`, rows are single sequences.
-    Rows(Sequences first, std::optional<Sequences> second, const Template& special_tokens) noexcept
-        : first_(std::move(first)), second_(std::move(second)), template_(special_tokens) {}
+    Rows(Sequences first, std::optional<Sequences> second, Template row_template) noexcept
+        : first_(std::move(first)), second_(std::move(second)), template_(std::move(row_template)) {}
 
     // Plan the rows: one per sample, followed by those of its overflow.
     std::optional<RowError> plan(const TruncationOptions& truncation);
@@ -78,7 +92,7 @@ private:
     };
 
     std::int64_t length(const Row& row) const {
-        return row.first.size() + row.second.size() + template_.added(pairs());
+        return row.first.size() + row.second.size() + added_;
     }
     template <class T>
     T* write_row(Column column, const Row& row, T* to) const;
@@ -86,8 +100,9 @@ private:
     Sequences first_;
     std::optional<Sequences> second_;
     Template template_;
+    std::int64_t added_ = 0;  // special tokens of a row
     Buffer<Row> rows_;
     Buffer<std::int64_t> offsets_;
 };
 
-}  // namespace fastbert::wordpiece
+}  // namespace fastbert::tokenizer

@@ -1,0 +1,153 @@
+// Part of byte_level.cpp: the tokens of a chunk that the cache does not hold, and what is done to a text as a whole.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bpe/byte_level.h"
+#include "tokenizer/piece_positions.h"
+#include "unicode/utf8.h"
+
+namespace fastbert::bpe {
+
+using tokenizer::Piece;
+using tokenizer::Trie;
+using unicode::bytes_of;
+using unicode::count_characters;
+
+// Kept between calls, with the memory of the longest words.
+struct MergerScratch final : tokenizer::Scratch {
+    MergerScratch(const Merges& merges, const std::array<std::int32_t, 256>& byte_ids) : merger(merges, byte_ids) {}
+    Merger merger;
+};
+
+class ByteLevelBpe::Reader {
+public:
+    Reader(const ByteLevelBpe& kind, Workspace& workspace) : kind_(kind), workspace_(workspace) {
+        if (!workspace.scratch) workspace.scratch = std::make_unique<MergerScratch>(kind.merges_, kind.byte_ids_);
+    }
+
+    // Added tokens are searched in the normalised text; sources lead back from there.
+    template <class Encoder>
+    void encode_segment(Encoder& encoder, std::string_view text, bool) {
+        if (kind_.normalizer_.is_inert(text)) return encode_parts(encoder, text);
+        normalizer::Characters normal = normalizer::characters_of(text);
+        kind_.normalizer_.apply(normal);
+        tokenizer::encode_with_sources(encoder, normal, count_characters(text),
+                                       [&](std::string_view bytes) { encode_parts(encoder, bytes); });
+    }
+
+    void read(const std::uint8_t* raw, const std::uint8_t*, std::size_t size) {
+        std::vector<Piece>& pieces = workspace_.pieces;
+        pieces.clear();
+        if (kind_.options_.whole_words) {
+            const auto word = kind_.words_.find({unicode::chars(raw), size});
+            if (word != kind_.words_.end()) {
+                pieces.push_back({word->second, 0, static_cast<std::uint32_t>(size), 0});
+                return tokenizer::count_in_characters(raw, size, pieces);
+            }
+        }
+        static_cast<MergerScratch&>(*workspace_.scratch).merger.merge(
+            raw, size, [&pieces](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
+                pieces.push_back({id, begin, end, 0});
+            });
+        tokenizer::count_in_characters(raw, size, pieces);
+    }
+    void read_giant(const std::uint8_t* raw, std::size_t size) { read(raw, raw, size); }
+
+    void note_match(std::size_t index, std::string_view spelling) {
+        if (kind_.options_.trim_offsets) matches_.push_back({index, tokenizer::leading_space(spelling),
+                                                             tokenizer::trailing_space(spelling)});
+    }
+
+    // Take the white space of tokens out of their offsets, as the reference does once a row is complete.
+    template <class Encoder>
+    void finish_row(Encoder& encoder, std::size_t first, std::size_t end) {
+        if (!kind_.options_.trim_offsets) return;
+        TokenColumns& tokens = encoder.output();
+        auto match = matches_.begin();
+        for (std::size_t i = first; i < end; ++i) {
+            while (match != matches_.end() && match->index < i) ++match;
+            const bool is_match = match != matches_.end() && match->index == i;
+            const Spaces& spaces = kind_.spaces_[is_match ? 0 : static_cast<std::size_t>(tokens.ids[i])];
+            auto leading = static_cast<std::int32_t>(is_match ? match->leading : spaces.leading);
+            const auto trailing = static_cast<std::int32_t>(is_match ? match->trailing : spaces.trailing);
+            std::int32_t& from = tokens.begins[i];
+            std::int32_t& to = tokens.ends[i];
+            if (leading > 0) {
+                if ((i == first || from == 0) && kind_.options_.expects_prefix) --leading;
+                from = std::min(from + leading, to);
+            }
+            if (trailing > 0 && to >= trailing) to = std::max(to - trailing, from);
+        }
+        matches_.clear();
+    }
+
+private:
+    struct Match {
+        std::size_t index, leading, trailing;
+    };
+
+    template <class Encoder>
+    void encode_parts(Encoder& encoder, std::string_view text) {
+        tokenizer::encode_between(encoder, kind_.normalized_tokens_, text,
+                                  [&](std::string_view part) { encode_part(encoder, part); });
+    }
+
+    template <class Encoder>
+    void encode_part(Encoder& encoder, std::string_view text) {
+        if (!kind_.options_.prefix_space || text[0] == ' ') return encoder.encode_run(text);
+        // The first chunk as it is behind a space.
+        constexpr std::size_t kFew = 64, kLookahead = 8;
+        prefixed_ = ' ';
+        std::size_t copied = std::min(text.size(), kFew);
+        while (copied < text.size() && (text[copied] & 0xC0) == 0x80) ++copied;
+        prefixed_.append(text.substr(0, copied));
+        const auto chunk_size = [this] {
+            const std::uint8_t* const begin = bytes_of(prefixed_);
+            return first_chunk(begin, begin + prefixed_.size());
+        };
+        std::size_t size = chunk_size();
+        if (copied < text.size() && size + kLookahead > prefixed_.size()) {
+            prefixed_.append(text.substr(copied));
+            size = chunk_size();
+        }
+        read_cached(size);
+        // Its characters have the sources of the text without the space, whose source is that of the next one.
+        for (Piece& piece : workspace_.pieces) {
+            piece.begin = std::max(piece.begin, 1U) - 1;
+            piece.end = std::max(piece.end - 1, 1U);
+        }
+        encoder.append_read();
+        const std::string_view read = text.substr(0, size - 1);
+        encoder.set_position(encoder.position() + count_characters(read));
+        encoder.encode_run(text.substr(read.size()));
+    }
+
+    // Read the first `size` bytes of prefixed_ through the cache.
+    void read_cached(std::size_t size) {
+        using tokenizer::ChunkCache;
+        if (size > ChunkCache::kShortBytes) return read(bytes_of(prefixed_), nullptr, size);
+        std::array<std::uint8_t, ChunkCache::kShortBytes + 1> chunk{};
+        std::copy_n(prefixed_.data(), size, chunk.begin());
+        ChunkCache& cache = workspace_.cache;
+        const auto* const known = cache.find_short(chunk.data(), size, cache.short_slot(chunk.data(), size));
+        if (known != nullptr && !known->elsewhere()) {
+            workspace_.pieces.clear();
+            for (std::size_t i = 0; i < known->count(); ++i) {
+                workspace_.pieces.push_back({known->ids[i], known->begin(i), known->end(i), known->word(i)});
+            }
+            return;
+        }
+        read(chunk.data(), chunk.data(), size);
+        cache.insert(chunk.data(), size, workspace_.pieces, false);
+    }
+
+    const ByteLevelBpe& kind_;
+    Workspace& workspace_;
+    std::string prefixed_;
+    std::vector<Match> matches_;
+};
+
+}  // namespace fastbert::bpe

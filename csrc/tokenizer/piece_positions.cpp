@@ -1,0 +1,44 @@
+#include "tokenizer/piece_positions.h"
+
+#include "unicode/properties.h"
+#include "unicode/utf8.h"
+
+namespace fastbert::tokenizer {
+
+std::size_t leading_space(std::string_view text) {
+    const std::uint8_t* at = unicode::bytes_of(text);
+    const std::uint8_t* const end = at + text.size();
+    std::size_t count = 0;
+    while (at < end && unicode::is_whitespace(unicode::decode(at))) ++count;
+    return count;
+}
+
+std::size_t trailing_space(std::string_view text) {
+    std::size_t count = 0;
+    while (!text.empty()) {
+        std::size_t last = text.size() - 1;
+        while ((static_cast<std::uint8_t>(text[last]) & 0xC0) == 0x80) --last;
+        const std::uint8_t* at = unicode::bytes_of(text.substr(last));
+        if (!unicode::is_whitespace(unicode::decode(at))) break;
+        text = text.substr(0, last);
+        ++count;
+    }
+    return count;
+}
+
+void count_in_characters(const std::uint8_t* text, std::size_t size, std::vector<Piece>& pieces) {
+    std::size_t byte = 0;
+    std::uint32_t characters = 0;  // that begin before `byte`
+    const auto count_to = [&](std::size_t end) {
+        for (; byte < end; ++byte) characters += (text[byte] & 0xC0) != 0x80;
+        return characters;
+    };
+    for (Piece& piece : pieces) {
+        const bool is_inside = piece.begin < size && (text[piece.begin] & 0xC0) == 0x80;
+        const std::uint32_t end = piece.end;
+        piece.begin = count_to(piece.begin) - is_inside;
+        piece.end = count_to(end);
+    }
+}
+
+}  // namespace fastbert::tokenizer

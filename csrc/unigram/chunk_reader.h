@@ -1,0 +1,187 @@
+// Part of unigram.cpp: the tokens of a chunk that the cache does not hold, and of texts that cannot be cut into chunks.
+#pragma once
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/piece_positions.h"
+#include "unicode/utf8.h"
+#include "unigram/unigram.h"
+
+namespace fastbert::unigram {
+
+using tokenizer::Piece;
+using tokenizer::Trie;
+using unicode::bytes_of;
+using unicode::count_characters;
+
+struct UnigramScratch final : tokenizer::Scratch {
+    Lattice lattice;
+    std::string word;
+    std::vector<Word> words;
+    std::vector<std::uint32_t> character_of;  // by byte of a word
+};
+
+class Unigram::Reader {
+public:
+    Reader(const Unigram& kind, Workspace& workspace) : kind_(kind), pieces_(workspace.pieces) {
+        if (!workspace.scratch) workspace.scratch = std::make_unique<UnigramScratch>();
+        scratch_ = static_cast<UnigramScratch*>(workspace.scratch.get());
+    }
+
+    template <class Encoder>
+    void encode_segment(Encoder& encoder, std::string_view text, bool is_first) {
+        if (!kind_.normalized_tokens_.empty() && !kind_.normalizer_.is_inert(text)) {
+            return encode_normalized(encoder, text, is_first);
+        }
+        if (kind_.normalized_tokens_.empty()) return encode_part(encoder, text, is_first);
+        std::size_t done = 0;
+        tokenizer::encode_between(encoder, kind_.normalized_tokens_, text, [&](std::string_view part) {
+            encode_part(encoder, part, is_first && std::exchange(done, 1) == 0 && part.data() == text.data());
+        });
+    }
+
+    void read(const std::uint8_t* raw, const std::uint8_t*, std::size_t size) {
+        const std::string_view chunk(unicode::chars(raw), size);
+        if (!read_usual(chunk)) read_with(kind_.local_normalizer_, chunk, false);
+    }
+    void read_giant(const std::uint8_t* raw, std::size_t size) {
+        read(raw, raw, size);
+        trim();
+    }
+
+    void note_match(std::size_t, std::string_view) {}
+    template <class Encoder>
+    void finish_row(Encoder&, std::size_t, std::size_t) {}
+
+private:
+    template <class Encoder>
+    void encode_part(Encoder& encoder, std::string_view text, bool is_first) {
+        const std::uint32_t position = encoder.position();
+        const std::string_view whole = text;
+        // White space at the ends that is stripped, as far as it is certain.
+        const auto is_space = [this](char byte) { return kind_.is_space(static_cast<std::uint8_t>(byte)); };
+        if (kind_.strips_left_) while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+        if (kind_.strips_right_) while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+        if (text.empty() || !kind_.is_local(text)) {
+            read_with(kind_.normalizer_, whole, is_first);
+            encoder.append_read();
+            trim();
+        } else {
+            encoder.set_position(position + static_cast<std::size_t>(text.data() - whole.data()));
+            if (is_first && kind_.first_matters_) {
+                const std::uint8_t* const begin = bytes_of(text);
+                const auto size = static_cast<std::size_t>(kind_.chunk_end(begin, begin + text.size()) - begin);
+                const std::string_view chunk = text.substr(0, size);
+                read_with(kind_.local_normalizer_, chunk, true);
+                encoder.append_read();
+                encoder.set_position(encoder.position() + count_characters(chunk));
+                text.remove_prefix(size);
+            }
+            encoder.encode_run(text);
+        }
+        encoder.set_position(position + count_characters(whole));
+    }
+
+    // Added tokens are searched in the normalised text, and the text between them is split.
+    template <class Encoder>
+    void encode_normalized(Encoder& encoder, std::string_view text, bool is_first) {
+        normalizer::Characters normal = normalizer::characters_of(text);
+        kind_.normalizer_.apply(normal);
+        const std::string bytes = normalizer::bytes_of(normal);
+        if (!kind_.normalized_tokens_.occurs_in(bytes)) return encode_part(encoder, text, is_first);
+        const std::string_view view = bytes;
+        const auto character = [&](std::size_t byte) { return count_characters(view.substr(0, byte)); };
+        const std::uint32_t position = encoder.position();
+        std::size_t last_end = 0;
+        for (std::size_t at = 0; at < view.size() && !encoder.full();) {
+            const AddedTokens::Match match = kind_.normalized_tokens_.find(view, at, last_end);
+            const auto in_text = [&](std::size_t byte) {
+                return normal.begin() + static_cast<std::ptrdiff_t>(character(byte));
+            };
+            if (match.begin > last_end) {
+                pieces_.clear();
+                split_words({in_text(last_end), in_text(match.begin)}, is_first && last_end == 0);
+                encoder.append_read();
+            }
+            if (match.id != Trie::kNone) {
+                encoder.append_token(match.id, in_text(match.begin)->source, (in_text(match.end) - 1)->source + 1,
+                                     view.substr(match.begin, match.end - match.begin));
+            }
+            at = match.next;
+            last_end = match.end;
+        }
+        encoder.set_position(position + count_characters(text));
+    }
+
+    // A chunk that no step changes, but for its space, which is put before every chunk. Return false for others.
+    bool read_usual(std::string_view chunk) {
+        if (!kind_.is_usual_) return false;
+        const bool has_space = chunk.front() == ' ';
+        const std::string_view rest = chunk.substr(has_space);
+        if (rest.empty() || !kind_.is_plain(rest)) return false;
+        std::string& word = scratch_->word;
+        word = kind_.replacement_;
+        word += rest;
+        pieces_.clear();
+        kind_.pieces_.split(word, scratch_->lattice, [this](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
+            pieces_.push_back({id, begin, end, 0});
+        });
+        tokenizer::count_in_characters(bytes_of(word), word.size(), pieces_);
+        // The first character is that of the space, or has the place of the next one.
+        const std::uint32_t shift = has_space ? 0 : 1;
+        const std::uint32_t first = has_space && !kind_.keeps_space_ ? 1 : 0;
+        for (Piece& piece : pieces_) {
+            piece.begin = piece.begin == 0 ? first : piece.begin - shift;
+            piece.end = std::max(piece.end - shift, first + 1);
+        }
+        return true;
+    }
+
+    void read_with(const normalizer::Normalizer& normalizer, std::string_view text, bool is_first) {
+        normalizer::Characters characters = normalizer::characters_of(text);
+        normalizer.apply(characters);
+        pieces_.clear();
+        split_words(std::move(characters), is_first);
+    }
+
+    void split_words(normalizer::Characters characters, bool is_first) {
+        if (characters.empty()) return;
+        std::vector<Word>& words = scratch_->words;
+        words.clear();
+        words.push_back({std::move(characters), is_first});
+        kind_.pre_tokenizer_.split(words);
+        for (std::size_t index = 0; index < words.size(); ++index) {
+            const normalizer::Characters& text = words[index].text;
+            scratch_->word = normalizer::bytes_of(text);
+            std::vector<std::uint32_t>& character_of = scratch_->character_of;
+            character_of.clear();
+            std::uint32_t character = ~0U;
+            for (const char byte : scratch_->word) {
+                character += (byte & 0xC0) != 0x80;
+                character_of.push_back(character);
+            }
+            kind_.pieces_.split(scratch_->word, scratch_->lattice,
+                                [&](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
+                                    pieces_.push_back({id, text[character_of[begin]].source,
+                                                       text[character_of[end - 1]].source + 1,
+                                                       static_cast<std::uint32_t>(index)});
+                                });
+        }
+    }
+
+    // Memory of a very long text is not kept.
+    void trim() {
+        constexpr std::size_t kKept = 1 << 16;
+        if (scratch_->lattice.nodes.capacity() <= kKept) return;
+        *scratch_ = UnigramScratch();
+    }
+
+    const Unigram& kind_;
+    std::vector<Piece>& pieces_;
+    UnigramScratch* scratch_;
+};
+
+}  // namespace fastbert::unigram

@@ -1,0 +1,75 @@
+// The pieces of a Unigram vocabulary, with their log probabilities, and the most probable pieces of a word.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/trie.h"
+
+namespace fastbert::unigram {
+
+// Memory of a search, kept between words.
+struct Lattice {
+    struct Node {  // the best path to a byte
+        double score;
+        std::int32_t begin, id;  // of its last piece; a begin of -1: there is no path
+    };
+    struct Piece {
+        std::uint32_t begin, end;
+        std::int32_t id;
+    };
+    std::vector<Node> nodes;
+    std::vector<Piece> pieces;
+};
+
+class Pieces {
+public:
+    // `tokens` by id, distinct; `unknown_id` is that of characters in no piece. With `byte_ids`, 256 of them, the bytes
+    // of such characters are tokens.
+    Pieces(const std::vector<std::string>& tokens, std::vector<double> scores, std::int32_t unknown_id,
+           std::vector<std::int32_t> byte_ids);
+
+    // Call token(id, begin, end) with the byte range of each piece of a word of whole characters.
+    template <class Token>
+    void split(std::string_view word, Lattice& lattice, Token token) const {
+        find_path(word, lattice);
+        for (std::size_t i = lattice.pieces.size(); i-- > 0;) {
+            Lattice::Piece piece = lattice.pieces[i];
+            if (piece.id != unknown_id_) {
+                token(piece.id, piece.begin, piece.end);
+                continue;
+            }
+            // Unknown characters side by side are one token.
+            while (i > 0 && lattice.pieces[i - 1].id == unknown_id_) piece.end = lattice.pieces[--i].end;
+            const std::string_view text = word.substr(piece.begin, piece.end - piece.begin);
+            if (const std::int32_t id = find(text); id != tokenizer::Trie::kNone) {
+                token(id, piece.begin, piece.end);
+            } else if (byte_ids_.empty()) {
+                token(unknown_id_, piece.begin, piece.end);
+            } else {
+                for (const char byte : text) token(byte_ids_[static_cast<std::uint8_t>(byte)], piece.begin, piece.end);
+            }
+        }
+    }
+
+    // The id of a whole piece, or Trie::kNone.
+    std::int32_t find(std::string_view text) const {
+        const tokenizer::Trie::Match match = trie_.longest_prefix(text);
+        return match.size == text.size() ? match.id : tokenizer::Trie::kNone;
+    }
+
+private:
+    // Fill lattice.pieces, the last one first.
+    void find_path(std::string_view word, Lattice& lattice) const;
+
+    tokenizer::Trie trie_;
+    std::vector<double> scores_;
+    double unknown_score_;
+    std::int32_t unknown_id_;
+    std::vector<std::int32_t> byte_ids_;
+};
+
+}  // namespace fastbert::unigram

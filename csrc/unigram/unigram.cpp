@@ -1,0 +1,246 @@
+#include "unigram/unigram.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <variant>
+
+#include "tokenizer/chunk_encoder.h"
+#include "unicode/properties.h"
+#include "unigram/chunk_reader.h"
+
+namespace fastbert::unigram {
+namespace {
+
+using normalizer::Characters;
+using normalizer::Step;
+
+constexpr char32_t kPoints = 0x110000;
+
+normalizer::Normalizer without_strips(const normalizer::Normalizer& normalizer) {
+    std::vector<Step> steps = normalizer.steps();
+    std::erase_if(steps, [](const Step& step) { return std::holds_alternative<normalizer::StripStep>(step); });
+    return normalizer::Normalizer(std::move(steps));
+}
+
+template <class Kind, class Variant>
+const Kind* find_step(const std::vector<Variant>& steps) {
+    for (const Variant& step : steps) {
+        if (const auto* const found = std::get_if<Kind>(&step)) return found;
+    }
+    return nullptr;
+}
+
+std::string normalized(const normalizer::Normalizer& normalizer, std::string_view text) {
+    Characters characters = normalizer::characters_of(text);
+    normalizer.apply(characters);
+    return normalizer::bytes_of(characters);
+}
+
+}  // namespace
+
+Unigram::Unigram(const std::vector<std::string>& tokens, std::vector<double> scores, std::int32_t unknown_id,
+                 std::vector<std::int32_t> byte_ids, const std::vector<AddedToken>& added, bool split_special,
+                 normalizer::Normalizer normalizer, PreTokenizer pre_tokenizer, SpaceScan scan)
+    : pieces_(tokens, std::move(scores), unknown_id, std::move(byte_ids)),
+      raw_tokens_(normalizer::searched(added, nullptr), split_special),
+      normalized_tokens_(normalizer::searched(added, &normalizer), split_special),
+      normalizer_(std::move(normalizer)),
+      local_normalizer_(without_strips(normalizer_)),
+      pre_tokenizer_(std::move(pre_tokenizer)),
+      scan_(scan) {
+    find_spaces();
+    find_hazards();
+    give_back(make_workspace());
+}
+
+// Find out whether text may be cut before spaces: the steps must treat what is on both sides separately.
+void Unigram::find_spaces() {
+    using normalizer::ReplaceRunsStep;
+    bool splits = false, known = true;
+    const MetaspaceStep* metaspace = nullptr;
+    bool drops_space = false;
+    for (const SplittingStep& step : pre_tokenizer_.steps()) {
+        if (const auto* const found = std::get_if<MetaspaceStep>(&step)) {
+            splits = splits || found->split;
+            known = known && metaspace == nullptr;
+            metaspace = found;
+            first_matters_ = found->prepend == MetaspaceStep::Prepend::kFirst;
+        } else if (std::holds_alternative<WhitespaceSplitStep>(step)) {
+            splits = true;
+            drops_space = drops_space || metaspace == nullptr;
+        } else if (std::holds_alternative<SplitStep>(step)) {
+            known = false;
+        }
+    }
+    for (const Step& step : normalizer_.steps()) {
+        if (std::holds_alternative<normalizer::PrependStep>(step)) known = false;
+        if (const auto* const strip = std::get_if<normalizer::StripStep>(&step)) {
+            strips_left_ = strips_left_ || strip->left;
+            strips_right_ = strips_right_ || strip->right;
+        }
+        if (const auto* const runs = std::get_if<ReplaceRunsStep>(&step)) {
+            in_runs_ = true;
+            known = known && runs->content == U" ";
+        }
+        if (const auto* const replace = std::get_if<normalizer::ReplaceStep>(&step)) {
+            // A single character may become a space; what is longer must not reach over one.
+            known = known && (replace->pattern.size() == 1 || std::none_of(replace->pattern.begin(),
+                                                                           replace->pattern.end(), unicode::is_whitespace));
+        }
+    }
+    cuts_ = splits && known && normalized(local_normalizer_, " ") == " ";
+    if (!cuts_) return;
+    std::size_t next = 1;
+    for (const char byte : {'\n', '\t'}) {
+        const std::string alone(1, byte), between = std::string("a") + byte + "b";
+        if (normalized(local_normalizer_, alone) == " " && normalized(local_normalizer_, between) == "a b") {
+            spaces_[next++] = static_cast<std::uint8_t>(byte);
+        }
+    }
+    const auto& steps = pre_tokenizer_.steps();
+    is_usual_ = metaspace != nullptr && metaspace->prepend == MetaspaceStep::Prepend::kAlways && metaspace->split &&
+                (steps.size() == 1 || (steps.size() == 2 && drops_space && std::get_if<MetaspaceStep>(&steps[1])));
+    if (metaspace == nullptr) return;
+    keeps_space_ = !drops_space;
+    std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
+    replacement_.assign(unicode::chars(encoded.data()), unicode::encode(metaspace->replacement, encoded.data()));
+}
+
+// Characters that act across spaces.
+void Unigram::find_hazards() {
+    hazards_.assign(kPoints / 64, 0);
+    const auto set = [this](char32_t point) {
+        hazards_[point / 64] |= std::uint64_t{1} << point % 64;
+        has_hazards_ = true;
+        has_wide_hazards_ = has_wide_hazards_ || point >= 0x80;
+    };
+    std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
+    const auto vanishes = [&](char32_t point) {
+        const std::string_view character(unicode::chars(encoded.data()), unicode::encode(point, encoded.data()));
+        const std::string result = normalized(local_normalizer_, character);
+        return result.empty() || result.find(' ') != std::string::npos;
+    };
+    const auto* const charsmap = find_step<normalizer::CharsmapStep>(normalizer_.steps());
+    const auto* const runs = find_step<normalizer::ReplaceRunsStep>(normalizer_.steps());
+    for (char32_t point = 0; point < kPoints; ++point) {
+        if (point == 0xD800) point = 0xE000;
+        // A cluster of such a character and a space may be replaced as a whole.
+        if (charsmap && unicode::is_prepended(point)) set(point);
+        if (!runs || (point < 0x80 && is_space(static_cast<std::uint8_t>(point)))) continue;
+        // What becomes white space, or goes, may stand in a run with a space.
+        const bool is_space_class = unicode::split_class_of(point) == unicode::SplitClass::kSpace;
+        if (is_space_class || (normalizer_.changes(point) && vanishes(point))) set(point);
+    }
+    if (charsmap && runs) {
+        charsmap->map->for_each_key([&](std::string_view key) {
+            const auto value = charsmap->map->find(key);
+            if (!unicode::is_valid_utf8(key) || (value && !value->empty() && value->find(' ') == value->npos)) return;
+            const std::uint8_t* at = unicode::bytes_of(key);
+            if (!is_space(*at)) set(unicode::decode(at));
+        });
+    }
+    // "\r\n" is one cluster.
+    if (charsmap) set('\r');
+}
+
+std::unique_ptr<Workspace> Unigram::make_workspace() const { return std::make_unique<Workspace>(); }
+
+// Return true if a text may be cut into chunks. Its ends matter, where white space is stripped, and its first character,
+// whose removal by a character map shifts all offsets in the reference.
+bool Unigram::is_local(std::string_view text) const {
+    if (!cuts_) return false;
+    const auto first = static_cast<std::uint8_t>(text.front()), last = static_cast<std::uint8_t>(text.back());
+    const auto is_visible = [](std::uint8_t byte) { return byte > ' ' && byte < 0x7F; };
+    if (!is_visible(first) && (strips_left_ || first != ' ')) {
+        const std::uint8_t* at = unicode::bytes_of(text);
+        const char32_t point = unicode::decode(at);
+        if (normalizer_.changes(point) || unicode::is_whitespace(point)) return false;
+    }
+    if (strips_right_ && !is_visible(last)) {
+        std::size_t begin = text.size() - 1;
+        while ((static_cast<std::uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
+        const std::uint8_t* at = unicode::bytes_of(text.substr(begin));
+        const char32_t point = unicode::decode(at);
+        if (normalizer_.changes(point) || unicode::is_whitespace(point)) return false;
+    }
+    if (!has_hazards_) return true;
+    const std::uint8_t* at = unicode::bytes_of(text);
+    const std::uint8_t* const end = at + text.size();
+    while (at < end) {
+        // Eight bytes from ' ' to '~' at a time.
+        while (end - at >= 8) {
+            std::uint64_t word;
+            __builtin_memcpy(&word, at, 8);
+            constexpr std::uint64_t kOnes = 0x0101010101010101U;
+            if (((word | (word - kOnes * 0x20) | (word + kOnes)) & (kOnes * 0x80)) != 0) break;
+            at += 8;
+        }
+        if (at == end) break;
+        if (*at >= 0x80 && !has_wide_hazards_) {
+            ++at;
+        } else if (is_hazard(unicode::decode(at))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Return true if no step changes the characters of a chunk or splits between them.
+bool Unigram::is_plain(std::string_view text) const {
+    const std::uint8_t* at = unicode::bytes_of(text);
+    const std::uint8_t* const end = at + text.size();
+    while (at < end) {
+        if (*at > ' ' && *at < 0x7F) {
+            ++at;
+            continue;
+        }
+        const std::uint8_t* const begin = at;
+        if (unicode::is_whitespace(unicode::decode(at))) return false;
+        const std::string_view character(unicode::chars(begin), static_cast<std::size_t>(at - begin));
+        if (character == replacement_) return false;
+    }
+    return local_normalizer_.is_inert(text);
+}
+
+bool Unigram::stages(std::string_view staged) const {
+    if (!cuts_ || first_matters_ || raw_tokens_.occurs_in(staged)) return false;
+    if (!normalized_tokens_.empty() && (!normalizer_.is_inert(staged) || normalized_tokens_.occurs_in(staged))) return false;
+    while (!staged.empty()) {
+        const std::size_t size = staged.find(static_cast<char>(tokenizer::kSeparator));
+        if (size > 0 && !is_local(staged.substr(0, size))) return false;
+        staged.remove_prefix(size + 1);
+    }
+    return true;
+}
+
+// Without the last chunk, which may go on.
+std::size_t Unigram::settle(tokenizer::Window& window, std::size_t size) const {
+    if (window.count == 0) return size;
+    return window.starts[--window.count];
+}
+
+const std::uint8_t* Unigram::chunk_end(const std::uint8_t* text, const std::uint8_t* end) const {
+    const auto is_space_byte = [this](std::uint8_t byte) { return is_space(byte); };
+    const std::uint8_t* at = text + 1;
+    if (in_runs_ && is_space(*text)) at = std::find_if_not(at, end, is_space_byte);
+    return std::find_if(at, end, is_space_byte);
+}
+
+void Unigram::encode(std::span<const std::string_view> texts, std::size_t limit, const tokenizer::Wrapping& wrapping,
+                     Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const {
+    tokenizer::ChunkEncoder<Unigram, false> encoder(*this, limit, workspace, ids);
+    encoder.wrap(wrapping);
+    encoder.encode_rows(texts, ends);
+}
+
+void Unigram::encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
+                             TokenColumns& tokens, std::int64_t* ends) const {
+    tokenizer::ChunkEncoder<Unigram, true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
+}
+
+std::vector<std::pair<std::size_t, std::string>> Unigram::added_strings(std::string_view text) const {
+    return tokenizer::added_strings(*this, text);
+}
+
+}  // namespace fastbert::unigram
