@@ -96,6 +96,19 @@ class WordCounter:
 
 def normalize(text: str, options: NormalizerOptions) -> str: ...
 
+# bindings/unicode.cpp
+
+UNICODE_PROPERTIES_FINGERPRINT: str
+
+def split_classes() -> bytes:
+    """Return the class of each code point in byte-level BPE: 0 letter, 1 number, 2 space, 3 other."""
+
+def character_flags() -> bytes:
+    """Return the flags of each code point: 1 white space, 2 punctuation, 4 numeric, 8 combining mark."""
+
+def grapheme_sizes(text: str) -> list[int]:
+    """Return the bytes of each grapheme cluster, exact below 6 bytes."""
+
 # bindings/collator.cpp
 
 class TokenCorpus:

@@ -1,0 +1,61 @@
+// Bindings of csrc/unicode, for the tests that compare it with the reference.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bindings/registration.h"
+#include "unicode/properties.h"
+#include "unicode/utf8.h"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace fastbert {
+namespace {
+
+constexpr char32_t kCodePoints = 0x110000;
+
+// A value of one byte for each code point.
+template <class Property>
+py::bytes for_each_code_point(Property property) {
+    std::string values(kCodePoints, '\0');
+    for (char32_t point = 0; point < kCodePoints; ++point) values[point] = static_cast<char>(property(point));
+    return values;
+}
+
+std::vector<std::size_t> grapheme_sizes(std::string_view text) {
+    std::vector<std::size_t> sizes;
+    const auto* at = unicode::bytes_of(text);
+    for (const auto* const end = at + text.size(); at < end; at += sizes.back()) {
+        sizes.push_back(unicode::grapheme_size(at, end));
+    }
+    return sizes;
+}
+
+void bind_functions(py::module_& module) {
+    module.attr("UNICODE_PROPERTIES_FINGERPRINT") = unicode::kPropertiesFingerprint;
+    module.def(
+        "split_classes", [] { return for_each_code_point(unicode::split_class_of); },
+        "Return the class of each code point in byte-level BPE: 0 letter, 1 number, 2 space, 3 other.");
+    module.def(
+        "character_flags",
+        [] {
+            return for_each_code_point([](char32_t point) {
+                return unicode::is_whitespace(point) | unicode::is_punctuation(point) << 1 |
+                       unicode::is_numeric(point) << 2 | unicode::is_combining_mark(point) << 3;
+            });
+        },
+        "Return the flags of each code point: 1 white space, 2 punctuation, 4 numeric, 8 combining mark.");
+    module.def("grapheme_sizes", &grapheme_sizes, "text"_a,
+               "Return the bytes of each grapheme cluster, exact below 6 bytes.");
+}
+
+const Registration registration{"unicode", &bind_functions};
+
+}  // namespace
+}  // namespace fastbert
