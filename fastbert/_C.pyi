@@ -109,6 +109,18 @@ def character_flags() -> bytes:
 def grapheme_sizes(text: str) -> list[int]:
     """Return the bytes of each grapheme cluster, exact below 6 bytes."""
 
+def normalize_form(form: str, text: str) -> tuple[str, list[int]]:
+    """Return a text in NFC, NFD, NFKC or NFKD, and the source of each of its characters."""
+
+def is_inert(form: str, text: str) -> bool:
+    """Return true if normalization certainly changes nothing."""
+
+def lowercase(text: str) -> tuple[str, list[int]]:
+    """Return a text in lower case, and the source of each of its characters."""
+
+def strip_accents(text: str) -> tuple[str, list[int]]:
+    """Return a text without combining marks, and the source of each of its characters."""
+
 # bindings/collator.cpp
 
 class TokenCorpus:

@@ -2,13 +2,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bindings/registration.h"
+#include "unicode/normalization_forms.h"
 #include "unicode/properties.h"
 #include "unicode/utf8.h"
 
@@ -37,6 +40,33 @@ std::vector<std::size_t> grapheme_sizes(std::string_view text) {
     return sizes;
 }
 
+unicode::Form form_of(std::string_view name) {
+    if (name == "NFC") return unicode::Form::kNfc;
+    if (name == "NFD") return unicode::Form::kNfd;
+    if (name == "NFKC") return unicode::Form::kNfkc;
+    if (name == "NFKD") return unicode::Form::kNfkd;
+    throw py::value_error("the form must be NFC, NFD, NFKC or NFKD, not " + std::string(name));
+}
+
+// The text that `change` makes of a text, and the source of each of its characters.
+template <class Change>
+std::pair<std::string, std::vector<std::uint32_t>> with_sources(std::string_view text, Change change) {
+    std::vector<unicode::NormalizedCharacter> characters;
+    const auto* at = unicode::bytes_of(text);
+    for (const auto* const end = at + text.size(); at < end;) {
+        const auto source = static_cast<std::uint32_t>(characters.size());
+        characters.push_back({unicode::decode(at), source});
+    }
+    change(characters);
+    std::pair<std::string, std::vector<std::uint32_t>> result;
+    for (const auto& [point, source] : characters) {
+        std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
+        result.first.append(unicode::chars(encoded.data()), unicode::encode(point, encoded.data()));
+        result.second.push_back(source);
+    }
+    return result;
+}
+
 void bind_functions(py::module_& module) {
     module.attr("UNICODE_PROPERTIES_FINGERPRINT") = unicode::kPropertiesFingerprint;
     module.def(
@@ -53,6 +83,21 @@ void bind_functions(py::module_& module) {
         "Return the flags of each code point: 1 white space, 2 punctuation, 4 numeric, 8 combining mark.");
     module.def("grapheme_sizes", &grapheme_sizes, "text"_a,
                "Return the bytes of each grapheme cluster, exact below 6 bytes.");
+    module.def(
+        "normalize_form",
+        [](std::string_view form, std::string_view text) {
+            return with_sources(text, [form](auto& characters) { unicode::normalize(form_of(form), characters); });
+        },
+        "form"_a, "text"_a, "Return a text in NFC, NFD, NFKC or NFKD, and the source of each of its characters.");
+    module.def(
+        "is_inert", [](std::string_view form, std::string_view text) { return unicode::is_inert(form_of(form), text); },
+        "form"_a, "text"_a, "Return true if normalization certainly changes nothing.");
+    module.def(
+        "lowercase", [](std::string_view text) { return with_sources(text, unicode::lowercase); }, "text"_a,
+        "Return a text in lower case, and the source of each of its characters.");
+    module.def(
+        "strip_accents", [](std::string_view text) { return with_sources(text, unicode::strip_accents); }, "text"_a,
+        "Return a text without combining marks, and the source of each of its characters.");
 }
 
 const Registration registration{"unicode", &bind_functions};

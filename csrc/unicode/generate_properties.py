@@ -8,6 +8,7 @@ which every text has a replacement of one character, the length of the result sh
     python csrc/unicode/generate_properties.py            # rewrites csrc/unicode/properties_tables.cpp
 """
 
+import functools
 import hashlib
 import struct
 import sys
@@ -33,7 +34,6 @@ ACUTE, JOINER, COPYRIGHT = "\u0301", "\u200d", "\u00a9"
 KA, VIRAMA, SSA = "\u0915", "\u094d", "\u0937"  # a conjunct of Devanagari: consonant, linker, consonant
 HANGUL_VOWELS, HANGUL_TRAILING = range(0x1161, 0x1176), range(0x11A8, 0x11C3)  # of the formula of composition
 
-
 CHARACTERS_PER_CALL = 1 << 12  # so that the texts of a call fit the cache
 
 
@@ -43,6 +43,12 @@ class Answers(NamedTuple):
     compositions: dict[tuple[str, str], str]  # of two characters to one, without Hangul
     white_space: set[int]  # by WhitespaceSplit and by Punctuation: for comparison with the tables of BERT
     punctuation: set[int]
+
+
+@functools.cache
+def all_scalars() -> str:
+    """Return every Unicode scalar value in a text."""
+    return "".join(scalars())
 
 
 def apply(function, chars: Sequence[str], before: str = "", after: str = "") -> list[str]:
@@ -67,7 +73,7 @@ def split_classes() -> bytearray:
         return SPACE
 
     classes = bytearray([OTHER]) * CODE_POINTS
-    text = "".join(scalars())
+    text = all_scalars()
     # The characters of a piece, less a leading space, are of one class.
     for _, (begin, end) in split(text):
         if end - begin > 1 and text[begin] == " ":
@@ -97,7 +103,7 @@ def grapheme_classes() -> bytearray:
     replace = normalizers.Precompiled(charsmap()).normalize_str
     assert len(replace("\r\n")) == 1
     assert all(len(replace(f"{char}{ACUTE}{ACUTE}")) == 2 for char in "\r\n")
-    chars = [char for char in scalars() if char not in "\r\n"]
+    chars = [char for char in all_scalars() if char not in "\r\n"]
 
     def select(candidates: Iterable[str], before: str, after: str, length: int) -> set[str]:
         """Return the characters with which before + character + after is replaced by `length` characters."""
@@ -156,7 +162,7 @@ def grapheme_classes() -> bytearray:
 
 def removed_characters(pre_tokenizer) -> set[int]:
     """Return the code points that a pre-tokenizer removes from text."""
-    text = "".join(scalars())
+    text = all_scalars()
     bounds = [0, *(bound for _, piece in pre_tokenizer.pre_tokenize_str(text) for bound in piece), len(text)]
     return {ord(char) for begin, end in zip(bounds[::2], bounds[1::2]) for char in text[begin:end]}
 
@@ -166,7 +172,7 @@ def numeric_characters() -> set[int]:
     from tokenizers import pre_tokenizers
 
     split = pre_tokenizers.Digits(individual_digits=True).pre_tokenize_str
-    pieces = split("".join(f"{char}--" for char in scalars()))
+    pieces = split("--".join(all_scalars()))
     return {ord(piece) for piece, (begin, end) in pieces if end - begin == 1 and begin % 3 == 0}
 
 
@@ -193,19 +199,17 @@ def query_reference() -> Answers:
         properties[point] |= grapheme_class << GRAPHEME_SHIFT
     for point in numeric_characters():
         properties[point] |= NUMERIC
-    kept = set(normalizers.StripAccents().normalize_str("".join(scalars())))
-    for char in scalars():
-        if char not in kept:
-            properties[ord(char)] |= COMBINING_MARK
+    for char in set(all_scalars()) - set(normalizers.StripAccents().normalize_str(all_scalars())):
+        properties[ord(char)] |= COMBINING_MARK
 
     normalize = {form: getattr(normalizers, form)().normalize_str for form in FORMS}
-    chars = [char for char in scalars() if char != "\n"]
+    chars = [char for char in all_scalars() if char != "\n"]
     results = {form: apply(normalize[form], chars) for form in FORMS}
-    reordered = zip(
-        chars, apply(normalize["NFD"], chars, before=HIGHEST_MARK), apply(normalize["NFD"], chars, after=LOWEST_MARK)
-    )
-    marks = {char for char, a, b in reordered if not a.startswith(HIGHEST_MARK) or not b.endswith(LOWEST_MARK)}
     canonical = {char: result for char, result in zip(chars, results["NFD"], strict=True) if result != char}
+    stable = [char for char in chars if char not in canonical]
+    decompose = normalize["NFD"]
+    reordered = zip(stable, apply(decompose, stable, HIGHEST_MARK), apply(decompose, stable, after=LOWEST_MARK))
+    marks = {char for char, a, b in reordered if a != HIGHEST_MARK + char or b != char + LOWEST_MARK}
     compatible = zip(chars, results["NFD"], results["NFKD"], strict=True)
     compatibility = {char: result for char, canonical_result, result in compatible if result != canonical_result}
     compositions = compositions_of(normalize["NFC"], canonical)
@@ -213,9 +217,9 @@ def query_reference() -> Answers:
     for char in seconds:
         properties[ord(char)] |= COMPOSES_WITH_PREVIOUS
     for index, form in enumerate(FORMS):
-        for char, result in zip(chars, results[form], strict=True):
-            if result != char or char in marks or (form in ("NFC", "NFKC") and char in seconds):
-                properties[ord(char)] |= 1 << (CHANGES_SHIFT + index)
+        changed = {char for char, result in zip(chars, results[form], strict=True) if result != char}
+        for char in changed | marks | (seconds if form in ("NFC", "NFKC") else set()):
+            properties[ord(char)] |= 1 << (CHANGES_SHIFT + index)
     for char in compatibility:
         properties[ord(char)] |= DECOMPOSES_COMPATIBLY
     check_assumptions(properties, canonical, compatibility, marks, seconds)

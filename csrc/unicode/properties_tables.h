@@ -1,4 +1,4 @@
-// Tables measured on the reference tokenizer by generate_properties.py; properties.h and normalization_forms.h read them.
+// Tables measured on the reference tokenizer by generate_properties.py, for properties.h and normalization_forms.cpp.
 #pragma once
 #include <cstdint>
 #include <span>
