@@ -98,6 +98,31 @@ class WordCounter:
 
 def normalize(text: str, options: NormalizerOptions) -> str: ...
 
+# bindings/unicode.cpp
+
+UNICODE_PROPERTIES_FINGERPRINT: str
+
+def split_classes() -> bytes:
+    """Return the class of each code point in byte-level BPE: 0 letter, 1 number, 2 space, 3 other."""
+
+def character_flags() -> bytes:
+    """Return the flags of each code point: 1 white space, 2 punctuation, 4 numeric, 8 combining mark."""
+
+def grapheme_sizes(text: str) -> list[int]:
+    """Return the bytes of each grapheme cluster, exact below 6 bytes."""
+
+def normalize_form(form: str, text: str) -> tuple[str, list[int]]:
+    """Return a text in NFC, NFD, NFKC or NFKD, and the source of each of its characters."""
+
+def is_inert(form: str, text: str) -> bool:
+    """Return true if normalization certainly changes nothing."""
+
+def lowercase(text: str) -> tuple[str, list[int]]:
+    """Return a text in lower case, and the source of each of its characters."""
+
+def strip_accents(text: str) -> tuple[str, list[int]]:
+    """Return a text without combining marks, and the source of each of its characters."""
+
 # bindings/collator.cpp
 
 class TokenCorpus:

@@ -37,68 +37,11 @@ Characters isolate_chinese(const Characters& text) {
     return result;
 }
 
-// A character of a canonical decomposition. All but the first are inserted: they have no position in the text.
-struct Part {
-    char32_t point;
-    std::uint8_t rank;
-    bool inserted;
-};
-
-void decompose(char32_t point, std::vector<Part>& parts) {
-    const unicode::Record& record = record_of(point);
-    const auto add = [&](char32_t part, bool inserted) { parts.push_back({part, record_of(part).rank, inserted}); };
-    if (!(record.flags & unicode::kDecomposes)) return add(point, false);
-    if (record.decomposition != 0) {
-        bool inserted = false;
-        for (const char32_t part : unicode::sequence_at(record.decomposition)) {
-            add(part, inserted);
-            inserted = true;
-        }
-        return;
-    }
-    // Unicode standard, section 3.12: a Hangul syllable is leading + vowel + optional trailing consonant.
-    const char32_t index = point - 0xAC00, trailing = index % 28;
-    add(0x1100 + index / 588, false);
-    add(0x1161 + index % 588 / 28, true);
-    if (trailing != 0) add(0x11A7 + trailing, true);
-}
-
-// Canonical decomposition (NFD). Reordered marks keep the sequence of source positions.
-Characters decompose(const Characters& text) {
-    std::vector<Part> parts;
-    for (const NormalizedCharacter& character : text) decompose(character.point, parts);
-    const auto starts = [](const Part& part) { return part.rank == 0; };
-    for (auto at = parts.begin(); at != parts.end();) {
-        const auto marks = std::find_if_not(at, parts.end(), starts);
-        at = std::find_if(marks, parts.end(), starts);
-        std::stable_sort(marks, at, [](const Part& a, const Part& b) { return a.rank < b.rank; });
-    }
-    Characters result;
-    std::size_t next = 0;
-    for (const Part& part : parts) {
-        if (!part.inserted) ++next;
-        result.push_back({part.point, text[next == 0 ? 0 : next - 1].source});
-    }
-    return result;
-}
-
+// BERT strips nonspacing marks only.
 void strip_marks(Characters& text) {
     std::erase_if(text, [](const NormalizedCharacter& character) {
         return (record_of(character.point).flags & unicode::kStripped) != 0;
     });
-}
-
-Characters lower(const Characters& text) {
-    Characters result;
-    for (const NormalizedCharacter& character : text) {
-        const unicode::Record& record = record_of(character.point);
-        if (!(record.flags & unicode::kLowers)) {
-            result.push_back(character);
-        } else {
-            for (const char32_t part : unicode::sequence_at(record.lower)) result.push_back({part, character.source});
-        }
-    }
-    return result;
 }
 
 }  // namespace
@@ -107,10 +50,10 @@ NormalizedText::NormalizedText(std::string_view raw, const NormalizerOptions& op
     characters_ = clean(raw);
     if (options.chinese_chars) characters_ = isolate_chinese(characters_);
     if (options.strip_accents) {
-        characters_ = decompose(characters_);
+        unicode::normalize(unicode::Form::kNfd, characters_);
         strip_marks(characters_);
     }
-    if (options.lower_case) characters_ = lower(characters_);
+    if (options.lower_case) unicode::lowercase(characters_);
     for (const NormalizedCharacter& character : characters_) {
         std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
         offsets_.push_back(bytes_.size());

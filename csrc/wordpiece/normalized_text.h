@@ -7,14 +7,12 @@
 #include <string_view>
 #include <vector>
 
+#include "unicode/normalization_forms.h"
 #include "wordpiece/word_splitter.h"
 
 namespace fastbert::wordpiece {
 
-struct NormalizedCharacter {
-    char32_t point;
-    std::uint32_t source;  // index of the character (code point) of the raw text that it was made of
-};
+using unicode::NormalizedCharacter;
 
 class NormalizedText {
 public:

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "unicode/canonical.h"
 #include "unicode/tables.h"
 #include "unicode/utf8.h"
 
@@ -220,19 +221,8 @@ private:
                 inserted = true;
             }
         } else {
-            decompose_hangul(point);
-        }
-    }
-
-    // Unicode standard, section 3.12: a syllable is leading + vowel + optional trailing consonant.
-    void decompose_hangul(char32_t syllable) {
-        constexpr char32_t kSyllables = 0xAC00, kLeading = 0x1100, kVowels = 0x1161, kTrailing = 0x11A7;
-        constexpr char32_t kTrailingCount = 28, kPerLeading = 21 * kTrailingCount;
-        const char32_t index = syllable - kSyllables;
-        const char32_t trailing = index % kTrailingCount;
-        for (const char32_t part : {kLeading + index / kPerLeading, kVowels + index % kPerLeading / kTrailingCount,
-                                    kTrailing + trailing}) {
-            if (part != kTrailing) strip(part, unicode::record_of(part), true);
+            unicode::hangul::decompose(
+                point, [this](char32_t part) { strip(part, unicode::record_of(part), true); });
         }
     }
 
@@ -257,7 +247,7 @@ private:
 
     void order_marks() {
         if (marks_.empty()) return;
-        sort_marks();
+        unicode::order_marks(marks_.begin(), marks_.end());
         std::uint32_t source = starter_source_;
         std::size_t next_source = 0;
         for (const Mark& mark : marks_) {
@@ -265,19 +255,6 @@ private:
             if (!mark.stripped) add(mark.point, unicode::record_of(mark.point), source);
         }
         clear_marks();
-    }
-
-    // Stable. A letter rarely has more than two marks, and std::stable_sort allocates memory even for few.
-    void sort_marks() {
-        constexpr std::size_t kFew = 16;
-        const auto is_before = [](const Mark& a, const Mark& b) { return a.rank < b.rank; };
-        if (marks_.size() > kFew) {
-            std::stable_sort(marks_.begin(), marks_.end(), is_before);
-            return;
-        }
-        for (auto next = marks_.begin(); next != marks_.end(); ++next) {
-            std::rotate(std::upper_bound(marks_.begin(), next, *next, is_before), next, std::next(next));
-        }
     }
 
     void clear_marks() {

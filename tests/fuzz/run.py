@@ -19,7 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
-SOURCES = [*sorted((CSRC / "wordpiece").glob("*.cpp")), CSRC / "unicode/tables.cpp", CSRC / "common/cpu_features.cpp"]
+SOURCES = [*sorted(CSRC.glob("wordpiece/*.cpp")), *sorted(CSRC.glob("unicode/*.cpp")), CSRC / "common/cpu_features.cpp"]
 FLAGS = ["-std=c++20", "-O1", "-g", "-pthread", "-fno-omit-frame-pointer", f"-I{CSRC}", f"-I{HERE}"]
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
