@@ -71,9 +71,7 @@ NormalizerHandle make_normalizer(const std::vector<py::tuple>& steps) {
 }
 
 std::string normalize(const NormalizerHandle& self, const std::string& text) {
-    Characters characters = characters_of(text);
-    self.normalizer.apply(characters);
-    return bytes_of(characters);
+    return bytes_of(self.normalizer.normalize(text));
 }
 
 void bind_classes(py::module_& module) {

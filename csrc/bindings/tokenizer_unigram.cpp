@@ -66,6 +66,7 @@ std::unique_ptr<Unigram> make_tokenizer(const std::vector<std::string>& tokens, 
                                         const NormalizerHandle& handle, const std::vector<py::tuple>& pre_tokenizer) {
     check_added_tokens(added, handle.normalizer);
     const auto size = static_cast<std::int64_t>(tokens.size());
+    if (tokens.size() > PieceTrie::kMostPieces) throw py::value_error("there are too many tokens");
     if (scores.size() != tokens.size() || tokens.empty()) throw py::value_error("each token needs a score");
     for (const double score : scores) {
         if (!std::isfinite(score)) throw py::value_error("a score is not a finite number");
@@ -77,6 +78,7 @@ std::unique_ptr<Unigram> make_tokenizer(const std::vector<std::string>& tokens, 
     }
     for (const std::string& token : tokens) {
         if (token.empty()) throw py::value_error("a token is empty");
+        if (token.find('\0') != std::string::npos) throw py::value_error("a token holds a zero byte");
     }
     std::vector<SplittingStep> steps;
     for (const py::tuple& step : pre_tokenizer) steps.push_back(make_step(step));

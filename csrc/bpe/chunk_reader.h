@@ -32,8 +32,7 @@ public:
     template <class Encoder>
     void encode_segment(Encoder& encoder, std::string_view text, bool) {
         if (kind_.normalizer_.is_inert(text)) return encode_parts(encoder, text);
-        normalizer::Characters normal = normalizer::characters_of(text);
-        kind_.normalizer_.apply(normal);
+        const normalizer::Characters normal = kind_.normalizer_.normalize(text);
         tokenizer::encode_with_sources(encoder, normal, count_characters(text),
                                        [&](std::string_view bytes) { encode_parts(encoder, bytes); });
     }

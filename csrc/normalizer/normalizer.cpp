@@ -25,18 +25,15 @@ struct Change {
     int change;
 };
 
-// The reference's rule, which counts through the old text: a removal that is recorded nowhere shifts the sources of
-// everything behind it.
-void transform(Characters& text, const std::vector<Change>& changes) {
-    Characters result;
-    result.reserve(changes.size());
+// The reference's rule, which counts through the `size` characters of the old text: a removal that is recorded nowhere
+// shifts the sources of everything behind it.
+void transform(std::size_t size, const std::vector<Change>& changes, Characters& result) {
     std::size_t at = 0;
     for (const auto& [point, change] : changes) {
-        const std::size_t from = change > 0 ? (at == 0 ? 0 : at - 1) : std::min(at, text.size() - 1);
-        result.push_back({point, text[from].source});
-        if (change <= 0) at = std::min(at + 1 + static_cast<std::size_t>(-change), text.size());
+        const std::size_t from = change > 0 ? (at == 0 ? 0 : at - 1) : std::min(at, size - 1);
+        result.push_back({point, static_cast<std::uint32_t>(from)});
+        if (change <= 0) at = std::min(at + 1 + static_cast<std::size_t>(-change), size);
     }
-    text = std::move(result);
 }
 
 // As the reference does, which counts characters of a cluster that is replaced as a whole.
@@ -52,42 +49,6 @@ void replace_cluster(std::vector<Change>& changes, std::size_t old_count, std::s
     } else if (new_count < old_count && !changes.empty()) {
         changes.back().change -= static_cast<int>(old_count - new_count);
     }
-}
-
-void apply_charsmap(const Charsmap& map, Characters& text) {
-    constexpr std::size_t kLongestCluster = 5;  // bytes of one that is looked up as a whole
-    const std::string bytes = bytes_of(text);
-    std::vector<Change> changes;
-    changes.reserve(text.size());
-    bool modified = false;
-    const std::uint8_t* at = unicode::bytes_of(bytes);
-    const std::uint8_t* const end = at + bytes.size();
-    const auto view = [](const std::uint8_t* from, const std::uint8_t* to) {
-        return std::string_view(unicode::chars(from), static_cast<std::size_t>(to - from));
-    };
-    while (at < end) {
-        const std::uint8_t* const cluster_end = at + unicode::grapheme_size(at, end);
-        if (cluster_end - at <= static_cast<std::ptrdiff_t>(kLongestCluster)) {
-            const std::string_view cluster = view(at, cluster_end);
-            if (const auto replacement = map.find(cluster)) {
-                replace_cluster(changes, unicode::count_characters(cluster), *replacement);
-                modified = true;
-                at = cluster_end;
-                continue;
-            }
-        }
-        while (at < cluster_end) {
-            const std::uint8_t* const begin = at;
-            const char32_t point = unicode::decode(at);
-            if (const auto replacement = map.find(view(begin, at))) {
-                replace_cluster(changes, 1, *replacement);
-                modified = true;
-            } else {
-                changes.push_back({point, 0});
-            }
-        }
-    }
-    if (modified) transform(text, changes);
 }
 
 void strip(const StripStep& step, Characters& text) {
@@ -189,8 +150,17 @@ Normalizer::Normalizer(std::vector<Step> steps) : steps_(std::move(steps)) {
     if (!steps_.empty()) classify();
 }
 
-void Normalizer::apply(Characters& text) const {
-    for (const Step& step : steps_) {
+void Normalizer::apply(Characters& text) const { apply_from(0, text); }
+
+Characters Normalizer::normalize(std::string_view text) const {
+    const auto* const charsmap = steps_.empty() ? nullptr : std::get_if<CharsmapStep>(&steps_.front());
+    Characters result = charsmap ? map_characters(*charsmap->map, text) : characters_of(text);
+    apply_from(charsmap ? 1 : 0, result);
+    return result;
+}
+
+void Normalizer::apply_from(std::size_t first, Characters& text) const {
+    for (std::size_t i = first; i < steps_.size(); ++i) {
         std::visit(Visitor{
                        [&](const FormStep& s) { unicode::normalize(s.form, text); },
                        [&](const LowercaseStep&) { unicode::lowercase(text); },
@@ -199,10 +169,69 @@ void Normalizer::apply(Characters& text) const {
                        [&](const PrependStep& s) { prepend(s, text); },
                        [&](const ReplaceStep& s) { replace(s, text); },
                        [&](const ReplaceRunsStep& s) { replace_runs(s, text); },
-                       [&](const CharsmapStep& s) { apply_charsmap(*s.map, text); },
+                       [&](const CharsmapStep& s) {
+                           Characters mapped = map_characters(*s.map, bytes_of(text));
+                           for (NormalizedCharacter& character : mapped) {
+                               character.source = text[character.source].source;
+                           }
+                           text = std::move(mapped);
+                       },
                    },
-                   step);
+                   steps_[i]);
     }
+}
+
+// The reference's rule: a grapheme cluster of fewer than 6 bytes is replaced as a whole by what replaces the shortest key
+// at its start; the characters of others are looked up one by one.
+Characters Normalizer::map_characters(const Charsmap& map, std::string_view text) const {
+    constexpr std::ptrdiff_t kLongestCluster = 5;
+    std::vector<Change> changes;
+    changes.reserve(text.size());
+    bool modified = false;
+    const std::uint8_t* at = unicode::bytes_of(text);
+    const std::uint8_t* const end = at + text.size();
+    const std::uint8_t* cluster = at;      // around `at`, found only where it matters
+    const std::uint8_t* cluster_end = at;
+    const auto view = [](const std::uint8_t* from, const std::uint8_t* to) {
+        return std::string_view(unicode::chars(from), static_cast<std::size_t>(to - from));
+    };
+    while (at < end) {
+        const std::uint8_t* const begin = at;
+        const char32_t point = unicode::decode(at);
+        if (!this->changes(point) && !begins_keys(point)) {
+            changes.push_back({point, 0});
+            continue;
+        }
+        while (cluster_end <= begin) {
+            cluster = cluster_end;
+            cluster_end += unicode::grapheme_size(cluster, end);
+        }
+        if (begin == cluster && cluster_end - begin <= kLongestCluster) {
+            const std::string_view whole = view(begin, cluster_end);
+            if (const auto replacement = map.find(whole)) {
+                replace_cluster(changes, unicode::count_characters(whole), *replacement);
+                modified = true;
+                at = cluster_end;
+                continue;
+            }
+        }
+        if (const auto replacement = map.find(view(begin, at))) {
+            replace_cluster(changes, 1, *replacement);
+            modified = true;
+        } else {
+            changes.push_back({point, 0});
+        }
+    }
+    Characters result;
+    result.reserve(changes.size());
+    if (!modified) {
+        for (const Change& change : changes) {
+            result.push_back({change.point, static_cast<std::uint32_t>(result.size())});
+        }
+    } else {
+        transform(unicode::count_characters(text), changes, result);
+    }
+    return result;
 }
 
 void Normalizer::classify() {

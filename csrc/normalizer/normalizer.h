@@ -62,6 +62,8 @@ public:
     const std::vector<Step>& steps() const { return steps_; }
 
     void apply(Characters& text) const;
+    // The normalised text, each character with the index of its source in the raw one.
+    Characters normalize(std::string_view text) const;
 
     // Return true only if apply() changes nothing in a text, or in one of several with a byte 0xFF between them;
     // conservative, at nearly the speed of memory for ASCII that no step changes.
@@ -71,6 +73,9 @@ public:
 
 private:
     void classify();
+    void apply_from(std::size_t step, Characters& text) const;
+    Characters map_characters(const Charsmap& map, std::string_view text) const;
+    bool begins_keys(char32_t point) const { return (beginning_[point / 64] >> point % 64 & 1) != 0; }
     bool begins_key(std::string_view text) const;
 
     std::vector<Step> steps_;

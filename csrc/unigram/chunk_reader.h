@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tokenizer/piece_positions.h"
+#include "unicode/properties.h"
 #include "unicode/utf8.h"
 #include "unigram/unigram.h"
 
@@ -21,7 +22,7 @@ struct UnigramScratch final : tokenizer::Scratch {
     Lattice lattice;
     std::string word;
     std::vector<Word> words;
-    std::vector<std::uint32_t> character_of;  // by byte of a word
+    std::vector<std::uint32_t> sources;  // by character of the word
 };
 
 class Unigram::Reader {
@@ -88,8 +89,7 @@ private:
     // Added tokens are searched in the normalised text, and the text between them is split.
     template <class Encoder>
     void encode_normalized(Encoder& encoder, std::string_view text, bool is_first) {
-        normalizer::Characters normal = normalizer::characters_of(text);
-        kind_.normalizer_.apply(normal);
+        normalizer::Characters normal = kind_.normalizer_.normalize(text);
         const std::string bytes = normalizer::bytes_of(normal);
         if (!kind_.normalized_tokens_.occurs_in(bytes)) return encode_part(encoder, text, is_first);
         const std::string_view view = bytes;
@@ -141,34 +141,69 @@ private:
     }
 
     void read_with(const normalizer::Normalizer& normalizer, std::string_view text, bool is_first) {
-        normalizer::Characters characters = normalizer::characters_of(text);
-        normalizer.apply(characters);
+        normalizer::Characters characters = normalizer.normalize(text);
         pieces_.clear();
         split_words(std::move(characters), is_first);
     }
 
+    // The usual steps at once: white space is dropped or becomes the replacement, with which every word begins.
+    void split_usual(const normalizer::Characters& text) {
+        std::string& word = scratch_->word;
+        std::vector<std::uint32_t>& sources = scratch_->sources;
+        std::uint32_t index = 0;
+        const auto start = [&](std::uint32_t source) {
+            word = kind_.replacement_;
+            sources.assign(1, source);
+        };
+        const auto finish = [&] {
+            if (word.empty()) return;
+            append_word(index++);
+            word.clear();
+        };
+        std::uint8_t encoded[unicode::kMaxUtf8Bytes];
+        word.clear();
+        for (const unicode::NormalizedCharacter& character : text) {
+            const bool is_replacement = character.point == kind_.replacement_point_;
+            if (kind_.keeps_space_ ? character.point == ' ' || is_replacement : is_replacement) {
+                finish();
+                start(character.source);
+            } else if (!kind_.keeps_space_ && unicode::is_whitespace(character.point)) {
+                finish();
+            } else {
+                if (word.empty()) start(character.source);
+                word.append(unicode::chars(encoded), unicode::encode(character.point, encoded));
+                sources.push_back(character.source);
+            }
+        }
+        finish();
+    }
+
+    // The pieces of scratch_->word, each character of which has a source.
+    void append_word(std::uint32_t index) {
+        const std::string& word = scratch_->word;
+        const std::vector<std::uint32_t>& sources = scratch_->sources;
+        std::size_t byte = 0, characters = 0;  // that begin before `byte`
+        kind_.pieces_.split(word, scratch_->lattice, [&](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
+            if (begin < byte) byte = characters = 0;  // another byte of an unknown character
+            for (; byte < begin; ++byte) characters += (word[byte] & 0xC0) != 0x80;
+            const std::size_t first = characters;
+            for (; byte < end; ++byte) characters += (word[byte] & 0xC0) != 0x80;
+            pieces_.push_back({id, sources[first], sources[characters - 1] + 1, index});
+        });
+    }
+
     void split_words(normalizer::Characters characters, bool is_first) {
         if (characters.empty()) return;
+        if (kind_.is_usual_) return split_usual(characters);
         std::vector<Word>& words = scratch_->words;
         words.clear();
         words.push_back({std::move(characters), is_first});
         kind_.pre_tokenizer_.split(words);
         for (std::size_t index = 0; index < words.size(); ++index) {
-            const normalizer::Characters& text = words[index].text;
-            scratch_->word = normalizer::bytes_of(text);
-            std::vector<std::uint32_t>& character_of = scratch_->character_of;
-            character_of.clear();
-            std::uint32_t character = ~0U;
-            for (const char byte : scratch_->word) {
-                character += (byte & 0xC0) != 0x80;
-                character_of.push_back(character);
-            }
-            kind_.pieces_.split(scratch_->word, scratch_->lattice,
-                                [&](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
-                                    pieces_.push_back({id, text[character_of[begin]].source,
-                                                       text[character_of[end - 1]].source + 1,
-                                                       static_cast<std::uint32_t>(index)});
-                                });
+            scratch_->word = normalizer::bytes_of(words[index].text);
+            scratch_->sources.clear();
+            for (const auto& character : words[index].text) scratch_->sources.push_back(character.source);
+            append_word(static_cast<std::uint32_t>(index));
         }
     }
 

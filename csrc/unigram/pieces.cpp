@@ -1,20 +1,11 @@
 #include "unigram/pieces.h"
 
 #include <algorithm>
-#include <limits>
+#include <array>
 #include <utility>
 
 namespace fastbert::unigram {
 namespace {
-
-using tokenizer::Trie;
-
-std::vector<std::pair<std::string_view, std::int32_t>> keys_of(const std::vector<std::string>& tokens) {
-    std::vector<std::pair<std::string_view, std::int32_t>> keys;
-    keys.reserve(tokens.size());
-    for (const std::string& token : tokens) keys.emplace_back(token, static_cast<std::int32_t>(keys.size()));
-    return keys;
-}
 
 std::size_t character_size(std::uint8_t lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
 
@@ -22,38 +13,99 @@ std::size_t character_size(std::uint8_t lead) { return lead < 0x80 ? 1 : lead < 
 
 Pieces::Pieces(const std::vector<std::string>& tokens, std::vector<double> scores, std::int32_t unknown_id,
                std::vector<std::int32_t> byte_ids)
-    : trie_(keys_of(tokens)), scores_(std::move(scores)), unknown_id_(unknown_id), byte_ids_(std::move(byte_ids)) {
+    : trie_(tokens), most_(trie_.longest_chain()), scores_(std::move(scores)), unknown_id_(unknown_id), byte_ids_(std::move(byte_ids)) {
     constexpr double kPenalty = 10.0;  // of sentencepiece
+    const auto is_short = [](double score) { return static_cast<double>(static_cast<float>(score)) == score; };
+    if (std::all_of(scores_.begin(), scores_.end(), is_short)) short_scores_.assign(scores_.begin(), scores_.end());
     unknown_score_ = *std::min_element(scores_.begin(), scores_.end()) - kPenalty;
 }
 
-// Viterbi's algorithm. Of equal paths the one found first stays, as in the reference: the shorter last piece.
+std::int32_t Pieces::find(std::string_view text) const {
+    std::uint32_t node = PieceTrie::kRoot;
+    for (const char byte : text) {
+        node = trie_.child(node, static_cast<std::uint8_t>(byte));
+        if (node == PieceTrie::kNoNode) return PieceTrie::kNone;
+    }
+    return trie_.id(node);
+}
+
+// Find all pieces that begin at lattice.begins. Several places are searched in turns, since each step waits for memory.
+void Pieces::find_pieces(std::string_view word, Lattice& lattice) const {
+    constexpr std::size_t kLanes = 8;
+    struct Walk {
+        std::uint32_t next, at;  // the node to look at, which the byte before `at` leads to
+        std::uint32_t place;
+    };
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(word.data());
+    const auto size = static_cast<std::uint32_t>(word.size());
+    const std::size_t places = lattice.begins.size();
+    lattice.found.resize(std::max(lattice.found.size(), places * most_));
+    lattice.counts.assign(places, 0);
+    std::array<Walk, kLanes> walks;
+    std::size_t next_place = 0, active = 0;
+    const auto begin = [&](Walk& walk) {
+        const std::uint32_t at = lattice.begins[next_place];
+        walk = {trie_.step(PieceTrie::kRoot, bytes[at]), at + 1, static_cast<std::uint32_t>(next_place++)};
+        trie_.prefetch(walk.next);
+    };
+    while (active < kLanes && next_place < places) begin(walks[active++]);
+    while (active > 0) {
+        for (std::size_t i = 0; i < active;) {
+            Walk& walk = walks[i];
+            bool goes_on = trie_.is_child(walk.next, bytes[walk.at - 1]);
+            if (goes_on) {
+                const std::int32_t id = trie_.id(walk.next);
+                if (id != PieceTrie::kNone) {
+                    lattice.found[walk.place * most_ + lattice.counts[walk.place]++] = {0, walk.at, id};
+                }
+                goes_on = walk.at < size;
+            }
+            if (goes_on) {
+                walk.next = trie_.step(walk.next, bytes[walk.at++]);
+                trie_.prefetch(walk.next);
+                ++i;
+            } else if (next_place < places) {
+                begin(walk);
+                ++i;
+            } else {
+                walk = walks[--active];
+            }
+        }
+    }
+}
+
+// Viterbi's algorithm. Of equal paths the one found first stays, as in the reference: the longer last piece.
 void Pieces::find_path(std::string_view word, Lattice& lattice) const {
+    constexpr std::size_t kPlaces = 64;
     const std::size_t size = word.size();
     auto& nodes = lattice.nodes;
     nodes.resize(size + 1);
     std::fill(nodes.begin(), nodes.end(), Lattice::Node{0.0, -1, 0});
     const auto* const bytes = reinterpret_cast<const std::uint8_t*>(word.data());
     for (std::size_t at = 0; at < size;) {
-        const double score = nodes[at].score;
-        const std::size_t character = std::min(character_size(bytes[at]), size - at);
-        bool has_single = false;
-        const auto reach = [&](std::size_t end, double reached, std::int32_t id) {
-            Lattice::Node& node = nodes[end];
-            if (node.begin < 0 || reached > node.score) node = {reached, static_cast<std::int32_t>(at), id};
-        };
-        std::uint32_t trie_node = Trie::kRoot;
-        for (std::size_t end = at; end < size;) {
-            trie_node = trie_.child(trie_node, bytes[end]);
-            if (trie_node == Trie::kNoNode) break;
-            ++end;
-            const std::int32_t id = trie_.id(trie_node);
-            if (id == Trie::kNone) continue;
-            reach(end, scores_[static_cast<std::size_t>(id)] + score, id);
-            has_single = has_single || end - at == character;
+        lattice.begins.clear();
+        while (at < size && lattice.begins.size() < kPlaces) {
+            lattice.begins.push_back(static_cast<std::uint32_t>(at));
+            at += character_size(bytes[at]);
         }
-        if (!has_single) reach(at + character, unknown_score_ + score, unknown_id_);
-        at += character;
+        at = std::min(at, size);
+        find_pieces(word, lattice);
+        for (std::size_t place = 0; place < lattice.begins.size(); ++place) {
+            const std::uint32_t begin = lattice.begins[place];
+            const double before = nodes[begin].score;
+            const std::size_t behind = place + 1 < lattice.begins.size() ? lattice.begins[place + 1] : at;
+            bool has_single = false;
+            const auto reach = [&](std::size_t end, double reached, std::int32_t id) {
+                Lattice::Node& node = nodes[end];
+                if (node.begin < 0 || reached > node.score) node = {reached, static_cast<std::int32_t>(begin), id};
+            };
+            const Lattice::Piece* const found = lattice.found.data() + place * most_;
+            for (std::size_t i = 0; i < lattice.counts[place]; ++i) {
+                reach(found[i].end, score(found[i].id) + before, found[i].id);
+                has_single = has_single || found[i].end == behind;
+            }
+            if (!has_single) reach(behind, unknown_score_ + before, unknown_id_);
+        }
     }
     lattice.pieces.clear();
     for (std::size_t end = size; end > 0;) {

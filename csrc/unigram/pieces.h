@@ -2,12 +2,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "tokenizer/trie.h"
+#include "unigram/piece_trie.h"
 
 namespace fastbert::unigram {
 
@@ -23,6 +22,9 @@ struct Lattice {
     };
     std::vector<Node> nodes;
     std::vector<Piece> pieces;
+    std::vector<std::uint32_t> begins;  // of some characters,
+    std::vector<Piece> found;           // and the pieces found at each
+    std::vector<std::uint32_t> counts;
 };
 
 class Pieces {
@@ -45,7 +47,7 @@ public:
             // Unknown characters side by side are one token.
             while (i > 0 && lattice.pieces[i - 1].id == unknown_id_) piece.end = lattice.pieces[--i].end;
             const std::string_view text = word.substr(piece.begin, piece.end - piece.begin);
-            if (const std::int32_t id = find(text); id != tokenizer::Trie::kNone) {
+            if (const std::int32_t id = find(text); id != PieceTrie::kNone) {
                 token(id, piece.begin, piece.end);
             } else if (byte_ids_.empty()) {
                 token(unknown_id_, piece.begin, piece.end);
@@ -55,18 +57,23 @@ public:
         }
     }
 
-    // The id of a whole piece, or Trie::kNone.
-    std::int32_t find(std::string_view text) const {
-        const tokenizer::Trie::Match match = trie_.longest_prefix(text);
-        return match.size == text.size() ? match.id : tokenizer::Trie::kNone;
-    }
+    // The id of a whole piece, or PieceTrie::kNone.
+    std::int32_t find(std::string_view text) const;
 
 private:
+    void find_pieces(std::string_view word, Lattice& lattice) const;
     // Fill lattice.pieces, the last one first.
     void find_path(std::string_view word, Lattice& lattice) const;
 
-    tokenizer::Trie trie_;
+    double score(std::int32_t id) const {
+        const auto index = static_cast<std::size_t>(id);
+        return short_scores_.empty() ? scores_[index] : static_cast<double>(short_scores_[index]);
+    }
+
+    PieceTrie trie_;
+    std::size_t most_;  // pieces at one place of a text
     std::vector<double> scores_;
+    std::vector<float> short_scores_;  // if they are the same: half the memory to look them up in
     double unknown_score_;
     std::int32_t unknown_id_;
     std::vector<std::int32_t> byte_ids_;

@@ -32,9 +32,7 @@ const Kind* find_step(const std::vector<Variant>& steps) {
 }
 
 std::string normalized(const normalizer::Normalizer& normalizer, std::string_view text) {
-    Characters characters = normalizer::characters_of(text);
-    normalizer.apply(characters);
-    return normalizer::bytes_of(characters);
+    return normalizer::bytes_of(normalizer.normalize(text));
 }
 
 }  // namespace
@@ -103,6 +101,7 @@ void Unigram::find_spaces() {
                 (steps.size() == 1 || (steps.size() == 2 && drops_space && std::get_if<MetaspaceStep>(&steps[1])));
     if (metaspace == nullptr) return;
     keeps_space_ = !drops_space;
+    replacement_point_ = metaspace->replacement;
     std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
     replacement_.assign(unicode::chars(encoded.data()), unicode::encode(metaspace->replacement, encoded.data()));
 }

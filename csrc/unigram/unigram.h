@@ -80,6 +80,7 @@ private:
     bool is_usual_ = false;
     bool keeps_space_ = false;  // the replacement stands for the chunk's space, which counts in offsets
     std::string replacement_;
+    char32_t replacement_point_ = 0;
 };
 
 }  // namespace fastbert::unigram
