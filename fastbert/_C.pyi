@@ -91,6 +91,46 @@ class WordPiece(Tokenizer):
     ) -> None: ...
     def split_words(self, text: str) -> list[str]: ...
 
+class Normalizer:
+    """Steps: ("nfc",) and other forms, ("lowercase",), ("strip_accents",), ("strip", left, right), ("prepend", text), ("replace",
+    pattern, content), ("replace_runs", [(characters, white_space, least, exactly)], content), ("charsmap", bytes)."""
+
+    def __init__(self, steps: Sequence[tuple[Any, ...]]) -> None: ...
+    def normalize(self, text: str) -> str: ...
+    def is_inert(self, text: str) -> bool: ...
+
+class ByteLevelBpe(Tokenizer):
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        merges: NDArray[np.int32],
+        added: Sequence[AddedToken],
+        split_special: bool,
+        normalizer: Normalizer,
+        prefix_space: bool,
+        trim_offsets: bool,
+        expects_prefix: bool,
+        whole_words: bool,
+    ) -> None: ...
+
+class Unigram(Tokenizer):
+    """`pre_tokenizer` steps: ("whitespace_split",), ("metaspace", replacement, scheme, split), ("digits", individual),
+    ("punctuation", behavior), ("split", pattern, behavior, invert)."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        scores: NDArray[np.float64],
+        unknown_id: int,
+        byte_ids: Sequence[int],
+        added: Sequence[AddedToken],
+        split_special: bool,
+        normalizer: Normalizer,
+        pre_tokenizer: Sequence[tuple[Any, ...]],
+    ) -> None: ...
+
+def byte_level_alphabet() -> str: ...
+
 class WordCounter:
     def __init__(self, options: NormalizerOptions) -> None: ...
     def add(self, texts: Sequence[str]) -> None: ...

@@ -60,11 +60,13 @@ SplittingStep make_step(const py::tuple& step) {
     throw py::value_error("there is no step " + name);
 }
 
-std::unique_ptr<Unigram> make_tokenizer(const std::vector<std::string>& tokens, std::vector<double> scores,
+std::unique_ptr<Unigram> make_tokenizer(const std::vector<std::string>& tokens,
+                                        const py::array_t<double, py::array::c_style>& score_array,
                                         std::int32_t unknown_id, std::vector<std::int32_t> byte_ids,
                                         const std::vector<AddedToken>& added, bool split_special,
                                         const NormalizerHandle& handle, const std::vector<py::tuple>& pre_tokenizer) {
     check_added_tokens(added, handle.normalizer);
+    std::vector<double> scores(score_array.data(), score_array.data() + score_array.size());
     const auto size = static_cast<std::int64_t>(tokens.size());
     if (tokens.size() > PieceTrie::kMostPieces) throw py::value_error("there are too many tokens");
     if (scores.size() != tokens.size() || tokens.empty()) throw py::value_error("each token needs a score");

@@ -92,7 +92,7 @@ void ByteLevelBpe::encode_aligned(std::span<const std::string_view> texts, std::
     tokenizer::ChunkEncoder<ByteLevelBpe, true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
 }
 
-std::vector<std::pair<std::size_t, std::string>> ByteLevelBpe::added_strings(std::string_view text) const {
+tokenizer::AddedStrings ByteLevelBpe::added_strings(std::string_view text) const {
     return tokenizer::added_strings(*this, text);
 }
 

@@ -55,6 +55,7 @@ public:
     }
     void read_giant(const std::uint8_t* raw, std::size_t size) { read(raw, raw, size); }
 
+    void keep_strings(tokenizer::AddedStrings&) {}
     void note_match(std::size_t index, std::string_view spelling) {
         if (kind_.options_.trim_offsets) matches_.push_back({index, tokenizer::leading_space(spelling),
                                                              tokenizer::trailing_space(spelling)});

@@ -17,6 +17,7 @@
 //         void read(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size);
 //         void read_giant(const std::uint8_t* raw, std::size_t size);  // longer than a window
 //         template <class Encoder> bool append_directly(Encoder& encoder, const std::uint8_t* raw, std::size_t size);
+//         void keep_strings(AddedStrings& strings);  // record tokens whose spelling is that of the text
 //         void note_match(std::size_t index, std::string_view spelling);  // aligned: an added token
 //         template <class Encoder> void finish_row(Encoder& encoder, std::size_t first, std::size_t end);  // aligned
 //     };
@@ -46,8 +47,6 @@ inline std::size_t count_bits(std::uint64_t bits) {
     return bits * 0x0101010101010101U >> 56;
 }
 
-using AddedStrings = std::vector<std::pair<std::size_t, std::string>>;
-
 // Encode texts, window by window, chunk by chunk. Without kIsAligned, only ids are made.
 template <class Kind, bool kIsAligned>
 class ChunkEncoder {
@@ -58,8 +57,12 @@ public:
     ChunkEncoder(const Kind& kind, std::size_t limit, Workspace& workspace, Output& output)
         : kind_(kind), workspace_(workspace), reader_(kind, workspace), output_(output), limit_(limit) {}
 
-    // Record each added token as spelled in the text, with its index in the output.
-    void keep_strings(AddedStrings& strings) { strings_ = &strings; }
+    // Record each token whose spelling is not that of the vocabulary, with its index in the output: added tokens, and
+    // what a kind adds.
+    void keep_strings(AddedStrings& strings) {
+        strings_ = &strings;
+        reader_.keep_strings(strings);
+    }
 
     // Wrap each row in other ids; the limit applies to the ids between them.
     void wrap(const Wrapping& wrapping) {

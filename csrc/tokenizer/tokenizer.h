@@ -59,6 +59,9 @@ struct Wrapping {
     std::size_t size() const { return before.size() + behind.size(); }
 };
 
+// Tokens by their index in a result, as spelled in the text.
+using AddedStrings = std::vector<std::pair<std::size_t, std::string>>;
+
 class Tokenizer {
 public:
     static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
@@ -72,9 +75,9 @@ public:
     // Like encode(), with alignment and without wrapping.
     virtual void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                                 TokenColumns& tokens, std::int64_t* ends) const = 0;
-    // Return the added tokens in a text: each one's index among the tokens, and its spelling, including the white space
-    // it consumed.
-    virtual std::vector<std::pair<std::size_t, std::string>> added_strings(std::string_view text) const = 0;
+    // Return the tokens of a text whose spelling is not that of the vocabulary: added tokens, each with the white space
+    // it consumed, and unknown ones where the text counts as their spelling.
+    virtual AddedStrings added_strings(std::string_view text) const = 0;
 
     // A workspace for a thread's calls of encode().
     std::unique_ptr<Workspace> take_workspace() const {

@@ -53,6 +53,7 @@ public:
         trim();
     }
 
+    void keep_strings(tokenizer::AddedStrings& strings) { strings_ = &strings; }
     void note_match(std::size_t, std::string_view) {}
     template <class Encoder>
     void finish_row(Encoder&, std::size_t, std::size_t) {}
@@ -66,7 +67,8 @@ private:
         const auto is_space = [this](char byte) { return kind_.is_space(static_cast<std::uint8_t>(byte)); };
         if (kind_.strips_left_) while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
         if (kind_.strips_right_) while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-        if (text.empty() || !kind_.is_local(text)) {
+        if (text.empty() || strings_ != nullptr || !kind_.is_local(text)) {
+            first_index_ = encoder.size();
             read_with(kind_.normalizer_, whole, is_first);
             encoder.append_read();
             trim();
@@ -103,6 +105,7 @@ private:
             };
             if (match.begin > last_end) {
                 pieces_.clear();
+                first_index_ = encoder.size();
                 split_words({in_text(last_end), in_text(match.begin)}, is_first && last_end == 0);
                 encoder.append_read();
             }
@@ -186,6 +189,9 @@ private:
         kind_.pieces_.split(word, scratch_->lattice, [&](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
             if (begin < byte) byte = characters = 0;  // another byte of an unknown character
             for (; byte < begin; ++byte) characters += (word[byte] & 0xC0) != 0x80;
+            if (strings_ != nullptr && id == kind_.unknown_id_) {
+                strings_->emplace_back(first_index_ + pieces_.size(), word.substr(begin, end - begin));
+            }
             const std::size_t first = characters;
             for (; byte < end; ++byte) characters += (word[byte] & 0xC0) != 0x80;
             pieces_.push_back({id, sources[first], sources[characters - 1] + 1, index});
@@ -217,6 +223,8 @@ private:
     const Unigram& kind_;
     std::vector<Piece>& pieces_;
     UnigramScratch* scratch_;
+    tokenizer::AddedStrings* strings_ = nullptr;
+    std::size_t first_index_ = 0;  // of the pieces in the output, while strings are kept
 };
 
 }  // namespace fastbert::unigram

@@ -41,6 +41,7 @@ Unigram::Unigram(const std::vector<std::string>& tokens, std::vector<double> sco
                  std::vector<std::int32_t> byte_ids, const std::vector<AddedToken>& added, bool split_special,
                  normalizer::Normalizer normalizer, PreTokenizer pre_tokenizer, SpaceScan scan)
     : pieces_(tokens, std::move(scores), unknown_id, std::move(byte_ids)),
+      unknown_id_(unknown_id),
       raw_tokens_(normalizer::searched(added, nullptr), split_special),
       normalized_tokens_(normalizer::searched(added, &normalizer), split_special),
       normalizer_(std::move(normalizer)),
@@ -238,7 +239,7 @@ void Unigram::encode_aligned(std::span<const std::string_view> texts, std::size_
     tokenizer::ChunkEncoder<Unigram, true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
 }
 
-std::vector<std::pair<std::size_t, std::string>> Unigram::added_strings(std::string_view text) const {
+tokenizer::AddedStrings Unigram::added_strings(std::string_view text) const {
     return tokenizer::added_strings(*this, text);
 }
 

@@ -38,6 +38,7 @@ public:
         WordSplitter<IdSink<Encoder>>(tokenizer_.tables_, sink).split({chars(raw), size});
     }
 
+    void keep_strings(tokenizer::AddedStrings&) {}
     void note_match(std::size_t, std::string_view) {}
     template <class Encoder>
     void finish_row(Encoder&, std::size_t, std::size_t) {}

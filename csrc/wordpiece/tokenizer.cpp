@@ -96,7 +96,7 @@ void WordPiece::encode_aligned(std::span<const std::string_view> texts, std::siz
     tokenizer::ChunkEncoder<WordPiece, true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
 }
 
-std::vector<std::pair<std::size_t, std::string>> WordPiece::added_strings(std::string_view text) const {
+tokenizer::AddedStrings WordPiece::added_strings(std::string_view text) const {
     return tokenizer::added_strings(*this, text);
 }
 

@@ -33,7 +33,7 @@ public:
                 Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const override;
     void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                         TokenColumns& tokens, std::int64_t* ends) const override;
-    std::vector<std::pair<std::size_t, std::string>> added_strings(std::string_view text) const override;
+    tokenizer::AddedStrings added_strings(std::string_view text) const override;
 
     // Return the words of `text` as looked up in the vocabulary; added tokens are not recognised.
     template <class Sink>

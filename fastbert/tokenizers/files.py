@@ -31,6 +31,7 @@ TOKENIZER_FILE = "tokenizer.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
 
 SPECIAL_TOKEN_NAMES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", *SPECIAL_TOKEN_NAMES)
 DEFAULT_SPECIAL_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 OPTION_NAMES = (
     "do_lower_case",
@@ -130,31 +131,49 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
         check_tokens(vocab, lambda index: f"{folder / TOKENIZER_FILE}, id {index}")
     else:
         raise VocabularyError(f"{folder}: holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}; name a tokenizer's folder")
+    options = dict(from_json.options) if from_json is not None else {}
+    if from_json is None and not (folder / CONFIG_FILE).is_file():
+        options |= guess_case(vocab, folder / VOCAB_FILE)
+    added = from_json.added if from_json is not None else []
+    options |= read_settings(folder, options, added, vocab)
+    for role in SPECIAL_TOKEN_ROLES[:2]:
+        # Of no effect on BERT's rows, so that a configuration may name any.
+        if options.get(role) not in {*vocab, *(token.content for token in options["added_tokens"])}:
+            options.pop(role, None)
+    return vocab, options
+
+
+def read_settings(
+    folder: Path, from_json: Mapping[str, Any], added_from_json: Sequence[FileToken], vocab: Sequence[str]
+) -> dict[str, Any]:
+    """Return the constructor options of the small files of a folder, and its added tokens in the order of their ids.
+
+    `from_json` are the options of tokenizer.json, `added_from_json` its added tokens.
+    """
     config_path, map_path = folder / CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
     contents = {path: read_json(path) for path in (config_path, map_path) if path.is_file()}
     if "added_tokens_decoder" in contents.get(config_path, {}):
         contents.pop(map_path, None)
-    options = dict(from_json.options) if from_json is not None else {}
+    options: dict[str, Any] = {}
     for path, content in contents.items():
         options |= _known_options(content, path)
-    if from_json is None and config_path not in contents:
-        options |= guess_case(vocab, folder / VOCAB_FILE)
     if "added_tokens_decoder" in contents.get(config_path, {}):
         added = _tokens_by_id(contents[config_path]["added_tokens_decoder"], config_path)
     else:
-        added = list(from_json.added) if from_json is not None else []
+        added = list(added_from_json)
         # The older name in special_tokens_map.json has no effect here, as in the reference.
         keys_of = [(config_path, _EXTRA_KEYS), (map_path, _EXTRA_KEYS[1:])]
         extra = [_extra_tokens(contents.get(path, {}), path, keys) for path, keys in keys_of]
-        added += _old_added_tokens(folder / ADDED_TOKENS_FILE, _role_tokens(options).union(*extra))
+        roles = _role_tokens({**from_json, **options})
+        added += _old_added_tokens(folder / ADDED_TOKENS_FILE, roles.union(*extra))
     for path, content in contents.items():
-        roles = [content[name] for name in SPECIAL_TOKEN_NAMES if isinstance(content.get(name), dict)]
-        added += [read_token(role | {"special": True}, path, special=True) for role in roles]
+        roles_of_file = [content[name] for name in SPECIAL_TOKEN_ROLES if isinstance(content.get(name), dict)]
+        added += [read_token(role | {"special": True}, path, special=True) for role in roles_of_file]
         extra_tokens = _extra_tokens(content, path, _EXTRA_KEYS)
         added += extra_tokens.values()
         if extra_tokens:
             options["additional_special_tokens"] = list(extra_tokens)
-    return vocab, options | {"added_tokens": order_added_tokens(added, vocab)}
+    return options | {"added_tokens": order_added_tokens(added, vocab)}
 
 
 def read_tokenizer_file(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -191,12 +210,14 @@ def write_folder(
     _check_line_ends(vocab)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {str(index): token.to_dict() for index, token in added.items()}
-    config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens, "added_tokens_decoder": by_id}
+    # A tokenizer of transformers that takes everything from tokenizer.json, or BERT's.
+    kind = "PreTrainedTokenizerFast" if "row_format" in options else "BertTokenizer"
+    config = {"tokenizer_class": kind, **options, **special_tokens, "added_tokens_decoder": by_id}
     write_vocab(folder / VOCAB_FILE, vocab)
     write_json_atomic(folder / CONFIG_FILE, config, ensure_ascii=False)
     write_json_atomic(folder / SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)
     # transformers prefers the vocabulary of an existing tokenizer.json, and strips white space from vocab.txt.
-    if (folder / TOKENIZER_FILE).exists() or any(token != token.rstrip() for token in vocab):
+    if (folder / TOKENIZER_FILE).exists() or "row_format" in options or any(token != token.rstrip() for token in vocab):
         write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
     names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
     return tuple(str(folder / name) for name in names if (folder / name).exists())
@@ -217,7 +238,7 @@ def _check_line_ends(vocab: Sequence[str]) -> None:
 def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a file's constructor options; special tokens may be strings or objects with `content`."""
     options = {name: config[name] for name in OPTION_NAMES if name in config}
-    for name in SPECIAL_TOKEN_NAMES:
+    for name in SPECIAL_TOKEN_ROLES:
         token = config.get(name)
         if isinstance(token, dict):
             token = token.get("content")
@@ -233,7 +254,7 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, holds, expected in (
         *((name, isinstance(options.get(name, True), bool), "true or false") for name in flags),
         ("strip_accents", isinstance(options.get("strip_accents"), bool | None), "true, false or null"),
-        *((name, isinstance(options.get(name, ""), str), "a string") for name in SPECIAL_TOKEN_NAMES),
+        *((name, isinstance(options.get(name, ""), str), "a string") for name in SPECIAL_TOKEN_ROLES),
         *((name, options.get(name, "right") in ("left", "right"), "'left' or 'right'") for name in sides),
         ("model_max_length", length is None or is_length, "a whole number of at least 1, or null"),
     ):

@@ -9,19 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_regular, shown
 from fastbert.tokenizers.added import FLAGS, AddedToken
+from fastbert.tokenizers.json_errors import VocabularyError
+from fastbert.tokenizers.template import bert_template, read_post_processor, roberta_template
 
 # The largest published vocabularies have 900,000 tokens; larger files would take seconds and gigabytes to read.
 MAX_TOKENS = 1 << 20
 MAX_BYTES = 64 << 20
-
-
-class VocabularyError(UserError):
-    """A vocabulary or another tokenizer file that cannot be used."""
 
 
 class FileToken(NamedTuple):
@@ -106,6 +103,13 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
     prefix = (content.get("decoder") or {}).get("prefix", "##")
     if prefix != "##":
         raise VocabularyError(f"{path}: its decoder's prefix is {shown(prefix)}; BERT's is '##'")
+    options |= read_sides(content, path)
+    return TokenizerJson(vocab, options, read_added(content, path))
+
+
+def read_sides(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the sides of truncation and padding of a tokenizer.json, whose other settings are ignored."""
+    options: dict[str, Any] = {}
     for state in ("truncation", "padding"):
         if content.get(state) is not None:
             logger.info("%s: its %s is ignored except for the side; request it in each call", path, state)
@@ -114,6 +118,11 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
             if direction not in ("Left", "Right"):
                 raise VocabularyError(f"{path}: {state} has the direction {shown(direction)}, not 'Left' or 'Right'")
             options[f"{state}_side"] = direction.lower()
+    return options
+
+
+def read_added(content: dict[str, Any], path: Path) -> list[FileToken]:
+    """Return the added tokens of a tokenizer.json."""
     tokens = content.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(isinstance(token, dict) for token in tokens):
         raise VocabularyError(f"{path}: added_tokens must be a list of objects; restore the file")
@@ -125,71 +134,11 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
                 " the file"
             )
         added.append(read_token(token, path, token_id=token["id"]))
-    return TokenizerJson(vocab, options, added)
+    return added
 
 
-def write_tokenizer_json(
-    path: Path,
-    vocab: Sequence[str],
-    options: dict[str, Any],
-    special_tokens: dict[str, Any],
-    added: Mapping[int, AddedToken],
-) -> None:
-    """Write a tokenizer as a tokenizer.json."""
-    ids = {token: index for index, token in enumerate(vocab)} | {token.content: index for index, token in added.items()}
-    cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
-    single, pair = _template(cls, sep)
-    content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": index, **token.to_dict()} for index, token in added.items()],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": options["tokenize_chinese_chars"],
-            "strip_accents": options["strip_accents"],
-            "lowercase": options["do_lower_case"],
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": pair,
-            "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (cls, sep)},
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": special_tokens["unk_token"],
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": {token: index for index, token in enumerate(vocab)},
-        },
-    }
-    write_json_atomic(path, content, ensure_ascii=False)
-
-
-def _template(cls: str, sep: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return BERT's templates for a sequence and for a pair, as in a tokenizer.json."""
-
-    def special(token: str, type_id: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": token, "type_id": type_id}}
-
-    def sequence(name: str, type_id: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": type_id}}
-
-    single = [special(cls, 0), sequence("A", 0), special(sep, 0)]
-    return single, [*single, sequence("B", 1), special(sep, 1)]
-
-
-def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
-    ids = model.get("vocab")
-    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(ids, dict):
-        raise VocabularyError(f"{path}: its model is {shown(model.get('type'))}; only WordPiece tokenizers can be read")
-    for name, expected in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", 100)):
-        if model.get(name, expected) != expected:
-            raise VocabularyError(f"{path}: {name}={shown(model[name])} is not supported; BERT's is {expected!r}")
+def sorted_by_id(ids: dict[str, Any], path: Path) -> list[str]:
+    """Return the tokens of a vocabulary in the order of their ids, which must run from 0 without gaps."""
     check_count(len(ids), str(path))
     for token, token_id in ids.items():
         if not is_id(token_id):
@@ -203,8 +152,56 @@ def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str,
                 f"{path}: token {shown(token)} has id {shown(token_id)} where {expected_id} was expected; ids must run"
                 " from 0 without gaps"
             )
+    return [token for token, _ in by_id]
+
+
+def write_tokenizer_json(
+    path: Path,
+    vocab: Sequence[str],
+    options: dict[str, Any],
+    special_tokens: dict[str, Any],
+    added: Mapping[int, AddedToken],
+) -> None:
+    """Write a tokenizer as a tokenizer.json."""
+    ids = {token: index for index, token in enumerate(vocab)} | {token.content: index for index, token in added.items()}
+    build = roberta_template if options.get("row_format") == "roberta" else bert_template
+    template = build(special_tokens["cls_token"], special_tokens["sep_token"])
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": index, **token.to_dict()} for index, token in added.items()],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": options["tokenize_chinese_chars"],
+            "strip_accents": options["strip_accents"],
+            "lowercase": options["do_lower_case"],
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": template.to_json(ids.__getitem__),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": special_tokens["unk_token"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {token: index for index, token in enumerate(vocab)},
+        },
+    }
+    write_json_atomic(path, content, ensure_ascii=False)
+
+
+def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
+    ids = model.get("vocab")
+    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(ids, dict):
+        raise VocabularyError(f"{path}: its model is {shown(model.get('type'))}; only WordPiece tokenizers can be read")
+    for name, expected in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", 100)):
+        if model.get(name, expected) != expected:
+            raise VocabularyError(f"{path}: {name}={shown(model[name])} is not supported; BERT's is {expected!r}")
+    vocab = sorted_by_id(ids, path)
     options = {"unk_token": model["unk_token"]} if isinstance(model.get("unk_token"), str) else {}
-    return [token for token, _ in by_id], options
+    return vocab, options
 
 
 def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -229,41 +226,24 @@ def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], path: Path) -> dict[str, Any]:
-    """Return the tokens before and after sequences."""
+    """Return the tokens before and after sequences, and which of the known rows they make."""
     if processor is None:
         return {}
-    cls = sep = None
-    if processor.get("type") == "BertProcessing":
-        cls, sep = processor.get("cls"), processor.get("sep")
-    elif processor.get("type") == "TemplateProcessing":
-        cls, sep = _read_template(processor)
-    if not all(isinstance(token, list) and len(token) == 2 and isinstance(token[0], str) for token in (cls, sep)):
-        raise VocabularyError(
-            f"{path}: its post_processor ({shown(processor.get('type'))}) is not BERT's: [CLS] A [SEP], and [CLS] A"
-            " [SEP] B [SEP] with type 1 from B on; others are not supported"
-        )
-    assert cls is not None
-    assert sep is not None
-    for token, token_id in (cls, sep):
+    read = read_post_processor(processor, path)
+    for token, token_id in read.ids.items():
         if token in vocab and vocab.index(token) != token_id:
             raise VocabularyError(
                 f"{path}: its post_processor gives {shown(token)} the id {shown(token_id)}, but the vocabulary"
                 f" {vocab.index(token)}; make them agree"
             )
-    return {"cls_token": cls[0], "sep_token": sep[0]}
-
-
-def _read_template(processor: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the first and last token, with their ids, of a template of BERT's form; None for other templates."""
-    try:
-        cls, sep = (processor["single"][index]["SpecialToken"]["id"] for index in (0, -1))
-        special = processor["special_tokens"]
-        ids = [(special[token]["tokens"], special[token]["ids"]) for token in (cls, sep)]
-    except (KeyError, IndexError, TypeError):
-        return None, None
-    if (processor["single"], processor.get("pair")) != _template(cls, sep):
-        return None, None
-    if any(not isinstance(values, list) or len(values) != 1 for pair in ids for values in pair):
-        return None, None
-    first, last = ([tokens[0], token_ids[0]] for tokens, token_ids in ids)
-    return first, last
+    special = read.template.special_tokens()
+    if len(special) == 2:
+        tokens = {"cls_token": special[0], "sep_token": special[1]}
+        if read.template == bert_template(*special):
+            return tokens
+        if read.template == roberta_template(*special):
+            return {**tokens, "row_format": "roberta"}
+    raise VocabularyError(
+        f"{path}: its post_processor ({shown(processor.get('type'))}) is not BERT's: [CLS] A [SEP], and [CLS] A [SEP] B"
+        " [SEP] with type 1 from B on; nor RoBERTa's: <s> A </s></s> B </s> with type 0; others are not supported"
+    )

@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fastbert.checkpoints.manifest import TOKENIZER, verify_file, verify_files
 from fastbert.io.untrusted_input import read_json_file
+from fastbert.tokenizers.byte_level import ByteLevelBPETokenizer
+from fastbert.tokenizers.pipeline_files import holds_pipeline, read_content
 from fastbert.tokenizers.tokenizer import Tokenizer
+from fastbert.tokenizers.unigram import UnigramTokenizer
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 from fastbert.tokenizers.words import WordTokenizer
 
@@ -21,12 +25,21 @@ def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Tokenizer:
         UserError: the files are missing, damaged, or describe a tokenizer that fastbert does not have.
     """
     path = Path(path)
-    return _kind_of(path).from_pretrained(path, **options)
+    if path.is_dir() and _model_type(path) == "elmo":
+        return WordTokenizer.from_pretrained(path, **options)
+    if not holds_pipeline(path):
+        return WordPieceTokenizer.from_pretrained(path, **options)
+    verify = options.pop("verify", True)
+    if path.is_dir():
+        verify_files(path, TOKENIZER, verify=verify)
+    else:
+        verify_file(path, verify=verify)
+    content = read_content(path)
+    kind = ByteLevelBPETokenizer if content.kind == "BPE" else UnigramTokenizer
+    return kind.from_content(content, path, **options)
 
 
-def _kind_of(path: Path) -> type[WordPieceTokenizer]:
-    config = path / "config.json"
+def _model_type(folder: Path) -> object:
+    config = folder / "config.json"
     values = read_json_file(config) if config.is_file() else {}
-    if isinstance(values, dict) and values.get("model_type") == "elmo":
-        return WordTokenizer
-    return WordPieceTokenizer
+    return values.get("model_type") if isinstance(values, dict) else None

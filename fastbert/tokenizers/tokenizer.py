@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fastbert.tokenizers import call
 from fastbert.tokenizers.encoding import Encoding, Layout, make_encoding, pad_rows
 from fastbert.tokenizers.line_files import read_line_batches
 from fastbert.tokenizers.row_encoding import RowTable, TokenNames
+from fastbert.tokenizers.template import RowTemplate
 from fastbert.tokenizers.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Tokenizer(Vocabulary):
-    """A tokenizer of BERT's inputs, `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, over a C++ core.
+    """A tokenizer of any kind over a C++ core, with rows such as `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`.
 
     Stateless: no call changes the results of another, so threads may share an instance. Picklable.
     """
 
-    model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
+    model_input_names: list[str] = ["input_ids", "token_type_ids", "attention_mask"]  # noqa: RUF012 (as transformers)
     pad_token_type_id = 0
 
     # Text to ids
@@ -140,7 +141,7 @@ class Tokenizer(Vocabulary):
             pad_to_multiple_of: round the padded length up to a multiple.
             padding_side, truncation_side: "right" or "left"; None means the tokenizer's attribute.
             return_tensors: None for lists, "np" for int64 arrays, "pt" for int64 tensors.
-            return_token_type_ids, return_attention_mask: True unless False.
+            return_token_type_ids, return_attention_mask: None means True if `model_input_names` has the name.
             return_overflowing_tokens: return truncated tokens as further rows; "overflow_to_sample_mapping" holds the
                 index of each row's text.
             return_special_tokens_mask, return_offsets_mapping, return_length: add these keys.
@@ -179,24 +180,29 @@ class Tokenizer(Vocabulary):
             call.check_tensor_rows(table, width, lengths.padding)
         if verbose and max_length is None:
             call.warn_of_length(table.longest_main, self._length_limit)
+        if width and self.pad_token_id is None:
+            raise ValueError("this tokenizer has no pad_token; set it, e.g. tokenizer.pad_token = tokenizer.eos_token")
         layout = Layout(
             width=width,
             left=call.checked_side(padding_side or self.padding_side, "padding_side") == "left",
-            pad_token_id=self.pad_token_id,
+            pad_token_id=self.pad_token_id or 0,
             tensors=tensors,
             single=inputs.single and not tensors and not return_overflowing_tokens,
             threads=threads,
         )
         requested = {
             "input_ids": True,
-            "token_type_ids": return_token_type_ids is not False,
-            "attention_mask": return_attention_mask is not False,
+            "token_type_ids": self._returns("token_type_ids", return_token_type_ids),
+            "attention_mask": self._returns("attention_mask", return_attention_mask),
             "special_tokens_mask": return_special_tokens_mask,
             "offset_mapping": return_offsets_mapping,
             "length": return_length,
             "overflow_to_sample_mapping": return_overflowing_tokens,
         }
         return make_encoding(table, layout, [name for name, is_requested in requested.items() if is_requested])
+
+    def _returns(self, name: str, requested: bool | None) -> bool:
+        return name in self.model_input_names if requested is None else bool(requested)
 
     def _plan(
         self,
@@ -219,25 +225,27 @@ class Tokenizer(Vocabulary):
             self._other_core = self._build_core(not self.split_special_tokens)
         return self._other_core
 
+    @property
+    def template(self) -> RowTemplate:
+        """Return the rows of this tokenizer: the special tokens around sequences, and types."""
+        raise NotImplementedError
+
     def _template(self, add_special_tokens: bool) -> _C.Template:
-        """Return the rows of single sequences and of pairs."""
-        cls, sep = ([(index, 0)] * add_special_tokens for index in (self.cls_token_id, self.sep_token_id))
-        single = [*cls, (-1, 0), *sep]
-        return _C.Template(single, [*single, (-2, 1), *((index, 1) for index, _ in sep)])
+        return self.template.compiled(self._ids.__getitem__, add_special_tokens)
 
     @property
     def prefix_ids(self) -> list[int]:
         """Return the ids of the special tokens before a single sequence."""
-        return [self.cls_token_id]
+        return [self._ids[token] for token in self.template.around()[0]]
 
     @property
     def suffix_ids(self) -> list[int]:
         """Return the ids of the special tokens behind a single sequence."""
-        return [self.sep_token_id]
+        return [self._ids[token] for token in self.template.around()[1]]
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Return the number of special tokens around a single sequence or a pair."""
-        return 3 if pair else 2
+        return len(self.template.special_tokens(pair))
 
     def pack(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = 512
@@ -326,15 +334,20 @@ class Tokenizer(Vocabulary):
         )
 
     def build_inputs_with_special_tokens(self, ids: Sequence[int], pair_ids: Sequence[int] | None = None) -> list[int]:
-        """Return the ids of `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`."""
-        first = [self.cls_token_id, *ids, self.sep_token_id]
-        return first if pair_ids is None else [*first, *pair_ids, self.sep_token_id]
+        """Return the ids of a row with one sequence or two, as `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`."""
+        row: list[int] = []
+        for item, _ in self.template.items(pair_ids is not None):
+            row += [self._ids[item]] if isinstance(item, str) else (ids, pair_ids or ())[item]
+        return row
 
     def create_token_type_ids_from_sequences(
         self, ids: Sequence[int], pair_ids: Sequence[int] | None = None
     ) -> list[int]:
-        """Return 0 for the first sequence and its special tokens, 1 for the second."""
-        return [0] * (len(ids) + 2) + ([] if pair_ids is None else [1] * (len(pair_ids) + 1))
+        """Return the types of a row: in BERT's, 0 for the first sequence and its special tokens, 1 for the second."""
+        row: list[int] = []
+        for item, type_id in self.template.items(pair_ids is not None):
+            row += [type_id] * (1 if isinstance(item, str) else len((ids, pair_ids or ())[item]))
+        return row
 
     def get_special_tokens_mask(
         self, ids: Sequence[int], pair_ids: Sequence[int] | None = None, already_has_special_tokens: bool = False
@@ -350,5 +363,7 @@ class Tokenizer(Vocabulary):
                 )
             special = set(self.all_special_ids)
             return [int(token_id in special) for token_id in ids]
-        first = [1, *[0] * len(ids), 1]
-        return first if pair_ids is None else [*first, *[0] * len(pair_ids), 1]
+        row: list[int] = []
+        for item, _ in self.template.items(pair_ids is not None):
+            row += [1] if isinstance(item, str) else [0] * len((ids, pair_ids or ())[item])
+        return row

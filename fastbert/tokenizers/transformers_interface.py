@@ -31,7 +31,7 @@ class TransformersInterface:
     sentence-transformers requires it. `type(tokenizer)` remains fastbert's class.
     """
 
-    SPECIAL_TOKENS_ATTRIBUTES: ClassVar[list[str]] = ["bos_token", "eos_token", *files.SPECIAL_TOKEN_NAMES]
+    SPECIAL_TOKENS_ATTRIBUTES: ClassVar[list[str]] = [*files.SPECIAL_TOKEN_ROLES]
     vocab_files_names: ClassVar[dict[str, str]] = {
         "vocab_file": files.VOCAB_FILE,
         "tokenizer_file": files.TOKENIZER_FILE,

@@ -23,20 +23,31 @@ class Vocabulary(TransformersInterface):
     """
 
     # Roles that BERT does not have; the values are transformers'.
-    bos_token = eos_token = bos_token_id = eos_token_id = None
+    bos_token: str | None = None
+    eos_token: str | None = None
     clean_up_tokenization_spaces = False
     name_or_path = ""
     _core_options: ClassVar[tuple[str, ...]] = ("split_special_tokens",)
     """Options that the core is built with; assigning one rebuilds it."""
+    _needs_unknown = True
+    """True if the core yields the unknown token, which must be in the vocabulary itself."""
 
     _tokens: list[str]
     added_tokens: list[AddedToken]
     additional_special_tokens: list[str]
-    unk_token: str
-    sep_token: str
-    pad_token: str
-    cls_token: str
-    mask_token: str
+    # Tokens of other kinds than WordPiece may be None, and their ids with them.
+    unk_token: Any
+    sep_token: Any
+    pad_token: Any
+    cls_token: Any
+    mask_token: Any
+    unk_token_id: Any
+    sep_token_id: Any
+    pad_token_id: Any
+    cls_token_id: Any
+    mask_token_id: Any
+    bos_token_id: int | None
+    eos_token_id: int | None
     split_special_tokens: bool
     model_max_length: int
     padding_side: str
@@ -58,16 +69,24 @@ class Vocabulary(TransformersInterface):
         """Join tokens to text."""
         raise NotImplementedError
 
+    def _ids_spelled_as_text(self) -> list[int]:
+        """Return the ids whose tokens are spelled as the text is: unknown pieces of some kinds."""
+        return []
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """Return the number of special tokens around a single sequence or a pair."""
+        raise NotImplementedError
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an option, and rebuild the core where it changes. A special token must have an id already."""
         if "_core" not in self.__dict__:
             super().__setattr__(name, value)
             return
-        if name in files.SPECIAL_TOKEN_NAMES:
-            self._replace(**{name: str(value)})
+        if name in files.SPECIAL_TOKEN_ROLES:
+            self._replace(**{name: None if value is None else str(value)})
         elif name in self._core_options:
             self._replace(**{name: None if value is None and name == "strip_accents" else bool(value)})
-        elif name.removesuffix("_id") in files.SPECIAL_TOKEN_NAMES:
+        elif name.removesuffix("_id") in files.SPECIAL_TOKEN_ROLES:
             self._replace(**{name.removesuffix("_id"): self._names[self._checked_id(operator.index(value))]})
         elif name in ("padding_side", "truncation_side"):
             super().__setattr__(name, call.checked_side(value, name))
@@ -86,7 +105,7 @@ class Vocabulary(TransformersInterface):
         for token in self.added_tokens:
             ids.setdefault(token.content, len(ids))
         for role, name in self.special_tokens_map.items():
-            if name not in ids or (role == "unk_token" and ids[name] >= len(self._tokens)):
+            if name not in ids or (role == "unk_token" and self._needs_unknown and ids[name] >= len(self._tokens)):
                 raise files.VocabularyError(
                     f"{source}: {role}={name!r} is not among its {len(self._tokens)} tokens; add it, or pass {role}="
                 )
@@ -96,9 +115,9 @@ class Vocabulary(TransformersInterface):
         self.added_tokens = sorted(added, key=lambda token: ids[token.content])
         self._ids = ids
         self._names = [*self._tokens, *list(ids)[len(self._tokens) :]]
-        self.unk_token_id, self.sep_token_id = ids[self.unk_token], ids[self.sep_token]
-        self.pad_token_id, self.cls_token_id = ids[self.pad_token], ids[self.cls_token]
-        self.mask_token_id = ids[self.mask_token]
+        for role in files.SPECIAL_TOKEN_ROLES:
+            name = getattr(self, role)
+            self.__dict__[f"{role}_id"] = None if name is None else ids[name]
         special = [AddedToken(name, special=True) for name in self.all_special_tokens]
         recognised = {ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
         self._recognised = dict(sorted(recognised.items()))
@@ -123,7 +142,7 @@ class Vocabulary(TransformersInterface):
             index
             for index, token in self._recognised.items()
             if token.lstrip or token.rstrip or self._names[index] != self._spelled[index]
-        )
+        ).union(self._ids_spelled_as_text())
         self._other_core: Any = None
         self._backend = None
         self._core = self._build_core(self.split_special_tokens)
@@ -133,12 +152,12 @@ class Vocabulary(TransformersInterface):
     @property
     def max_len_single_sentence(self) -> int:
         """Return how many tokens of a text fit beside the special tokens; a very large number without a limit."""
-        return self.model_max_length - 2
+        return self.model_max_length - self.num_special_tokens_to_add()
 
     @property
     def max_len_sentences_pair(self) -> int:
         """Return how many tokens of a pair of texts fit beside the special tokens."""
-        return self.model_max_length - 3
+        return self.model_max_length - self.num_special_tokens_to_add(pair=True)
 
     # The vocabulary
 
@@ -219,7 +238,7 @@ class Vocabulary(TransformersInterface):
         changes: dict[str, Any] = {}
         new: list[AddedToken] = []
         for name, value in special_tokens_dict.items():
-            if name in files.SPECIAL_TOKEN_NAMES:
+            if name in files.SPECIAL_TOKEN_ROLES:
                 new.append(as_added_token(value, special=True).as_special())
                 changes[name] = new[-1].content
             elif name in ("additional_special_tokens", "extra_special_tokens"):
@@ -230,7 +249,7 @@ class Vocabulary(TransformersInterface):
                 )
                 new += extra
             else:
-                known = ", ".join(files.SPECIAL_TOKEN_NAMES)
+                known = ", ".join(files.SPECIAL_TOKEN_ROLES)
                 raise ValueError(f"{name!r} must be one of {known}, additional_special_tokens")
         # Tokens that were recognised by their role or as additional tokens stay recognised.
         before, special = set(self._recognised.values()), set(self.all_special_tokens)
@@ -248,7 +267,8 @@ class Vocabulary(TransformersInterface):
     @property
     def special_tokens_map(self) -> dict[str, str]:
         """Return the special tokens by role."""
-        return {name: getattr(self, name) for name in files.SPECIAL_TOKEN_NAMES}
+        tokens = {name: getattr(self, name) for name in files.SPECIAL_TOKEN_ROLES}
+        return {name: token for name, token in tokens.items() if token is not None}
 
     @property
     def all_special_tokens(self) -> list[str]:

@@ -11,9 +11,12 @@ from fastbert import _C
 from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
+from fastbert.tokenizers.template import RowTemplate, bert_template, roberta_template
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.transformers_interface import check_save_options
 from fastbert.tokenizers.vocabulary import checked_model_max_length
+
+ROW_FORMATS = ("bert", "roberta")
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -30,6 +33,9 @@ class WordPieceTokenizer(Tokenizer):
         model_max_length: the default length, in tokens, for truncation and padding; None: no limit.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; they must be in the vocabulary or
             among the added tokens. They are recognised in text exactly as written here, before normalisation.
+        bos_token, eos_token: special tokens without effect on rows, which MPNet's have; None: there is none.
+        row_format: "bert", `[CLS] A [SEP] B [SEP]` with types 0 and 1; or "roberta", `<s> A </s></s> B </s>` with type
+            0 (MPNet).
         additional_special_tokens: further tokens that are recognised in the same way. Tokens that are not in the
             vocabulary become added tokens.
         split_special_tokens: treat special tokens in text as plain text.
@@ -58,6 +64,9 @@ class WordPieceTokenizer(Tokenizer):
         pad_token: str = "[PAD]",
         cls_token: str = "[CLS]",
         mask_token: str = "[MASK]",
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        row_format: str = "bert",
         additional_special_tokens: Sequence[str] = (),
         split_special_tokens: bool = False,
         added_tokens: Sequence[str | AddedToken] = (),
@@ -80,6 +89,12 @@ class WordPieceTokenizer(Tokenizer):
         self.model_max_length = checked_model_max_length(model_max_length)
         self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
         self.cls_token, self.mask_token = cls_token, mask_token
+        self.bos_token, self.eos_token = bos_token, eos_token
+        if row_format not in ROW_FORMATS:
+            raise ValueError(f"row_format={row_format!r} must be one of {', '.join(map(repr, ROW_FORMATS))}")
+        self.row_format = row_format
+        if row_format == "roberta":
+            self.model_input_names = ["input_ids", "attention_mask"]
         self.additional_special_tokens = list(additional_special_tokens)
         self.added_tokens = as_added_tokens(added_tokens)
         self._tokens = tokens
@@ -133,6 +148,8 @@ class WordPieceTokenizer(Tokenizer):
             "padding_side": self.padding_side,
             "truncation_side": self.truncation_side,
         }
+        if self.row_format != "bert":
+            options["row_format"] = self.row_format
         special_tokens: dict[str, Any] = dict(self.special_tokens_map)
         if self.additional_special_tokens:
             special_tokens["additional_special_tokens"] = self.additional_special_tokens
@@ -141,6 +158,12 @@ class WordPieceTokenizer(Tokenizer):
         return (*paths, str(manifest))
 
     # The kind
+
+    @property
+    def template(self) -> RowTemplate:
+        """Return the rows: `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, or MPNet's, which are RoBERTa's."""
+        build = roberta_template if self.row_format == "roberta" else bert_template
+        return build(self.cls_token, self.sep_token)
 
     @property
     def is_continuation(self) -> np.ndarray:
@@ -176,6 +199,7 @@ class WordPieceTokenizer(Tokenizer):
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.do_lower_case if self.strip_accents is None else self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
+            **({"row_format": self.row_format} if self.row_format != "bert" else {}),
         }
 
     def _join_tokens(self, tokens: Iterable[str]) -> str:

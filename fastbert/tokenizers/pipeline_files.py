@@ -1,0 +1,267 @@
+"""Read byte-level BPE and Unigram tokenizers: tokenizer.json, vocab.json and merges.txt.
+
+Files are untrusted: a damaged file is a `VocabularyError` that names the file, the place and the cure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastbert.io.untrusted_input import read_json_file, shown
+from fastbert.tokenizers import files
+from fastbert.tokenizers.added import AddedToken
+from fastbert.tokenizers.json_errors import VocabularyError
+from fastbert.tokenizers.json_files import (
+    FileToken,
+    check_count,
+    is_id,
+    read_added,
+    read_bytes,
+    read_json,
+    read_sides,
+    sorted_by_id,
+)
+from fastbert.tokenizers.pipeline import Pipeline
+from fastbert.tokenizers.template import read_post_processor
+
+VOCAB_JSON, MERGES_FILE = "vocab.json", "merges.txt"
+# Older names of the same files (GPT-2's own release).
+_OLD_VOCAB_JSON, _OLD_MERGES = "encoder.json", "vocab.bpe"
+PIECE_MODELS = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+
+# The usual special tokens of roles that no file assigns.
+_USUAL = {
+    "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
+    "mask_token": ("<mask>", "[MASK]"),
+    "unk_token": ("<unk>", "[UNK]", "<|endoftext|>"),
+    "bos_token": ("<s>", "[CLS]", "<|endoftext|>"),
+    "eos_token": ("</s>", "[SEP]", "<|endoftext|>"),
+}
+
+
+class Content(NamedTuple):
+    """A tokenizer's files: the model's name in a tokenizer.json ("WordPiece", "BPE", "Unigram"), the vocabulary by id,
+    the constructor's arguments for the model, the steps, and the other arguments."""
+
+    kind: str
+    vocab: list[str]
+    model: dict[str, Any]
+    pipeline: Pipeline
+    options: dict[str, Any]
+
+
+def kind_of(model: Any) -> Any:
+    """Return the type of a tokenizer.json's model, which files of older versions leave out."""
+    if not isinstance(model, dict):
+        return None
+    if "type" in model:
+        return model["type"]
+    if "merges" in model:
+        return "BPE"
+    return "Unigram" if isinstance(model.get("vocab"), list) else "WordPiece"
+
+
+def holds_pipeline(path: Path) -> bool:
+    """Return True for a folder or a tokenizer.json of a tokenizer other than WordPiece's."""
+    file = path / files.TOKENIZER_FILE if path.is_dir() else path
+    if file.is_file() and file.suffix == ".json":
+        return kind_of(read_json(file).get("model")) not in (None, "WordPiece")
+    if not path.is_dir() or (path / files.VOCAB_FILE).is_file():
+        return path.name in PIECE_MODELS
+    return any((path / name).is_file() for name in (VOCAB_JSON, _OLD_VOCAB_JSON, *PIECE_MODELS))
+
+
+def read_content(path: Path) -> Content:
+    """Read a folder or a tokenizer.json."""
+    if not path.is_dir():
+        if path.name in PIECE_MODELS:
+            from fastbert.tokenizers.piece_models import read_piece_model
+
+            return _with_settings(path.parent, read_piece_model(path, {}), [], settings=False)
+        content, added = read_tokenizer_json(path)
+        return _with_settings(path.parent, content, added, settings=False)
+    if (path / files.TOKENIZER_FILE).is_file():
+        content, added = read_tokenizer_json(path / files.TOKENIZER_FILE)
+        _check_other_files(path, content, added)
+        return _with_settings(path, content, added)
+    config = {**_json_of(path / "config.json"), **_json_of(path / files.CONFIG_FILE)}
+    for vocab_name, merges_name in ((VOCAB_JSON, MERGES_FILE), (_OLD_VOCAB_JSON, _OLD_MERGES)):
+        if (path / vocab_name).is_file():
+            return _with_settings(path, _read_bpe_files(path / vocab_name, path / merges_name, config), [])
+    for name in PIECE_MODELS:
+        if (path / name).is_file():
+            from fastbert.tokenizers.piece_models import read_piece_model
+
+            return _with_settings(path, read_piece_model(path / name, config), [])
+    raise VocabularyError(
+        f"{path}: holds no tokenizer: none of {files.TOKENIZER_FILE}, {files.VOCAB_FILE}, {VOCAB_JSON},"
+        f" {', '.join(PIECE_MODELS)}; name a tokenizer's folder"
+    )
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    values = read_json_file(path) if path.is_file() else {}
+    return values if isinstance(values, dict) else {}
+
+
+def read_tokenizer_json(path: Path) -> tuple[Content, list[FileToken]]:
+    """Read a tokenizer.json and its added tokens."""
+    content = read_json(path)
+    model = content.get("model")
+    kind = kind_of(model)
+    if not isinstance(model, dict) or kind not in ("BPE", "Unigram"):
+        raise VocabularyError(f"{path}: its model is {shown(kind)}; only WordPiece, BPE and Unigram can be read")
+    pipeline = Pipeline.read(content, path)
+    vocab, arguments = (_read_bpe if kind == "BPE" else _read_unigram)(model, path)
+    check_count(len(vocab), str(path))
+    return Content(str(kind), vocab, arguments, pipeline, read_sides(content, path)), read_added(content, path)
+
+
+def _read_bpe(model: Mapping[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
+    for name, neutral in (
+        ("dropout", (None, 0, 0.0)),
+        ("continuing_subword_prefix", (None, "")),
+        ("end_of_word_suffix", (None, "")),
+        ("byte_fallback", (None, False)),
+    ):
+        if model.get(name) not in neutral:
+            raise VocabularyError(f"{path}: {name}={shown(model[name])} is not supported by byte-level BPE; remove it")
+    if not isinstance(model.get("vocab"), dict):
+        raise VocabularyError(f"{path}: its vocabulary is not a JSON object; restore the file")
+    merges = model.get("merges")
+    if not isinstance(merges, list):
+        raise VocabularyError(f"{path}: its merges are not a list; restore the file")
+    pairs = [_pair(merge, lambda rank: f"{path}, merge {rank + 1}", rank) for rank, merge in enumerate(merges)]
+    return sorted_by_id(model["vocab"], path), {"merges": pairs, "whole_words": model.get("ignore_merges") is True}
+
+
+def _pair(merge: Any, place: Any, rank: int) -> tuple[str, str]:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    if not (isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)):
+        raise VocabularyError(f"{place(rank)}: {shown(merge)} is not a pair of tokens; restore the file")
+    return parts[0], parts[1]
+
+
+def _read_unigram(model: Mapping[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
+    pieces = model.get("vocab")
+    if not isinstance(pieces, list):
+        raise VocabularyError(f"{path}: its vocabulary is not a list; restore the file")
+    try:
+        vocab = [piece for piece, _ in pieces]
+        scores = [float(score) for _, score in pieces]
+        if set(map(type, vocab)) - {str}:
+            raise TypeError
+    except (TypeError, ValueError):
+        index = next(index for index, item in enumerate(pieces) if not _is_piece(item))
+        raise VocabularyError(
+            f"{path}: piece {index} is {shown(pieces[index])}, not a text and its score; restore the file"
+        ) from None
+    unknown = model.get("unk_id")
+    if not is_id(unknown):
+        raise VocabularyError(f"{path}: unk_id={shown(unknown)} must be the id of a piece for unknown characters")
+    return vocab, {"scores": scores, "unknown_id": unknown, "byte_fallback": model.get("byte_fallback") is True}
+
+
+def _is_piece(item: Any) -> bool:
+    return (
+        isinstance(item, list)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], int | float)
+        and not isinstance(item[1], bool)
+    )
+
+
+def _read_bpe_files(vocab_path: Path, merges_path: Path, config: Mapping[str, Any]) -> Content:
+    vocab = read_vocab_json(vocab_path)
+    if not merges_path.is_file():
+        raise VocabularyError(f"{merges_path}: no such file; {vocab_path.name} needs it beside it")
+    merges = read_merges(merges_path)
+    prefix = config.get("add_prefix_space") is True
+    kinds = [str(config.get(name, "")).lower() for name in ("model_type", "tokenizer_class")]
+    post_processor: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
+    if not any("gpt" in kind for kind in kinds) and "<s>" in vocab and "</s>" in vocab:
+        post_processor = {
+            "type": "RobertaProcessing",
+            "sep": ["</s>", vocab.index("</s>")],
+            "cls": ["<s>", vocab.index("<s>")],
+            "trim_offsets": config.get("trim_offsets", True) is not False,
+            "add_prefix_space": prefix,
+        }
+    steps = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
+    pipeline = Pipeline(None, steps, post_processor, dict(steps), path=vocab_path.parent)
+    return Content("BPE", vocab, {"merges": merges}, pipeline, {})
+
+
+def read_vocab_json(path: Path) -> list[str]:
+    """Return the tokens of a vocab.json in the order of their ids."""
+    return sorted_by_id(read_json(path), path)
+
+
+def read_merges(path: Path) -> list[tuple[str, str]]:
+    """Return the pairs of a merges.txt, one per line, after an optional line with a version."""
+    try:
+        lines = read_bytes(path).decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"{path}: not UTF-8 (at byte {error.start}); restore the file") from None
+    first = 1 if lines[0].startswith("#version") else 0
+    return [
+        _pair(line.removesuffix("\r"), lambda rank: f"{path}, line {rank + 1}", index)
+        for index, line in enumerate(lines[first:], first)
+        if line.strip("\r")
+    ]
+
+
+def _check_other_files(folder: Path, content: Content, added: Iterable[FileToken]) -> None:
+    """Raise VocabularyError if vocab.json or merges.txt contradict tokenizer.json."""
+    if content.kind != "BPE":
+        return
+    if (folder / VOCAB_JSON).is_file():
+        ids = {token: index for index, token in enumerate(content.vocab)}
+        ids |= {token.token.content: token.id for token in added if token.id is not None}
+        for index, token in enumerate(read_vocab_json(folder / VOCAB_JSON)):
+            if ids.get(token) != index:
+                raise VocabularyError(
+                    f"{folder}: {VOCAB_JSON} gives {token!r} the id {index}, and {files.TOKENIZER_FILE}"
+                    f" {ids.get(token)}; remove the one that the model was not trained with"
+                )
+    if (folder / MERGES_FILE).is_file():
+        merges = read_merges(folder / MERGES_FILE)
+        if merges != content.model["merges"]:
+            raise VocabularyError(
+                f"{folder}: {MERGES_FILE} ({len(merges)} merges) and {files.TOKENIZER_FILE}"
+                f" ({len(content.model['merges'])}) differ; remove the one that the model was not trained with"
+            )
+
+
+def _with_settings(folder: Path, content: Content, added: Sequence[FileToken], *, settings: bool = True) -> Content:
+    """Return the content with the options of the folder's small files, and the usual special tokens for roles that no
+    file assigns."""
+    options = dict(content.options)
+    if settings:
+        options |= files.read_settings(folder, options, added, content.vocab)
+        names = _json_of(folder / files.CONFIG_FILE).get("model_input_names")
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            options["model_input_names"] = names
+    else:
+        options["added_tokens"] = files.order_added_tokens(list(added), content.vocab)
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        options.pop(name, None)  # of WordPiece; the normalizer decides
+    known = {*content.vocab, *(token.content for token in options["added_tokens"])}
+    processor = read_post_processor(content.pipeline.post_processor, content.pipeline.path)
+    before, behind = processor.template.around()
+    roles = dict(_USUAL)
+    roles |= {"cls_token": tuple(before[:1]), "sep_token": tuple(behind[-1:])}
+    added_tokens: list[AddedToken] = options["added_tokens"]
+    recognised = {token.content for token in added_tokens if token.special}
+    for role, names_of_role in roles.items():
+        if options.get(role) not in known:
+            options.pop(role, None)
+        usual = [name for name in names_of_role if name in known and (role != "unk_token" or name in recognised)]
+        if role not in options and usual:
+            options[role] = usual[0]
+    if "unk_token" not in options and "unknown_id" in content.model:
+        options["unk_token"] = content.vocab[content.model["unknown_id"]]
+    return content._replace(options=options)
