@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from fastbert.config import BertConfig
+from fastbert.models.electra.config import ElectraConfig
+from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.language_model import ForBidirectionalLM
 from fastbert.models.heads.causal import ForCausalLM
-from fastbert.models.heads.pretraining import ForPreTraining
+from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
 
 # From the position of a head's query to that of the key which it attends to.
 OFFSETS, CAUSAL_OFFSETS = (-1, 1, -2, 2), (-1, -2, -3, -4)
@@ -29,15 +31,18 @@ SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were i
 
 def can_be_structured(config: BertConfig) -> bool:
     """Return whether a model has the parts that `initialise_structured` changes."""
-    return config.model_type in ("bert", "elmo")
+    return config.model_type in ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "elmo")
 
 
 @torch.no_grad()
 def initialise_structured(
-    model: ForPreTraining | ForCausalLM | ForBidirectionalLM, counts: NDArray[np.int64], seed: int
+    model: ForPreTraining | ForMaskedLM | ForCausalLM | ForBidirectionalLM | GeneratorAndDiscriminator,
+    counts: NDArray[np.int64],
+    seed: int,
 ) -> None:
-    """Give a newly initialised BERT an output bias of word frequencies, and heads that attend to neighbouring words; an
-    ELMo, which has no heads, the bias alone.
+    """Give a newly initialised BERT, RoBERTa or DistilBERT an output bias of word frequencies, and heads that attend
+    to neighbouring words. ELMo, which has no heads, gets the bias alone, as does ELECTRA's masked language model, whose
+    layers read a projection of the position embedding.
 
     Sinusoids, with frequencies spread over 0 to pi, replace the first columns of the position embedding, as many as a
     head has dimensions. A rotation of these columns is added to the query weights of head h in the first layer, and the
@@ -50,24 +55,28 @@ def initialise_structured(
         seed: of the sinusoids' frequencies.
     """
     logarithms = (torch.from_numpy(counts).double() + 1).log()
+    logarithms -= logarithms.mean()
     if isinstance(model, ForBidirectionalLM):
-        model.lm_head.decoder.bias.copy_(logarithms - logarithms.mean())
+        model.lm_head.decoder.bias.copy_(logarithms)
         return
-    config, bias = model.config, model.cls.predictions.bias
-    bias.copy_(logarithms - logarithms.mean())
+    language_model = model.generator if isinstance(model, GeneratorAndDiscriminator) else model
+    language_model.cls.predictions.bias.copy_(logarithms)
+    config = model.config
+    if isinstance(config, ElectraConfig):
+        return
 
     head_size = config.hidden_size // config.num_attention_heads
     pairs = head_size // 2
     generator = torch.Generator().manual_seed(seed)
     # Drawn from equal bands: equally spaced frequencies would repeat after 2 * pairs positions.
     frequencies = (torch.arange(pairs) + torch.rand(pairs, generator=generator)) * (math.pi / max(pairs, 1))
-    table = model.get_parameter("bert.embeddings.position_embeddings.weight")
+    table = model.base_model.get_parameter("embeddings.position_embeddings.weight")
     angles = torch.arange(len(table)).unsqueeze(1) * frequencies
     amplitude = math.sqrt(2) * POSITION_SCALE * config.initializer_range
     table[:, : 2 * pairs] = amplitude * torch.cat([angles.cos(), angles.sin()], dim=1)
 
     query, key = (
-        model.get_parameter(f"bert.encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key")
+        model.base_model.get_parameter(f"encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key")
     )
     gain = math.sqrt(SHARPNESS / math.sqrt(head_size))
     identity = torch.eye(2 * pairs)
