@@ -11,15 +11,18 @@ convolution. All weights are trained as usual, and the model is BERT as before.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastbert.config import BertConfig
-from fastbert.models.electra.config import ElectraConfig
 from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.language_model import ForBidirectionalLM
+from fastbert.models.encoder import EncoderModel
+from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
 
@@ -40,14 +43,14 @@ def initialise_structured(
     counts: NDArray[np.int64],
     seed: int,
 ) -> None:
-    """Give a newly initialised BERT, RoBERTa or DistilBERT an output bias of word frequencies, and heads that attend
-    to neighbouring words. ELMo, which has no heads, gets the bias alone, as does ELECTRA's masked language model, whose
-    layers read a projection of the position embedding.
+    """Give a newly initialised BERT, RoBERTa, DistilBERT or ELECTRA an output bias of word frequencies, and heads that
+    attend to neighbouring words; an ELMo, which has no heads, the bias alone.
 
     Sinusoids, with frequencies spread over 0 to pi, replace the first columns of the position embedding, as many as a
     head has dimensions. A rotation of these columns is added to the query weights of head h in the first layer, and the
     identity to its key weights, so that it attends to the position `OFFSETS[h]` away, `CAUSAL_OFFSETS[h]` in a
-    left-to-right model; heads without an offset and all other weights stay as they are.
+    left-to-right model; heads without an offset and all other weights stay as they are. In ELECTRA, where a projection
+    follows the embeddings, its rows of these columns are those of the identity.
 
     Args:
         model: changed in place.
@@ -59,14 +62,23 @@ def initialise_structured(
     if isinstance(model, ForBidirectionalLM):
         model.lm_head.decoder.bias.copy_(logarithms)
         return
-    language_model = model.generator if isinstance(model, GeneratorAndDiscriminator) else model
-    language_model.cls.predictions.bias.copy_(logarithms)
-    config = model.config
-    if isinstance(config, ElectraConfig):
-        return
+    heads: list[Any] = [model]
+    if isinstance(model, GeneratorAndDiscriminator):
+        heads = [model.discriminator, model.generator]
+    heads[-1].get_parameter("cls.predictions.bias").copy_(logarithms)
 
-    head_size = config.hidden_size // config.num_attention_heads
-    pairs = head_size // 2
+    frequencies = _write_sinusoids(heads[0], seed)
+    for head in heads:
+        _attend_to_neighbours(head.base_model, frequencies)
+
+
+def _write_sinusoids(model: ModelWithHead, seed: int) -> Tensor:
+    """Write sinusoids to the first columns of the position embedding; return their frequencies (pairs,).
+
+    The columns are first the cosines and then the sines, as many of both as half of a head has dimensions.
+    """
+    config = model.config
+    pairs = min(config.head_dim, config.token_embedding_size) // 2
     generator = torch.Generator().manual_seed(seed)
     # Drawn from equal bands: equally spaced frequencies would repeat after 2 * pairs positions.
     frequencies = (torch.arange(pairs) + torch.rand(pairs, generator=generator)) * (math.pi / max(pairs, 1))
@@ -74,10 +86,25 @@ def initialise_structured(
     angles = torch.arange(len(table)).unsqueeze(1) * frequencies
     amplitude = math.sqrt(2) * POSITION_SCALE * config.initializer_range
     table[:, : 2 * pairs] = amplitude * torch.cat([angles.cos(), angles.sin()], dim=1)
+    return frequencies
 
-    query, key = (
-        model.base_model.get_parameter(f"encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key")
-    )
+
+def _attend_to_neighbours(encoder: EncoderModel, frequencies: Tensor) -> None:
+    """Let heads of an encoder's first layer attend by the sinusoids of its position embedding.
+
+    A projection behind the embeddings hands them on unchanged, or, to heads that are narrower than the number of
+    sinusoids, some of them, spread over all frequencies.
+    """
+    config = encoder.config
+    head_size, pairs = config.head_dim, len(frequencies)
+    kept = min(head_size // 2, pairs)
+    if encoder.embeddings_project is not None:
+        chosen = torch.arange(kept) * pairs // max(kept, 1)
+        weight = encoder.get_parameter("embeddings_project.weight")
+        weight[: 2 * kept] = 0
+        weight[torch.arange(2 * kept), torch.cat((chosen, chosen + pairs))] = 1
+        frequencies, pairs = frequencies[chosen], kept
+    query, key = (encoder.get_parameter(f"encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key"))
     gain = math.sqrt(SHARPNESS / math.sqrt(head_size))
     identity = torch.eye(2 * pairs)
     offsets = CAUSAL_OFFSETS if config.is_decoder else OFFSETS

@@ -59,7 +59,15 @@ from fastbert.training.objectives import (
 from fastbert.training.plot import plot_runs
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
+from fastbert.training.run_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    check_spared,
+    keep_tokenizer,
+    locked_run,
+    remove_run,
+    save_tokenizer,
+)
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.verdict import verdict
 
@@ -212,7 +220,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
             sync_tree(folder)
     sync(config.out)
     run.finished = {
@@ -258,7 +266,7 @@ def _result_of(run: Run) -> PretrainResult | None:
     out, finished = run.config.out, run.finished
     assert finished is not None
     model, loss_curve = out / "model", out / LOSS_CURVE
-    files = [model / name for name in ("config.json", "model.safetensors", "tokenizer_config.json")]
+    files = [model / name for name in ("config.json", "model.safetensors", TOKENIZER_CONFIG)]
     if run.config.objective == "rtd":
         files += [out / GENERATOR / path.name for path in files]
     if not all(path.is_file() for path in (*files, loss_curve)):

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.manifest import update_manifest
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import sync, sync_tree, write_atomic
+from fastbert.io.atomic_write import sync, sync_tree, write_atomic, write_json_atomic
 from fastbert.io.checksums import json_sha256
 from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
-from fastbert.io.untrusted_input import read_json_file
+from fastbert.io.untrusted_input import read_json_file, read_json_object
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training import checkpoint
 
-TOKENIZER, VOCABULARY = "tokenizer", "vocab.txt"
+TOKENIZER, VOCABULARY, TOKENIZER_CONFIG = "tokenizer", "vocab.txt", "tokenizer_config.json"
 FILE, FORMAT_VERSION = "config.json", 3
 COMMANDS = {"run": "pretrain", "finetune": "finetune"}
 """The key of a run's flags in config.json, and its command."""
@@ -83,6 +84,20 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], Tokeni
     if original.exists() and not copy.exists():
         write_atomic(copy, original.read_text(encoding="utf-8"))
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, segments: bool) -> None:
+    """Write the tokenizer of a trained model to its folder; `segments` tells whether the model has more than one.
+
+    For one that has not, the files tell transformers not to return token_type_ids, which such a model has no rows for.
+    """
+    tokenizer.save_pretrained(folder)
+    if segments:
+        return
+    path = folder / TOKENIZER_CONFIG
+    values = read_json_object(path)
+    write_json_atomic(path, {**values, "model_input_names": ["input_ids", "attention_mask"]}, ensure_ascii=False)
+    update_manifest(folder, [path.name])
 
 
 def _check(tokenizer: Tokenizer, fingerprint: str, folder: Path) -> None:
