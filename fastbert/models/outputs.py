@@ -178,8 +178,9 @@ class MaskedLMOutput(LogitsOutput):
     """The output of a masked language model; `hidden_states` as in `EncoderOutput`.
 
     `logits` (..., vocab_size) have the dtype of the parameters, or of autocast. With labels, `loss` is their mean
-    cross-entropy, an fp32 scalar, and for means over several batches there are the sum over the labels, their number
-    and the number of correct predictions, under the names of `PreTrainingOutput`; those of sentence pairs are None.
+    cross-entropy, an fp32 scalar, and for means over several batches there are scalars: the sum over the labels
+    (`mlm_loss_sum`, fp32), their number (`mlm_count`, int64) and the number of correct predictions (`mlm_correct`,
+    int64), as in `PreTrainingOutput`; those of sentence pairs are None.
     """
 
     mlm_loss_sum: Tensor | None = None
