@@ -175,7 +175,7 @@ class LogitsOutput(HeadOutput):
 
 @dataclass(eq=False)
 class MaskedLMOutput(LogitsOutput):
-    """The output of a masked language model; `hidden_states` as in `EncoderOutput`.
+    """The output of a masked language model in pre-training; `hidden_states` as in `EncoderOutput`.
 
     `logits` (..., vocab_size) have the dtype of the parameters, or of autocast. With labels, `loss` is their mean
     cross-entropy, an fp32 scalar, and for means over several batches there are scalars: the sum over the labels

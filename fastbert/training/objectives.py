@@ -14,6 +14,7 @@ from fastbert.models.base import PreTrainedModel
 from fastbert.models.electra.config import ElectraConfig
 from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.config import ElmoConfig
+from fastbert.models.heads.pretraining import ForMaskedLM
 from fastbert.models.roberta.config import RobertaConfig
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
@@ -133,7 +134,10 @@ def pretraining_model(config: BertConfig, objective: Objective, generator_size: 
         return GeneratorAndDiscriminator(config, GENERATOR_SIZE if generator_size is None else generator_size)
     head = _head(registry.architecture_of(config), OBJECTIVES[objective])
     assert head is not None
-    return registry.head_class(config, head)(config)
+    model: Any = registry.head_class(config, head)(config)
+    if isinstance(model, ForMaskedLM):
+        model.counts_predictions = True
+    return model
 
 
 def described_model(model: BertConfig) -> str:

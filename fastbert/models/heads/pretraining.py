@@ -21,7 +21,7 @@ from fastbert.models.labels import (
     class_labels,
     mean_loss,
 )
-from fastbert.models.outputs import MaskedLMOutput, PreTrainingOutput
+from fastbert.models.outputs import LogitsOutput, MaskedLMOutput, PreTrainingOutput
 from fastbert.models.packed import read_inputs
 from fastbert.models.unsupported_arguments import TransformersArguments
 from fastbert.ops.cross_entropy.op import CrossEntropy
@@ -138,6 +138,8 @@ class ForMaskedLM(MaskedLanguageModel):
 
     with_pooler = False
     accepts_loss_kwargs = True
+    counts_predictions = False
+    """Set in pre-training: outputs are then of the class `MaskedLMOutput`, for means over several batches."""
 
     def forward(
         self,
@@ -154,7 +156,7 @@ class ForMaskedLM(MaskedLanguageModel):
         output_hidden_states: bool | None = None,
         past_key_values: None = None,
         **unsupported: Unpack[TransformersArguments],
-    ) -> MaskedLMOutput:
+    ) -> LogitsOutput:
         """Compute logits and, from labels, the loss; inputs as in `BertModel`, labels as in `BertForPreTraining`.
 
         `logits` are (B, S, vocab_size), or (tokens, vocab_size) of a packed batch. With labels there are none, unless
@@ -172,8 +174,14 @@ class ForMaskedLM(MaskedLanguageModel):
         tokens = self._labelled_tokens(packed, labels, self.config.vocab_size, USE_VOCABULARY, return_logits)
         x, hidden_states = self._encode(packed, tokens.indices, output_hidden_states)
         logits, loss = self._predict(tokens, x)
-        output = MaskedLMOutput(logits=logits, hidden_states=hidden_states)
-        if loss is not None:
-            output.loss = mean_loss(loss, num_items_in_batch)
-            output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
-        return output
+        mean = None if loss is None else mean_loss(loss, num_items_in_batch)
+        if loss is None or not self.counts_predictions:
+            return LogitsOutput(loss=mean, logits=logits, hidden_states=hidden_states)
+        return MaskedLMOutput(
+            loss=mean,
+            logits=logits,
+            hidden_states=hidden_states,
+            mlm_loss_sum=loss.loss_sum,
+            mlm_count=loss.count,
+            mlm_correct=loss.correct,
+        )
