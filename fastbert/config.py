@@ -174,6 +174,11 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def token_embedding_size(self) -> int:
+        """Return the width of the token embedding, and of the masked-LM head whose decoder is tied to it."""
+        return self.hidden_size
+
+    @property
     def bilstm_input_size(self) -> int:
         """Return the width of what a BiLSTM between the encoder and the head of a task reads."""
         return self.hidden_size

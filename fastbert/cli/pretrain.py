@@ -70,11 +70,25 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if validation.nsp_accuracy is not None:
         pairs = "sentence-order" if result.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
+    if validation.rtd_loss is not None and validation.rtd_accuracy is not None:
+        original = 1 - (validation.rtd_replaced or 0)
+        lines.append(
+            f"            replaced tokens: loss {validation.rtd_loss:.3f} nats, accuracy {validation.rtd_accuracy:.1%}"
+            f" (of tokens, {original:.1%} are original), precision {_share(validation.rtd_precision)}, recall"
+            f" {_share(validation.rtd_recall)}"
+        )
     if validation.forward_perplexity is not None and validation.backward_perplexity is not None:
         forward, backward = validation.forward_perplexity, validation.backward_perplexity
         lines.append(f"            perplexity {forward:,.1f} from left to right, {backward:,.1f} from right to left")
     lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
+    if result.generator is not None:
+        lines.insert(-1, f"generator:  {result.generator}")
     # Flags stay whole.
     lines += wrap(result.verdict, min(WIDTH, get_terminal_size().columns), break_on_hyphens=False)
     print("\n".join(lines))
     return 0
+
+
+def _share(value: float | None) -> str:
+    """Return a share as text; that of nothing is undefined."""
+    return "undefined" if value is None else f"{value:.1%}"

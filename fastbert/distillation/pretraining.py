@@ -12,7 +12,7 @@ from fastbert.distillation import losses, models
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.models.heads.pretraining import ForPreTraining
-from fastbert.models.outputs import PreTrainingOutput
+from fastbert.models.outputs import MaskedLMOutput, PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.batches import micro_batch_loss
@@ -56,7 +56,8 @@ class PretrainingDistillationLoss(nn.Module):
         with torch.no_grad():
             target = teacher(batch, return_logits=True, output_hidden_states=True)
         output = student(batch, return_logits=True, output_hidden_states=True)
-        soft = losses.soft_target_loss(output.prediction_logits, target.prediction_logits, self.temperature, rows=1)
+        logits: Any = output.logits if isinstance(output, MaskedLMOutput) else output.prediction_logits
+        soft = losses.soft_target_loss(logits, target.prediction_logits, self.temperature, rows=1)
         states, attention = self.layer_loss(
             student.base_model, teacher.base_model, output.hidden_states, target.hidden_states, batch
         )

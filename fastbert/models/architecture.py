@@ -59,8 +59,6 @@ class ArchitectureSpec:
         """Return the part that our own encoder has no modules for; None if it has all."""
         if not self.embeddings.positions:
             return "embeddings without positions"
-        if any(layer.hidden_size != self.embeddings.embedding_size for layer in self.layers):
-            return "a projection behind the embeddings"
         if self.shares_layers or self.relative_tables:
             return "shared layers, or relative position tables"
         return next(
@@ -138,7 +136,7 @@ class ClassificationHeadSpec:
     """A classifier of sequences that reads the first token without the encoder's pooler: linear layer, activation,
     linear layer."""
 
-    activation: Literal["tanh", "relu"]
+    activation: Literal["tanh", "relu", "gelu"]
     drops_input: bool = False
     """True if the first token passes dropout too."""
 

@@ -21,6 +21,7 @@ from fastbert.io.atomic_write import write_json_atomic
 from fastbert.models import loading
 from fastbert.models.architecture import Architecture
 from fastbert.models.compatibility import Compatibility
+from fastbert.models.key_map import DECODER_BIAS, OUTPUT_BIAS
 from fastbert.ops.dispatch import fastest_dtype
 from fastbert.ops.native import prepacked_weights
 
@@ -247,11 +248,15 @@ def _forget_prepacked(module: nn.Module, *_: Any) -> None:
 
 
 def _rename_keys(module: Any, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    """Replace the names that files, and transformers' models, have for a module's weights by those of the module."""
+    """Replace the names that files, and transformers' models, have for a module's weights by those of the module, whose
+    decoder has its bias under two names."""
     for name in module.state_dict():
         file_name = prefix + module.key_map.file_name(name)
         if file_name != prefix + name and file_name in state_dict:
             state_dict[prefix + name] = state_dict.pop(file_name)
+    tied = prefix + DECODER_BIAS
+    if DECODER_BIAS in module.tied_keys and tied not in state_dict and prefix + OUTPUT_BIAS in state_dict:
+        state_dict[tied] = state_dict[prefix + OUTPUT_BIAS]
 
 
 def match_weights(

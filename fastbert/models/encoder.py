@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.fusibility import runs_as_written
+from fastbert.models.fusibility import project, runs_as_written
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.models.modules import Embeddings, Encoder, Layer, Pooler
 from fastbert.models.outputs import EncoderOutput
@@ -72,6 +72,8 @@ class EncoderModel(PreTrainedModel):
         self.causal = spec.causal
         self.position_offset = spec.embeddings.position_offset
         self.embeddings = Embeddings(spec.embeddings)
+        width = spec.embeddings.embedding_size
+        self.embeddings_project = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
         self.encoder = Encoder(spec.layers, drops=drops, final_norm=spec.final_norm)
         self.scales_residuals = spec.scales_residuals
         self.pooler = Pooler(config.hidden_size) if add_pooling_layer and spec.pooler else None
@@ -135,11 +137,10 @@ class EncoderModel(PreTrainedModel):
         if is_readable(batch.input_ids):
             self.check_ranges(batch)
         tokens = batch.num_tokens
-        if inputs_embeds is not None and inputs_embeds.shape[-1] != self.config.hidden_size:
-            raise UserError(
-                f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's hidden_size="
-                f"{self.config.hidden_size}"
-            )
+        width = self.config.token_embedding_size
+        if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
+            name = "hidden_size" if width == self.config.hidden_size else "embedding_size"
+            raise UserError(f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's {name}={width}")
         if isinstance(batch, PaddedBatch):  # no branch on the number of tokens: recorded calls have none
             x, states = self._run(batch, causal, output_hidden_states, None, inputs_embeds)
             return x if token_indices is None else x.index_select(0, token_indices), states
@@ -173,6 +174,8 @@ class EncoderModel(PreTrainedModel):
         embeds = () if inputs_embeds is None else (inputs_embeds,)
         dropout = layers.token_dropout(Site.EMBEDDING, p=config.embedding_dropout_prob if self.training else 0.0)
         x: Tensor = self.embeddings(batch, dropout, *embeds)
+        if self.embeddings_project is not None:
+            x = project(self.embeddings_project, x)
         if token_indices is not None and runs_as_written(self.encoder, Encoder):
             x, states = self.encoder(x, layers, causal, output_hidden_states, token_indices)
             return x, states

@@ -19,7 +19,9 @@ DECODER, DECODER_BIAS, OUTPUT_BIAS = (
     "cls.predictions.decoder.bias",
     "cls.predictions.bias",
 )
-_ENCODER = re.compile(r"(?:(?:bert|roberta|distilbert|elmo)\.)?(?:embeddings|encoder|transformer)\.")
+_ENCODER = re.compile(
+    r"(?:(?:bert|roberta|distilbert|electra|elmo)\.)?(?:embeddings|embeddings_project|encoder|transformer)\."
+)
 
 
 @dataclass(frozen=True)

@@ -174,23 +174,26 @@ class LogitsOutput(HeadOutput):
 
 
 @dataclass(eq=False)
-class CausalLMOutput(HeadOutput):
-    """The output of a language model that predicts the next token; `hidden_states` as in `EncoderOutput`.
+class MaskedLMOutput(LogitsOutput):
+    """The output of a masked language model in pre-training; `hidden_states` as in `EncoderOutput`.
 
     `logits` (..., vocab_size) have the dtype of the parameters, or of autocast. With labels, `loss` is their mean
-    cross-entropy, an fp32 scalar, and for means over several batches there are the sum over the labels, their number
-    and the number of correct predictions, under the names of `PreTrainingOutput`; those of sentence pairs are None.
+    cross-entropy, an fp32 scalar, and for means over several batches there are scalars: the sum over the labels
+    (`mlm_loss_sum`, fp32), their number (`mlm_count`, int64) and the number of correct predictions (`mlm_correct`,
+    int64), as in `PreTrainingOutput`; those of sentence pairs are None.
     """
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
     mlm_loss_sum: Tensor | None = None
     mlm_count: Tensor | None = None
     mlm_correct: Tensor | None = None
     nsp_loss_sum: None = None
     nsp_count: None = None
     nsp_correct: None = None
+
+
+@dataclass(eq=False)
+class CausalLMOutput(MaskedLMOutput):
+    """The output of a language model that predicts the next token; fields as in `MaskedLMOutput`."""
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastbert.data.pretraining import PretrainingData
+from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 
@@ -65,17 +66,28 @@ def prefetch(load: Callable[[int], list[Any]]) -> Iterator[Callable[[int], list[
         yield fetch
 
 
-def micro_batch_loss(output: PreTrainingOutput, per_prediction: Tensor | float, per_sequence: Tensor | float) -> Tensor:
-    """Return a micro-batch's part of its step's loss: its sums of losses times the weights of `loss_weights`."""
+def micro_batch_loss(
+    output: PreTrainingOutput,
+    per_prediction: Tensor | float,
+    per_sequence: Tensor | float,
+    per_token: Tensor | float = 0.0,
+) -> Tensor:
+    """Return a micro-batch's part of its step's loss: its sums of losses times the weights of `loss_weights`, that of a
+    discriminator `DISCRIMINATOR_WEIGHT` times."""
     assert output.mlm_loss_sum is not None
     loss = output.mlm_loss_sum * per_prediction
-    return loss if output.nsp_loss_sum is None else loss + output.nsp_loss_sum * per_sequence
+    if output.nsp_loss_sum is not None:
+        loss = loss + output.nsp_loss_sum * per_sequence
+    detection: Tensor | None = getattr(output, "rtd_loss_sum", None)
+    return loss if detection is None else loss + detection * (DISCRIMINATOR_WEIGHT * per_token)
 
 
-def loss_weights(batches: Sequence[PackedBatch]) -> tuple[float, float]:
-    """Return 1 / the masked predictions and 1 / the sequences of a step's micro-batches."""
+def loss_weights(batches: Sequence[PackedBatch]) -> tuple[float, float, float]:
+    """Return 1 / the masked predictions, 1 / the sequences and 1 / the tokens of a step's micro-batches."""
     masked = sum(0 if batch.labels is None else len(batch.labels) for batch in batches)
-    return 1 / max(masked, 1), 1 / max(sum(len(batch) for batch in batches), 1)
+    counts = (masked, sum(len(batch) for batch in batches), sum(batch.num_tokens for batch in batches))
+    predictions, sequences, tokens = (1 / max(count, 1) for count in counts)
+    return predictions, sequences, tokens
 
 
 def micro_batch_shares(batches: Sequence[PackedBatch]) -> list[tuple[float, float]]:

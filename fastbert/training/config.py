@@ -12,10 +12,15 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
-Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
 UNMASKED: tuple[Objective, ...] = ("ltr", "bilm")  # no token is masked
 DEFAULT_REPLACEMENT = (80.0, 10.0, 10.0)  # percent of masked tokens: [MASK], random, unchanged
+RTD_REPLACEMENT = (85.0, 0.0, 15.0)  # of ELECTRA's released code
+GENERATOR_SIZE = 0.25  # of ELECTRA-small and -large; ELECTRA-base has a third
+DEFAULT_OBJECTIVES: dict[str, Objective] = {
+    "bert": "mlm+nsp", "electra": "rtd", "elmo": "bilm", "gpt2": "ltr", "openai-gpt": "ltr",
+}  # fmt: skip
 Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
 
@@ -56,15 +61,20 @@ class _Model:
     model: str = "base"
     """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
     architecture: str | None = None
-    """Architecture of the model: bert, gpt2, openai-gpt, elmo, ... (default: bert, or that of a config.json)."""
+    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
+    (default: bert, or that of a config.json)."""
     objective: Objective | None = None
-    """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, left to
-    right, where each token is predicted from those before it, or ELMo's two language models over words, one in each
-    direction (default: mlm+nsp; ltr for GPT, bilm for ELMo)."""
+    """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, ELECTRA's
+    replaced-token detection beside a small generator, left to right, where each token is predicted from those before
+    it, or ELMo's two language models over words, one in each direction (default: mlm+nsp for BERT; rtd for ELECTRA, ltr
+    for GPT, bilm for ELMo, mlm for the others)."""
+    generator_size: float | None = rare(None)
+    """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
     mask_replacement: tuple[float, ...] | None = rare(None)
-    """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10)."""
+    """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10; 85 0 15 with
+    rtd)."""
     whole_word: bool = False
     """Whole-word masking: mask all pieces of a word together."""
     init: Init | None = rare(None)
@@ -183,11 +193,12 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             ("temperature", self.temperature > 0, "above 0"),
             ("soft_weight", 0 <= self.soft_weight <= 1, "from 0 to 1"),
             ("validation_fraction", 0 < self.validation_fraction < 1, "between 0 and 1"),
+            ("generator_size", self.generator_size is None or 0 < self.generator_size <= 1, "above 0 and at most 1"),
             ("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
             ("max_length", self.max_length >= shortest, f"at least {shortest}"),
             ("cuda_graphs", self.cuda_graphs in get_args(CudaGraphs), "auto, on or off"),
         )
-        shares = self.mask_replacement or DEFAULT_REPLACEMENT
+        shares = self.mask_replacement or DEFAULT_REPLACEMENT  # those of rtd are valid too
         if len(shares) != 3 or not all(0 <= share <= 100 for share in shares) or abs(sum(shares) - 100) > 1e-4:
             raise UserError(
                 f"--mask-replacement {' '.join(f'{share:g}' for share in shares)} must be three percentages that add up"
@@ -199,6 +210,10 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             )
         if self.student_layers is not None and self.teacher is None:
             raise UserError("--student-layers takes layers of a --teacher; name its folder")
+        if self.student_layers is not None and self.architecture not in (None, "bert"):
+            raise UserError(
+                f"--student-layers takes layers of a BERT, not of --architecture {self.architecture}; leave one out"
+            )
         if self.student_layers is not None and self.init is not None:
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
@@ -210,6 +225,12 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
                 )
         if self.teacher is not None and objective in UNMASKED:
             raise UserError(f"--teacher teaches masked tokens, and --objective {objective} has none; leave one out")
+        if self.teacher is not None and objective == "rtd":
+            raise UserError(
+                "--teacher teaches masked tokens, and --objective rtd trains a discriminator; leave one out"
+            )
+        if self.objective not in ("rtd", None) and self.generator_size is not None:
+            raise UserError(f"--generator-size belongs to --objective rtd, not {self.objective}; leave it out")
         if self.teacher is not None and self.cuda_graphs == "on":
             raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:
@@ -224,7 +245,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     @property
     def replacement_shares(self) -> tuple[float, float, float]:
         """Return the shares of masked tokens that become [MASK], become a random token, and stay; they add up to 1."""
-        mask, random, unchanged = self.mask_replacement or DEFAULT_REPLACEMENT
+        default = RTD_REPLACEMENT if self.objective == "rtd" else DEFAULT_REPLACEMENT
+        mask, random, unchanged = self.mask_replacement or default
         return mask / 100, random / 100, unchanged / 100
 
     def resumed_from(self, saved: Self) -> Self:
@@ -236,10 +258,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
 
 
 def default_objective(architecture: str | None) -> Objective:
-    """Return the objective of an architecture's paper."""
-    if architecture == "elmo":
-        return "bilm"
-    return "ltr" if architecture in ("gpt2", "openai-gpt") else "mlm+nsp"
+    """Return the objective of an architecture's paper; masked LM alone for RoBERTa and others that have no segments."""
+    return DEFAULT_OBJECTIVES.get(architecture or "bert", "mlm")
 
 
 @dataclass(frozen=True, kw_only=True)

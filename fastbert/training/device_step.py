@@ -7,7 +7,7 @@ device: the optimiser skips the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -47,19 +47,20 @@ class HostCopy:
 class StepStats(HostCopy):
     """Statistics of a step: sums of losses, counts, and the gradient's norm."""
 
-    def __init__(self, numbers: Tensor, has_pairs: bool, has_directions: bool = False) -> None:
-        """`numbers` are those of `StepSums`."""
+    def __init__(self, numbers: Tensor, has_pairs: bool, extras: Collection[str] = ()) -> None:
+        """`numbers` and `extras` are those of `StepSums`."""
         super().__init__(numbers)
-        self.has_pairs, self.has_directions = has_pairs, has_directions
+        self.has_pairs, self.extras = has_pairs, frozenset(extras)
 
     def read(self) -> tuple[PreTrainingOutput, float]:
         """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
-        *sums, forward, norm = self.numbers()
+        *sums, norm = self.numbers()
         output = PreTrainingOutput()
         for name, value in zip(Totals.NAMES if self.has_pairs else Totals.NAMES[:3], sums):
             setattr(output, name, value)
-        if self.has_directions:
-            output[Totals.FORWARD] = forward
+        for name, value in zip(Totals.EXTRAS, sums[len(Totals.NAMES) :], strict=True):
+            if name in self.extras:
+                output[name] = value
         return output, float(norm)
 
 
@@ -67,21 +68,22 @@ class StepSums:
     """The sums of losses and counts of a step's micro-batches, fp64 on the device, at fixed addresses."""
 
     def __init__(self, device: torch.device) -> None:
-        names = (*Totals.NAMES, Totals.FORWARD)
+        names = (*Totals.NAMES, *Totals.EXTRAS)
         self._sums = torch.zeros(len(names), dtype=torch.float64, device=device)
         self.numbers = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
-        """Sums of the last finished step in the order of `Totals.NAMES`, then `Totals.FORWARD`, and the norm of its
+        """Sums of the last finished step in the order of `Totals.NAMES`, then `Totals.EXTRAS`, and the norm of its
         gradient."""
-        self.has_directions = False
-        """True once a model with two directions was added."""
+        self.extras: set[str] = set()
+        """The names of `Totals.EXTRAS` that the model has."""
 
     def add(self, output: PreTrainingOutput) -> None:
         """Add a micro-batch."""
-        for index, name in enumerate((*Totals.NAMES, Totals.FORWARD)):
+        for index, name in enumerate((*Totals.NAMES, *Totals.EXTRAS)):
             value = getattr(output, name, None)
             if value is not None:
                 self._sums[index].add_(value.detach())
-                self.has_directions = self.has_directions or name == Totals.FORWARD
+                if name in Totals.EXTRAS:
+                    self.extras.add(name)
 
     def finish(self, norm: Tensor) -> None:
         """Write `numbers`, with the norm of the step's gradient, and start the next step's sums at zero."""
@@ -155,4 +157,4 @@ class DeviceStep:
             self.optimizer.zero_grad(set_to_none=True)
         self._sums.finish(norm)
         pairs = any(batch.next_sentence_label is not None for batch in batches)
-        return StepStats(self._sums.numbers, pairs, self._sums.has_directions)
+        return StepStats(self._sums.numbers, pairs, self._sums.extras)

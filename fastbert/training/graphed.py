@@ -97,7 +97,7 @@ class GraphedStep:
         recorder = recorder or CudaRecorder(device)
         self._passes, self._updates = Graphs(recorder, device, limit), Graphs(recorder, device, 1)
         self._skip, self._lr = make_capturable(optimizer, device)
-        self._loss_weights = torch.zeros(2, dtype=torch.float32, device=device)
+        self._loss_weights = torch.zeros(3, dtype=torch.float32, device=device)
         self._sums = StepSums(device)
         self._uses = Uses()
         self._gradients: list[Tensor | None] = []
@@ -156,7 +156,7 @@ class GraphedStep:
             self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32, cache_enabled=False
         ):
             output = self.model(batch)
-        micro_batch_loss(output, self._loss_weights[0], self._loss_weights[1]).backward()
+        micro_batch_loss(output, *self._loss_weights.unbind()).backward()
         self._sums.add(output)
 
     def _update(self, _: PackedBatch | None) -> None:

@@ -11,15 +11,20 @@ convolution. All weights are trained as usual, and the model is BERT as before.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastbert.config import BertConfig
+from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.language_model import ForBidirectionalLM
+from fastbert.models.encoder import EncoderModel
+from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.heads.causal import ForCausalLM
-from fastbert.models.heads.pretraining import ForPreTraining
+from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
 
 # From the position of a head's query to that of the key which it attends to.
 OFFSETS, CAUSAL_OFFSETS = (-1, 1, -2, 2), (-1, -2, -3, -4)
@@ -29,20 +34,23 @@ SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were i
 
 def can_be_structured(config: BertConfig) -> bool:
     """Return whether a model has the parts that `initialise_structured` changes."""
-    return config.model_type in ("bert", "elmo")
+    return config.model_type in ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "elmo")
 
 
 @torch.no_grad()
 def initialise_structured(
-    model: ForPreTraining | ForCausalLM | ForBidirectionalLM, counts: NDArray[np.int64], seed: int
+    model: ForPreTraining | ForMaskedLM | ForCausalLM | ForBidirectionalLM | GeneratorAndDiscriminator,
+    counts: NDArray[np.int64],
+    seed: int,
 ) -> None:
-    """Give a newly initialised BERT an output bias of word frequencies, and heads that attend to neighbouring words; an
-    ELMo, which has no heads, the bias alone.
+    """Give a newly initialised BERT, RoBERTa, DistilBERT or ELECTRA an output bias of word frequencies, and heads that
+    attend to neighbouring words; an ELMo, which has no heads, the bias alone.
 
     Sinusoids, with frequencies spread over 0 to pi, replace the first columns of the position embedding, as many as a
     head has dimensions. A rotation of these columns is added to the query weights of head h in the first layer, and the
     identity to its key weights, so that it attends to the position `OFFSETS[h]` away, `CAUSAL_OFFSETS[h]` in a
-    left-to-right model; heads without an offset and all other weights stay as they are.
+    left-to-right model; heads without an offset and all other weights stay as they are. In ELECTRA, where a projection
+    follows the embeddings, its rows of these columns are those of the identity.
 
     Args:
         model: changed in place.
@@ -50,25 +58,53 @@ def initialise_structured(
         seed: of the sinusoids' frequencies.
     """
     logarithms = (torch.from_numpy(counts).double() + 1).log()
+    logarithms -= logarithms.mean()
     if isinstance(model, ForBidirectionalLM):
-        model.lm_head.decoder.bias.copy_(logarithms - logarithms.mean())
+        model.lm_head.decoder.bias.copy_(logarithms)
         return
-    config, bias = model.config, model.cls.predictions.bias
-    bias.copy_(logarithms - logarithms.mean())
+    heads: list[Any] = [model]
+    if isinstance(model, GeneratorAndDiscriminator):
+        heads = [model.discriminator, model.generator]
+    heads[-1].get_parameter("cls.predictions.bias").copy_(logarithms)
 
-    head_size = config.hidden_size // config.num_attention_heads
-    pairs = head_size // 2
+    frequencies = _write_sinusoids(heads[0], seed)
+    for head in heads:
+        _attend_to_neighbours(head.base_model, frequencies)
+
+
+def _write_sinusoids(model: ModelWithHead, seed: int) -> Tensor:
+    """Write sinusoids to the first columns of the position embedding; return their frequencies (pairs,).
+
+    The columns are first the cosines and then the sines, as many of both as half of a head has dimensions.
+    """
+    config = model.config
+    pairs = min(config.head_dim, config.token_embedding_size) // 2
     generator = torch.Generator().manual_seed(seed)
     # Drawn from equal bands: equally spaced frequencies would repeat after 2 * pairs positions.
     frequencies = (torch.arange(pairs) + torch.rand(pairs, generator=generator)) * (math.pi / max(pairs, 1))
-    table = model.get_parameter("bert.embeddings.position_embeddings.weight")
+    table = model.base_model.get_parameter("embeddings.position_embeddings.weight")
     angles = torch.arange(len(table)).unsqueeze(1) * frequencies
     amplitude = math.sqrt(2) * POSITION_SCALE * config.initializer_range
     table[:, : 2 * pairs] = amplitude * torch.cat([angles.cos(), angles.sin()], dim=1)
+    return frequencies
 
-    query, key = (
-        model.get_parameter(f"bert.encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key")
-    )
+
+def _attend_to_neighbours(encoder: EncoderModel, frequencies: Tensor) -> None:
+    """Let heads of an encoder's first layer attend by the sinusoids of its position embedding.
+
+    A projection behind the embeddings hands them on unchanged, or, to heads that are narrower than the number of
+    sinusoids, some of them, spread over all frequencies.
+    """
+    config = encoder.config
+    head_size, pairs = config.head_dim, len(frequencies)
+    kept = min(head_size // 2, pairs)
+    if encoder.embeddings_project is not None:
+        chosen = torch.arange(kept) * pairs // max(kept, 1)
+        weight = encoder.get_parameter("embeddings_project.weight")
+        weight[: 2 * kept] = 0
+        weight[torch.arange(2 * kept), torch.cat((chosen, chosen + pairs))] = 1
+        frequencies, pairs = frequencies[chosen], kept
+    query, key = (encoder.get_parameter(f"encoder.layer.0.attention.self.{name}.weight") for name in ("query", "key"))
     gain = math.sqrt(SHARPNESS / math.sqrt(head_size))
     identity = torch.eye(2 * pairs)
     offsets = CAUSAL_OFFSETS if config.is_decoder else OFFSETS

@@ -124,6 +124,8 @@ class Trainer:
             return None
         if self.config.objective == "bilm":
             reason: str | None = "an LSTM has a step per word, so that its kernels differ between batches"
+        elif self.config.objective == "rtd":
+            reason = "the discriminator's loss is over all tokens, and graphs pad batches with further ones"
         elif choice == "on":
             reason = reason_not_captured(self.device, self.dtype, distills=distills)
         else:

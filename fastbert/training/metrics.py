@@ -17,10 +17,12 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
+from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.training.checkpoint import require
 
 PERPLEXITIES = ("forward_perplexity", "backward_perplexity")
+DETECTION = ("rtd_loss", "rtd_accuracy", "rtd_precision", "rtd_recall", "rtd_replaced")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,9 @@ class Metrics:
 
     `mlm_loss` and `mlm_accuracy` are those of predicted tokens: masked ones, or with `ltr` the next ones. `nsp_loss`
     and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`. With `bilm` the
-    first two are means over both directions, and each has a perplexity, which is None, and not written, without.
+    first two are means over both directions, and each has a perplexity. With `rtd` they are those of the generator;
+    the discriminator has its loss per token, its accuracy over all tokens, precision and recall of replaced ones, and
+    their share of all tokens (`rtd_replaced`). What an objective does not have is None, and these are not written.
     """
 
     step: int
@@ -45,10 +49,16 @@ class Metrics:
     seconds: float
     forward_perplexity: float | None = None
     backward_perplexity: float | None = None
+    rtd_loss: float | None = None
+    rtd_accuracy: float | None = None
+    rtd_precision: float | None = None
+    rtd_recall: float | None = None
+    rtd_replaced: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the line as a dictionary."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in PERPLEXITIES}
+        optional = (*PERPLEXITIES, *DETECTION)
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
 
 
 class Totals:
@@ -57,11 +67,15 @@ class Totals:
     NAMES = ("mlm_loss_sum", "mlm_count", "mlm_correct", "nsp_loss_sum", "nsp_count", "nsp_correct")
     FORWARD = "forward_loss_sum"
     """The part of the first sum that is of the direction from left to right, of models with two."""
+    DETECTED = ("rtd_loss_sum", "rtd_count", "rtd_correct", "rtd_flagged", "rtd_replaced", "rtd_found")
+    """Sums of a discriminator of replaced tokens."""
+    EXTRAS = (FORWARD, *DETECTED)
+    """Sums that only some models have."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
         self.has_pairs = False
-        self.forward_sum: Tensor | None = None
+        self.extras: dict[str, Tensor] = {}
 
     def add(self, output: PreTrainingOutput) -> None:
         """Add one batch."""
@@ -71,16 +85,17 @@ class Totals:
         zero = torch.zeros((), device=device)
         tensors = [zero if value is None else value.detach().double() for value in values]
         self.sums = tensors if self.sums is None else [a + b for a, b in zip(self.sums, tensors)]
-        forward = getattr(output, self.FORWARD, None)
-        if forward is not None:
-            forward = forward.detach().double()
-            self.forward_sum = forward if self.forward_sum is None else self.forward_sum + forward
+        for name in self.EXTRAS:
+            extra = getattr(output, name, None)
+            if extra is not None:
+                extra = extra.detach().double()
+                self.extras[name] = self.extras[name] + extra if name in self.extras else extra
 
     def to_state(self) -> dict[str, Any]:
         """Return the exact sums as JSON can store them."""
         sums = None if self.sums is None else [float(value).hex() for value in self.sums]
-        state = {"sums": sums, "has_pairs": self.has_pairs}
-        return state if self.forward_sum is None else {**state, self.FORWARD: float(self.forward_sum).hex()}
+        extras = {name: float(value).hex() for name, value in self.extras.items()}
+        return {"sums": sums, "has_pairs": self.has_pairs, **extras}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Totals:
@@ -89,11 +104,12 @@ class Totals:
         sums, totals.has_pairs = state.get("sums"), state.get("has_pairs") is True
         if sums is None:
             return totals
-        forward = state.get(cls.FORWARD)
         try:
             values = [float.fromhex(value) for value in sums]
-            if forward is not None:
-                totals.forward_sum = torch.tensor(float.fromhex(forward), dtype=torch.float64, device="cpu")
+            for name in cls.EXTRAS:
+                if state.get(name) is not None:
+                    value = float.fromhex(state[name])
+                    totals.extras[name] = torch.tensor(value, dtype=torch.float64, device="cpu")
         except (TypeError, ValueError, OverflowError):
             raise CheckpointError("the sums of the metrics since the last line are not numbers") from None
         if len(values) != len(cls.NAMES):
@@ -108,23 +124,35 @@ class Totals:
             raise AssertionError("no batch was added")
         mlm_loss, mlm_count, mlm_correct, nsp_loss, nsp_count, nsp_correct = (float(value) for value in self.sums)
         mlm_count, nsp_count = max(mlm_count, 1.0), max(nsp_count, 1.0)
-        pairs = self.has_pairs
+        pairs, detection = self.has_pairs, self._detection()
+        detection_loss = DISCRIMINATOR_WEIGHT * (detection.get("rtd_loss") or 0.0)
         return {
-            "loss": mlm_loss / mlm_count + (nsp_loss / nsp_count if pairs else 0.0),
+            "loss": mlm_loss / mlm_count + (nsp_loss / nsp_count if pairs else 0.0) + detection_loss,
             "mlm_loss": mlm_loss / mlm_count,
             "nsp_loss": nsp_loss / nsp_count if pairs else None,
             "mlm_accuracy": mlm_correct / mlm_count,
             "nsp_accuracy": nsp_correct / nsp_count if pairs else None,
             **self._perplexities(mlm_loss, mlm_count),
+            **detection,
         }
 
     def _perplexities(self, loss_sum: float, count: float) -> dict[str, float]:
         """Return the perplexity of each direction of two that predict `count` words in all."""
-        if self.forward_sum is None:
+        if self.FORWARD not in self.extras:
             return {}
-        forward = float(self.forward_sum)
+        forward = float(self.extras[self.FORWARD])
         means = (forward / (count / 2), (loss_sum - forward) / (count / 2))
         return {name: math.exp(min(mean, 700.0)) for name, mean in zip(PERPLEXITIES, means, strict=True)}
+
+    def _detection(self) -> dict[str, float | None]:
+        """Return the metrics of a discriminator; precision and recall are None where they are undefined."""
+        if not all(name in self.extras for name in self.DETECTED):
+            return {}
+        loss, count, correct, flagged, replaced, found = (float(self.extras[name]) for name in self.DETECTED)
+        tokens = max(count, 1.0)
+        precision, recall = (found / total if total else None for total in (flagged, replaced))
+        values = (loss / tokens, correct / tokens, precision, recall, replaced / tokens)
+        return dict(zip(DETECTION, values, strict=True))
 
 
 class MetricsLog:

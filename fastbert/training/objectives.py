@@ -6,18 +6,29 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fastbert.config import PRESETS, BertConfig
+from fastbert.data.pretraining import Objective as Samples
 from fastbert.errors import UserError
 from fastbert.models import registry
+from fastbert.models.architecture import Architecture
+from fastbert.models.base import PreTrainedModel
+from fastbert.models.electra.config import ElectraConfig
+from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.config import ElmoConfig
-from fastbert.training.config import Objective, PretrainConfig, default_objective
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.roberta.config import RobertaConfig
+from fastbert.tokenizers.tokenizer import Tokenizer
+from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
+
+MODEL, GENERATOR = "model", "generator"
+"""The folders of a run's models: the trained one, and the generator of `rtd` beside its discriminator."""
 
 
 @dataclass(frozen=True)
 class PretrainingObjective:
     """An objective as its head and its names."""
 
-    head: str
-    """The class of `fastbert.models.heads` that is trained."""
+    heads: tuple[str, ...]
+    """The classes of heads that can be trained; that of a model is the first that its architecture has."""
     causal: bool
     """True if the model must not see later tokens."""
     title: str
@@ -25,19 +36,21 @@ class PretrainingObjective:
 
 
 OBJECTIVES: dict[Objective, PretrainingObjective] = {
-    "mlm+nsp": PretrainingObjective("ForPreTraining", False, "masked-LM"),
-    "mlm+sop": PretrainingObjective("ForPreTraining", False, "masked-LM"),
-    "mlm": PretrainingObjective("ForPreTraining", False, "masked-LM"),
-    "ltr": PretrainingObjective("ForCausalLM", True, "next-token"),
-    "bilm": PretrainingObjective("ForBidirectionalLM", False, "neighbouring-word"),
+    "mlm+nsp": PretrainingObjective(("ForPreTraining",), False, "masked-LM"),
+    "mlm+sop": PretrainingObjective(("ForPreTraining",), False, "masked-LM"),
+    "mlm": PretrainingObjective(("ForPreTraining", "ForMaskedLM"), False, "masked-LM"),
+    "rtd": PretrainingObjective(("ForReplacedTokenDetection",), False, "generator's masked-LM"),
+    "ltr": PretrainingObjective(("ForCausalLM",), True, "next-token"),
+    "bilm": PretrainingObjective(("ForBidirectionalLM",), False, "neighbouring-word"),
 }
 
 
 def with_objective(config: PretrainConfig) -> PretrainConfig:
     """Return a run's flags with the objective that --objective leaves open, that of the architecture, or with the
     architecture that an objective requires."""
-    if config.objective == "bilm" and config.architecture is None and config.model in PRESETS:
-        return replace(config, architecture="elmo")
+    homes = {"bilm": "elmo", "rtd": "electra"}
+    if config.objective in homes and config.architecture is None and config.model in PRESETS:
+        return replace(config, architecture=homes[config.objective])
     if config.objective is not None:
         return config
     architecture = config.architecture
@@ -46,17 +59,20 @@ def with_objective(config: PretrainConfig) -> PretrainConfig:
     return replace(config, objective=default_objective(architecture))
 
 
-def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
-    """Return the config of the model to train: a preset with the run's vocabulary, or the given config.json.
+def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertConfig:
+    """Return the config of the model to train: a preset, or the given config.json, with the tokenizer's padding token,
+    behind whose id the positions of RoBERTa's family begin; a preset has the tokenizer's vocabulary too.
 
     Raises `UserError` for a model that cannot have the objective, and for a config.json that does not agree with
-    --max-length, --architecture, or with `vocab_size` unless that is None.
+    --max-length, --architecture, or with the tokenizer's vocabulary; without a tokenizer the last is not checked.
     """
+    vocab_size = None if tokenizer is None else tokenizer.vocab_size
+    ids: dict[str, Any] = {} if tokenizer is None else {"pad_token_id": tokenizer.pad_token_id}
     if config.model in PRESETS:
         record = registry.architecture(config.architecture or "bert")
         if record.config is None:
             raise UserError(f"--architecture {record.name}: fastbert has no models of it to train")
-        model = record.config.preset(config.model, **({} if vocab_size is None else {"vocab_size": vocab_size}))
+        model = record.config.preset(config.model, **ids, **({} if vocab_size is None else {"vocab_size": vocab_size}))
         if isinstance(model, ElmoConfig) and config.vocab_size is not None:
             model = replace(model, output_size=min(config.vocab_size, model.vocab_size))
     else:
@@ -73,14 +89,17 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
                 f"{config.model}: vocab_size={model.vocab_size}, but the vocabulary has {vocab_size} entries;"
                 " set vocab_size to that number or give the vocabulary that belongs to it"
             )
+        model = replace(model, **ids)
     if config.objective is not None:
         if OBJECTIVES[config.objective].causal and "is_decoder" not in model.constants:
             model = replace(model, is_decoder=True)
         _check_objective(config.objective, model)
     if config.max_length > model.max_sequence_length:
+        reserved = model.max_position_embeddings - model.max_sequence_length
+        for_text = f", of which {reserved} are reserved" if reserved else ""
         raise UserError(
             f"--max-length {config.max_length} is more than the model's max_position_embeddings="
-            f"{model.max_sequence_length}; lower one or raise the other"
+            f"{model.max_position_embeddings}{for_text}; lower one or raise the other"
         )
     return model
 
@@ -88,24 +107,37 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
 def _check_objective(name: Objective, model: BertConfig) -> None:
     """Raise `UserError` for an objective that a model cannot have."""
     record = registry.architecture_of(model)
-    heads = {kind.__name__ for kind in record.heads}
-    possible = [key for key, value in OBJECTIVES.items() if value.head in heads and (value.causal == model.is_decoder)]
+    possible = [key for key, value in OBJECTIVES.items() if _head(record, value) and value.causal == model.is_decoder]
     if name in possible:
         return
     reads = "reads left to right" if model.is_decoder else "sees the whole text"
     homes = [
         home
         for home, other in registry.ARCHITECTURES.items()
-        if other.config is not None and OBJECTIVES[name].head in {kind.__name__ for kind in other.heads}
+        if other.config is not None and _head(other, OBJECTIVES[name]) is not None
     ]
     cures = " or ".join([f"--objective {key}" for key in possible] + [f"--architecture {homes[0]}"] * (len(homes) == 1))
     cures = cures or "another --architecture"
     raise UserError(f"--objective {name}: a model of {record.name} that {reads} cannot have it; use {cures}")
 
 
-def pretraining_model(config: BertConfig, objective: Objective) -> Any:
-    """Return a new model with the head of an objective."""
-    return registry.head_class(config, OBJECTIVES[objective].head)(config)
+def _head(record: Architecture, objective: PretrainingObjective) -> str | None:
+    """Return the head with which models of an architecture have an objective, None if they cannot have it."""
+    heads = {kind.__name__ for kind in record.heads}
+    return next((head for head in objective.heads if head in heads), None)
+
+
+def pretraining_model(config: BertConfig, objective: Objective, generator_size: float | None = None) -> Any:
+    """Return a new model with the head of an objective; with `rtd` a discriminator and its generator."""
+    if objective == "rtd":
+        assert isinstance(config, ElectraConfig)
+        return GeneratorAndDiscriminator(config, GENERATOR_SIZE if generator_size is None else generator_size)
+    head = _head(registry.architecture_of(config), OBJECTIVES[objective])
+    assert head is not None
+    model: Any = registry.head_class(config, head)(config)
+    if isinstance(model, ForMaskedLM):
+        model.counts_predictions = True
+    return model
 
 
 def described_model(model: BertConfig) -> str:
@@ -118,10 +150,34 @@ def described_model(model: BertConfig) -> str:
     return f"{shape}, {model.num_attention_heads} heads), vocabulary of {model.vocab_size:,}"
 
 
+def sample_kind(objective: Objective) -> Samples:
+    """Return the kind of samples that an objective is trained on: with `rtd` those of masked LM."""
+    return "mlm" if objective == "rtd" else objective
+
+
+def trained_models(model: Any, config: BertConfig) -> list[tuple[str, PreTrainedModel]]:
+    """Return the folders of a run's models, by name, and the models; they get the run's config, with its own dropout,
+    for fine-tuning."""
+    if isinstance(model, GeneratorAndDiscriminator):
+        assert isinstance(config, ElectraConfig)
+        model.set_config(config)
+        return [(MODEL, model.discriminator), (GENERATOR, model.generator)]
+    model.config = config
+    return [(MODEL, model)]
+
+
+def described_generator(model: Any) -> str:
+    """Describe the generator beside a discriminator in a few words, other models by nothing."""
+    if not isinstance(model, GeneratorAndDiscriminator):
+        return ""
+    generator = model.generator.config
+    return f", generator {generator.hidden_size} wide with {generator.num_attention_heads} heads"
+
+
 def with_boundary_tokens(model: BertConfig, begin: int, end: int) -> BertConfig:
-    """Return a left-to-right model's config with the ids of the tokens with which texts begin and end, under
-    transformers' names; others unchanged."""
-    if not model.is_decoder:
+    """Return a config with the ids of the tokens with which texts begin and end, under transformers' names, where that
+    of transformers has ids of its own: of left-to-right models and of RoBERTa's family; others unchanged."""
+    if not model.is_decoder and not isinstance(model, RobertaConfig):
         return model
     ids: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": end}
     if {"bos_token_id", "eos_token_id"} <= {field.name for field in fields(model)}:

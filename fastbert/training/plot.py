@@ -19,6 +19,7 @@ TRIAL_KEYS = ("lr", "batch_size", "epochs", "seed")
 MAX_LEGEND = 10  # trials in a legend
 MAX_NAME = 48  # characters of a run's name in a legend
 TRAINING, VALIDATION, PAIRS = "training", "validation", "sentence pairs, validation"
+DETECTION = "replaced tokens, validation"
 FREQUENCIES, MOST_FREQUENT, CONSTANT = "word frequencies alone", "most frequent word alone", "loss of a constant output"
 _FAINT = {"marker": "", "alpha": 0.5, "linewidth": 1.0}  # of training, beside validation
 _HOLLOW = {"markerfacecolor": "white", "linestyle": (0, (1, 1.5))}  # of sentence pairs, beside masked words
@@ -34,9 +35,9 @@ def plot_runs(
     x_axis: str = "step",
     compare: str | None = None,
 ) -> Path:
-    """Plot the loss and accuracy of predicted tokens and, where there is one, next-sentence accuracy of each run to
-    `out` (PNG, PDF or SVG by its ending); of runs of fine-tuning training loss and the main metric on the first
-    evaluation file.
+    """Plot the loss and accuracy of predicted tokens of each run, and where it has them next-sentence accuracy and the
+    loss and accuracy on replaced tokens, to `out` (PNG, PDF or SVG by its ending); of runs of fine-tuning training loss
+    and the main metric on the first evaluation file.
 
     `unigram`, the cross-entropy of word frequencies alone, in nats, and `most_frequent`, the share of the most frequent
     word of the masked ones, are drawn as baselines; by default they are read from the config.json of each finished run.
@@ -59,7 +60,9 @@ def plot_runs(
         for run, history in histories.items():
             if not history:
                 raise UserError(f"{run}: no metrics to plot; a run's folder holds a metrics.jsonl")
-        pairs = any(record.nsp_accuracy is not None for history in histories.values() for record in history)
+        records = [record for history in histories.values() for record in history]
+        pairs = any(record.nsp_accuracy is not None for record in records)
+        detection = any(record.rtd_loss is not None for record in records)
         loss_axes, accuracy_axes = figure.subplots(1, 2)
         for index, history in enumerate(histories.values()):
             style = line_style(index)
@@ -68,8 +71,12 @@ def plot_runs(
             for axes, field in ((loss_axes, "mlm_loss"), (accuracy_axes, "mlm_accuracy")):
                 _plot(axes, _points(train, x_axis, field), TRAINING, **{**style, **_FAINT})
                 _plot(axes, _points(held_out, x_axis, field), VALIDATION, **style, newest=True)
-            points = _points(held_out, x_axis, "nsp_accuracy")
-            _plot(accuracy_axes, points, PAIRS, **{**style, **_HOLLOW}, newest=True)
+            for axes, field, name in (
+                (accuracy_axes, "nsp_accuracy", PAIRS),
+                (loss_axes, "rtd_loss", DETECTION),
+                (accuracy_axes, "rtd_accuracy", DETECTION),
+            ):
+                _plot(axes, _points(held_out, x_axis, field), name, **{**style, **_HOLLOW}, newest=True)
         values = {"unigram_cross_entropy": unigram, "most_frequent_share": most_frequent}
         overrides = {key: value for key, value in values.items() if value is not None}
         stored = [(run, _finished(run) | overrides) for run in histories]
@@ -88,7 +95,8 @@ def plot_runs(
             _label_x(axes, x_axis)
             finish_axes(axes, legend=not several)
         if several:
-            _legend_of_runs(figure, _names(list(histories)), baselines, pairs)
+            hollow = [name for name, present in ((PAIRS, pairs), (DETECTION, detection)) if present]
+            _legend_of_runs(figure, _names(list(histories)), baselines, hollow)
     return out
 
 
@@ -332,14 +340,13 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return [name if len(name) <= MAX_NAME else f"...{name[-MAX_NAME:]}" for name in names]
 
 
-def _legend_of_runs(figure: Any, names: Sequence[str], baselines: Sequence[Any], pairs: bool) -> None:
+def _legend_of_runs(figure: Any, names: Sequence[str], baselines: Sequence[Any], hollow: Sequence[str]) -> None:
     """Draw a legend below the panels: each run's colour, line and marker, then the kinds of series, and baselines."""
     from matplotlib.lines import Line2D
 
     grey = {"color": "0.4", "marker": "o", "markersize": 4.5}
     kinds = {TRAINING: {**grey, **_FAINT}, VALIDATION: grey}
-    if pairs:
-        kinds[PAIRS] = {**grey, **_HOLLOW}
+    kinds |= {name: {**grey, **_HOLLOW} for name in hollow}
     styles = {name: line_style(index) for index, name in enumerate(names)} | kinds
     legend_below(figure, [*(Line2D([], [], **style, label=name) for name, style in styles.items()), *baselines])
 

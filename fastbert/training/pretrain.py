@@ -31,6 +31,8 @@ from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
@@ -42,10 +44,14 @@ from fastbert.training.initialisation import can_be_structured, initialise_struc
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.objectives import (
+    GENERATOR,
     OBJECTIVES,
+    described_generator,
     described_model,
     model_config,
     pretraining_model,
+    sample_kind,
+    trained_models,
     with_boundary_tokens,
     with_dropout,
     with_objective,
@@ -53,7 +59,15 @@ from fastbert.training.objectives import (
 from fastbert.training.plot import plot_runs
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
+from fastbert.training.run_files import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    check_spared,
+    keep_tokenizer,
+    locked_run,
+    remove_run,
+    save_tokenizer,
+)
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.verdict import verdict
 
@@ -70,6 +84,11 @@ class PretrainResult:
     model: Path
     verdict: str
     objective: Objective
+
+    @property
+    def generator(self) -> Path | None:
+        """Return the folder of the generator of `rtd`; other objectives have none."""
+        return self.folder / GENERATOR if self.objective == "rtd" else None
 
     @property
     def title(self) -> str:
@@ -115,10 +134,11 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
     bert = registry.config_from_dict(run.model, source=str(config.out / "config.json"))
+    samples = sample_kind(config.objective)
     data = {
         split: PretrainingData(
             shards,
-            objective=config.objective,
+            objective=samples,
             max_length=config.max_length,
             short_sequence_prob=config.short_sequence_prob,
             mask_prob=config.mask_prob,
@@ -134,7 +154,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     assert config.objective is not None
     budget = _budget(config, data["train"])
     frequencies = unigram_counts(
-        shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
+        shards, objective=samples, seed=config.seed, validation_fraction=config.validation_fraction
     )
 
     def outputs(ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -142,7 +162,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         return fold_rare(ids, bert.output_size, bert.unk_token_id) if isinstance(bert, ElmoConfig) else ids
 
     counts, held_out = map(outputs, frequencies)
-    model = pretraining_model(with_dropout(bert, config.dropout), config.objective)
+    model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
     model.init_weights(seed=config.seed)
     if isinstance(bert, ElmoConfig):
         special = shards.special_ids
@@ -174,7 +194,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         step = trainer.resume()
         reporter.on_message(f"continuing after step {step}" if step else "no checkpoint yet: starting at step 1")
     reporter.on_message(
-        f"{model.num_parameters():,} parameters ({described_model(bert)};"
+        f"{model.num_parameters():,} parameters ({described_model(bert)}{described_generator(model)};"
         f" {data['train'].samples_per_epoch(0):,} training and {data['validation'].samples_per_epoch(0):,} validation"
         f" sequences of up to {config.max_length} tokens"
     )
@@ -197,11 +217,11 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         raise
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
-    model.config = bert  # with its own dropout, for fine-tuning
-    with atomic_folder(config.out / "model") as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        sync_tree(folder)
+    for name, trained in trained_models(model, bert):
+        with atomic_folder(config.out / name) as folder:
+            trained.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
+            sync_tree(folder)
     sync(config.out)
     run.finished = {
         "validation": asdict(validation),
@@ -246,8 +266,10 @@ def _result_of(run: Run) -> PretrainResult | None:
     out, finished = run.config.out, run.finished
     assert finished is not None
     model, loss_curve = out / "model", out / LOSS_CURVE
-    files = [model / "config.json", model / "model.safetensors", model / "vocab.txt", loss_curve]
-    if not all(path.is_file() for path in files):
+    files = [model / name for name in ("config.json", "model.safetensors", TOKENIZER_CONFIG)]
+    if run.config.objective == "rtd":
+        files += [out / GENERATOR / path.name for path in files]
+    if not all(path.is_file() for path in (*files, loss_curve)):
         return None
     try:
         validation = Metrics(**finished["validation"])
@@ -268,10 +290,10 @@ def _bind_teacher(run: Run, teacher: ForPreTraining | None) -> None:
     run.teacher = fingerprint
 
 
-def _new_config(config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: ForPreTraining | None) -> BertConfig:
+def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:
     """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
-        model = model_config(config, tokenizer.vocab_size)
+        model = model_config(config, tokenizer)
         return with_boundary_tokens(model, tokenizer.cls_token_id, tokenizer.sep_token_id)
     if config.max_length > teacher.config.max_sequence_length:
         raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
@@ -289,10 +311,10 @@ def _check_inputs(config: PretrainConfig) -> None:
     if config.data is not None:
         IndexReader(config.data)
     if config.tokenizer is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
+        tokenizer = load_tokenizer(config.tokenizer)
         if config.objective == "bilm":
             check_words(tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size)), f"--tokenizer {config.tokenizer}")
-        model_config(config, tokenizer.vocab_size)
+        model_config(config, tokenizer)
     if not config.overwrite:
         return
     inputs = [("--data", config.data), ("--tokenizer", config.tokenizer)]
@@ -303,7 +325,7 @@ def _check_inputs(config: PretrainConfig) -> None:
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
 
-def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
+def _tokenizer(run: Run, reporter: Reporter) -> Tokenizer:
     """Return the tokenizer that the run keeps, or a new one, which is written to the run."""
     tokenizer = keep_tokenizer(run.config.out, run.vocabulary, lambda: _new_tokenizer(run.config, reporter))
     if run.vocabulary is None:
@@ -312,11 +334,11 @@ def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
     return tokenizer
 
 
-def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:
+def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
     """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
     source = _tokenizer_source(config)
     if source:
-        return WordPieceTokenizer.from_pretrained(source)
+        return load_tokenizer(source)
     corpus = config.find_corpus()
     report = reporter.on_stage("vocabulary", corpus.total_bytes)
     sentences = chain.from_iterable(corpus.documents(report))
@@ -334,7 +356,7 @@ def _tokenizer_source(config: PretrainConfig) -> Path | None:
     return None if config.teacher is None else find_source(config.teacher)
 
 
-def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
+def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> TokenShards:
     """Return the token shards to train on: those of --data, those of an earlier start of the run, or new ones."""
     config = run.config
     folder = config.data if config.data is not None else config.out / "data"
@@ -413,7 +435,7 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
     if init is None and config.student_layers is None and not (config.out / "checkpoints").exists():
         init = "structured" if defaults.starts_structured(usual) and can_be_structured(bert) else "normal"
     if init == "structured" and not can_be_structured(bert):
-        raise UserError(f"--init structured: a model of {bert.model_type} has no output bias; use --init normal")
+        raise UserError(f"--init structured: is not for a model of {bert.model_type}; use --init normal")
     lr = config.lr or defaults.learning_rate(bert.hidden_size)
     run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout, init=init)
     if run.config != config:

@@ -19,7 +19,7 @@ from fastbert.io.untrusted_input import read_json_file
 
 FILE = Path(__file__).with_suffix(".json")
 MASKED, LTR = "masked", "ltr"
-KINDS = {"mlm+nsp": MASKED, "mlm": MASKED, "mlm+sop": MASKED, "ltr": LTR, "bilm": "bilm"}
+KINDS = {"mlm+nsp": MASKED, "mlm": MASKED, "mlm+sop": MASKED, "ltr": LTR, "bilm": "bilm", "rtd": "rtd"}
 """The kind of an objective's loss: losses of one kind can be compared."""
 
 

@@ -16,16 +16,18 @@ from typing import Any
 import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.manifest import update_manifest
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import sync, sync_tree, write_atomic
+from fastbert.io.atomic_write import sync, sync_tree, write_atomic, write_json_atomic
 from fastbert.io.checksums import json_sha256
 from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
-from fastbert.io.untrusted_input import read_json_file
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.io.untrusted_input import read_json_file, read_json_object
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training import checkpoint
 
-TOKENIZER, VOCABULARY = "tokenizer", "vocab.txt"
+TOKENIZER, VOCABULARY, TOKENIZER_CONFIG = "tokenizer", "vocab.txt", "tokenizer_config.json"
 FILE, FORMAT_VERSION = "config.json", 3
 COMMANDS = {"run": "pretrain", "finetune": "finetune"}
 """The key of a run's flags in config.json, and its command."""
@@ -58,7 +60,7 @@ def check_spared(out: Path, names: Sequence[str], inputs: Iterable[tuple[str, Pa
             raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
 
 
-def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPieceTokenizer]) -> WordPieceTokenizer:
+def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], Tokenizer]) -> Tokenizer:
     """Return the tokenizer of a run; where its folder has none, write the one that `make` returns.
 
     `fingerprint` is that of the run's tokenizer, None until one has been written. Raises `UserError` where a tokenizer
@@ -66,7 +68,7 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPi
     """
     folder, original, copy = run / TOKENIZER, run / TOKENIZER / VOCABULARY, run / VOCABULARY
     if fingerprint is not None and folder.exists():
-        tokenizer = WordPieceTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
         _check(tokenizer, fingerprint, folder)
         if copy.exists() and original.exists() and copy.read_bytes() != original.read_bytes():
             raise UserError(f"{copy}: a different vocabulary than {original}; put the run's own back, or delete it")
@@ -84,7 +86,21 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPi
     return tokenizer
 
 
-def _check(tokenizer: WordPieceTokenizer, fingerprint: str, folder: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, segments: bool) -> None:
+    """Write the tokenizer of a trained model to its folder; `segments` tells whether the model has more than one.
+
+    For one that has not, the files tell transformers not to return token_type_ids, which such a model has no rows for.
+    """
+    tokenizer.save_pretrained(folder)
+    if segments:
+        return
+    path = folder / TOKENIZER_CONFIG
+    values = read_json_object(path)
+    write_json_atomic(path, {**values, "model_input_names": ["input_ids", "attention_mask"]}, ensure_ascii=False)
+    update_manifest(folder, [path.name])
+
+
+def _check(tokenizer: Tokenizer, fingerprint: str, folder: Path) -> None:
     if tokenizer.fingerprint != fingerprint:
         raise UserError(f"{folder}: holds a different vocabulary than the run began with; put the run's own back")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.device import KERNEL_TABLE
 from fastbert.training.reporter import Reporter
@@ -25,7 +25,7 @@ LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
 RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
 _STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
-RUN_FOLDERS = ("checkpoints", "model", "data", TOKENIZER)
+RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER)
 
 
 @dataclass
@@ -100,7 +100,7 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     run = Run.of(config, saved)
     before = PretrainConfig.from_dict(saved["run"])
     if config.tokenizer not in (None, before.tokenizer) and run.vocabulary is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
+        tokenizer = load_tokenizer(config.tokenizer)
         if tokenizer.fingerprint != run.vocabulary:
             raise UserError(f"--tokenizer {config.tokenizer}: has a different vocabulary than the run; leave it out")
     if any(getattr(run.config, name) != getattr(before, name) for name in ("steps", "epochs", "hours")):

@@ -13,14 +13,15 @@ from fastbert.packing import PackedBatch
 from fastbert.training.batches import loss_weights, micro_batch_loss, micro_batch_shares
 
 DistillationLoss = Callable[..., tuple[Tensor, PreTrainingOutput]]
-"""(model, micro-batch, *weights, shares) -> the micro-batch's part of its step's loss, and the model's output."""
+"""(model, micro-batch, weights of predictions and of sequences, shares) -> the micro-batch's part of its step's loss,
+and the model's output."""
 
 
 @dataclass(frozen=True)
 class Part:
     """How a micro-batch counts in its step: the weights of `loss_weights` and the shares of `micro_batch_shares`."""
 
-    weights: tuple[float, float]
+    weights: tuple[float, float, float]
     shares: tuple[float, float] = (1.0, 1.0)
 
 
@@ -41,6 +42,6 @@ class StepLoss:
     def __call__(self, batch: PackedBatch, part: Part) -> tuple[Tensor, PreTrainingOutput]:
         """Return a micro-batch's part of its step's loss, and the model's output."""
         if self.distillation is not None:
-            return self.distillation(self.model, batch, *part.weights, part.shares)
+            return self.distillation(self.model, batch, *part.weights[:2], part.shares)
         output = self.model(batch)
         return micro_batch_loss(output, *part.weights), output

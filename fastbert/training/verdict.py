@@ -10,6 +10,7 @@ LEARNED = 0.1  # nats below word frequencies at which a model uses the context o
 FALLING = 0.1  # nats that the validation loss falls in the second half of a run that has not converged
 RISING = 0.02  # nats above its lowest value from which a validation loss has risen again
 CHANCE = 0.53  # accuracy of sentence pairs that is still chance, with a few hundred pairs
+FOUND = 0.1  # recall of replaced tokens below which a discriminator finds next to none
 OVERFITTED = 0.5  # nats between the losses of training and validation
 
 
@@ -25,18 +26,22 @@ def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: 
     validations = [record for record in history if record.split == "validation"]
     training = [record for record in history if record.split == "train"]
     loss, steps = validations[-1].mlm_loss, validations[-1].step
+    model = "model" if validations[-1].rtd_loss is None else "generator"
     below = unigram - loss
     pairs = validations[-1].nsp_accuracy
     at_chance = pairs is not None and pairs < CHANCE
     note = f" Sentence pairs are still at chance ({pairs:.0%}): they take more steps than words." if at_chance else ""
+    recall = validations[-1].rtd_recall
+    if recall is not None and recall < FOUND:
+        note += f" The discriminator finds {recall:.0%} of the replaced tokens so far: it takes more steps."
     if below < LEARNED:
         stands = f"{below:.2f} nats below word frequencies alone" if below > 0 else "no better than word frequencies"
         cure = "" if structured else "--init structured, "
         cure += f"--lr {usual_lr:g}, " if lr < usual_lr / 2 else ""
         cure += "and " if cure else ""
         more = f"train longer: {cure}more --epochs or a smaller --batch-size, for more than these {steps:,} steps"
-        return f"The loss is {stands}: the model does not use context yet. To change that, {more}."
-    text = f"The loss is {below:.2f} nats below word frequencies alone: the model uses context."
+        return f"The loss is {stands}: the {model} does not use context yet. To change that, {more}."
+    text = f"The loss is {below:.2f} nats below word frequencies alone: the {model} uses context."
     # The newest lines of training are noisy; their mean is compared.
     recent = [record.mlm_loss for record in training if record.step > 0.9 * steps]
     if (

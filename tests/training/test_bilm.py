@@ -141,7 +141,7 @@ def test_sums_of_a_direction_survive_a_checkpoint_and_a_device() -> None:
     totals.add(output)
     sums.add(output)
     sums.finish(torch.tensor(2.5))
-    read, norm = StepStats(sums.numbers, False, sums.has_directions).read()
+    read, norm = StepStats(sums.numbers, False, sums.extras).read()
     assert norm == 2.5
     of_device = Totals()
     of_device.add(read)

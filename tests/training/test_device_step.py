@@ -4,6 +4,7 @@ import contextlib
 import gc
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import fastbert
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining, encoder, labels
+from fastbert.models.electra.config import ElectraConfig
+from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.ops import gpu
 from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.training import pretrain
@@ -32,13 +35,17 @@ SYNCS = (
 METHODS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__")
 
 
-def fused_step(seed: int, scaler: torch.amp.GradScaler | None = None) -> DeviceStep:
-    """A step of a model that the Triton kernels support."""
-    config = BertConfig(
-        vocab_size=150, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32,
-    )  # fmt: skip
-    model = BertForPreTraining(config)
+SHAPE = {
+    "vocab_size": 150, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def fused_step(seed: int, scaler: torch.amp.GradScaler | None = None, *, detects: bool = False) -> DeviceStep:
+    """A step of a model that the Triton kernels support: a BERT, or ELECTRA's discriminator and generator."""
+    model: Any = BertForPreTraining(BertConfig(**SHAPE))
+    if detects:
+        model = GeneratorAndDiscriminator(ElectraConfig(**SHAPE, embedding_size=32), 0.5)
     model.init_weights(seed=seed % 2**31)
     optimizer = adamw(model, lr=1e-3, weight_decay=0.01)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
@@ -52,9 +59,13 @@ def without_checks_of_cpu_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AttentionArguments, "check_offsets", lambda self: None)
 
 
-@pytest.mark.parametrize("flat", [False, True], ids=["", "flat"])
-def test_a_step_has_no_host_device_sync(monkeypatch: pytest.MonkeyPatch, flat: bool, seed: int) -> None:
-    step, data = fused_step(seed), Data(seed, same=True)
+@pytest.mark.parametrize(
+    ("flat", "detects"),
+    [(False, False), (True, False), (False, True), (True, True)],
+    ids=["", "flat", "electra", "flat-electra"],
+)
+def test_a_step_has_no_host_device_sync(monkeypatch: pytest.MonkeyPatch, flat: bool, detects: bool, seed: int) -> None:
+    step, data = fused_step(seed, detects=detects), Data(seed, same=True)
     copies = step.optimizer.flatten(step.loss.model, torch.float32).active() if flat else contextlib.nullcontext()
     batches = [step.prepare(data.batch(0, first, 3)) for first in (0, 3)]
     without_checks_of_cpu_values(monkeypatch)

@@ -15,6 +15,8 @@ import torch
 from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
+from fastbert.models.electra.config import ElectraConfig
+from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.training.config import PretrainConfig
 from fastbert.training.initialisation import OFFSETS, initialise_structured
 from fastbert.training.metrics import read_metrics
@@ -55,6 +57,37 @@ def test_heads_of_the_first_layer_attend_to_neighbours(width: int, heads: int) -
     for name, weight in model.state_dict().items():
         if not any(part in name for part in ("position_embeddings", "query.weight", "key.weight", "predictions")):
             assert torch.equal(weight, others[name]), name
+
+
+@pytest.mark.parametrize(("width", "narrow", "fraction"), [(256, 128, 0.25), (128, 128, 0.5), (256, 128, 0.1)])
+def test_electras_models_attend_to_neighbours_through_their_projections(
+    width: int, narrow: int, fraction: float
+) -> None:
+    config = ElectraConfig(
+        vocab_size=500, hidden_size=width, num_attention_heads=width // 64, embedding_size=narrow, num_hidden_layers=1,
+        intermediate_size=32,
+    )  # fmt: skip
+    joint = GeneratorAndDiscriminator(config, fraction)
+    joint.init_weights(seed=1)
+    counts = np.arange(500)
+    initialise_structured(joint, counts, seed=1)
+    bias = joint.generator.get_parameter("cls.predictions.bias").detach().double()
+    np.testing.assert_allclose((bias - bias[0]).exp().numpy(), counts + 1, rtol=1e-4)
+    ids = torch.randint(0, 500, (96,), generator=torch.Generator().manual_seed(2))
+    for part in (joint.discriminator, joint.generator):
+        encoder, heads, size = part.base_model, part.config.num_attention_heads, part.config.head_dim
+        tables, attention = encoder.embeddings, encoder.encoder.layer[0].attention.self
+        with torch.no_grad():
+            rows = tables.word_embeddings(ids) + tables.position_embeddings.weight[:96]
+            x = tables.LayerNorm(rows + tables.token_type_embeddings.weight[0])
+            x = x if encoder.embeddings_project is None else encoder.embeddings_project(x)
+            query, key = (
+                module(x).view(96, heads, size).transpose(0, 1) for module in (attention.query, attention.key)
+            )
+            weights = (query @ key.transpose(1, 2) / math.sqrt(size)).softmax(-1)
+        for head, offset in enumerate(OFFSETS[:heads]):
+            peaks = torch.stack([weights[head, i, i + offset] for i in range(2, 94)])
+            assert peaks.mean() > 0.2, f"{type(part).__name__}, head {head}: {peaks.mean():.3f}"  # of 96 keys
 
 
 def test_the_first_loss_is_that_of_word_frequencies(config: PretrainConfig) -> None:

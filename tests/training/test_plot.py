@@ -89,6 +89,19 @@ def test_runs_share_a_baseline_or_have_one_each(tmp_path: Path, drawn: list[Any]
     assert shown == ["word frequencies alone, a (6.86)", "word frequencies alone, c (5)"]
 
 
+def test_a_discriminator_has_curves_of_its_own(tmp_path: Path, drawn: list[Any]) -> None:
+    run = pretraining(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    write(run, [line | {"rtd_loss": 0.25, "rtd_accuracy": 0.875} for line in lines])
+    plot.plot_runs([run], tmp_path / "plot.png")
+    points = [[line.get_ydata()[-1] for line in axes.get_lines()] for axes in drawn[-1].axes]
+    assert points == [[2.0, 2.0, 0.25], [0.1, 0.1, 0.875]]
+    assert {f"{plot.DETECTION} (0.25)", f"{plot.DETECTION} (0.875)"} <= set(labels(drawn[-1]))
+    plot.plot_runs([run, pretraining(tmp_path / "other")], tmp_path / "plot.png")
+    assert plot.DETECTION in labels(drawn[-1])
+    assert plot.PAIRS not in labels(drawn[-1])
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, drawn: list[Any]) -> None:
     runs = [tmp_path / name / "run" for name in ("a", "b")]
     for run in runs:

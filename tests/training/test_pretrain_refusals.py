@@ -171,10 +171,13 @@ def test_objectives_that_a_model_cannot_have_are_refused(config: PretrainConfig,
         ),
         ({"architecture": "roberta"}, "--architecture roberta, but .* has model_type='bert'"),
         ({"architecture": "gpt7", "model": "tiny"}, "model_type='gpt7' is not one of bert"),
-        ({"architecture": "electra", "model": "tiny"}, "--architecture electra: fastbert has no models of it"),
         (
-            {"architecture": "distilbert", "model": "tiny"},
-            "--objective mlm.nsp: a model of distilbert that sees the whole",
+            {"architecture": "distilbert", "model": "tiny", "objective": "mlm+nsp"},
+            "--objective mlm.nsp: a model of distilbert that sees the whole text .*; use --objective mlm or ",
+        ),
+        (
+            {"architecture": "bert", "model": "tiny", "objective": "rtd"},
+            "--objective rtd: a model of bert .* --objective mlm.nsp or .* or --architecture electra",
         ),
     ):
         with pytest.raises(UserError, match=message):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastbert.config import BertConfig
 from fastbert.models.architecture import ClassificationHeadSpec
@@ -21,6 +23,8 @@ from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.dropout.op import dropout
 from fastbert.packing import PackedBatch
 
+# Of a `ClassificationHead`; GELU by the error function.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}
 HiddenStates = tuple[Tensor, ...] | None
 
 
@@ -62,8 +66,7 @@ class ClassificationHead(nn.Module):
 
     def transform(self, first: Tensor) -> Tensor:
         """Return the activation of first tokens (sequences, hidden_size), the same shape."""
-        x = project(self.dense, first)
-        return x.tanh() if self.activation == "tanh" else x.relu()
+        return ACTIVATIONS[self.activation](project(self.dense, first))
 
     def forward(self, first: Tensor) -> Tensor:
         """Return logits (sequences, classes) of first tokens (sequences, hidden_size), without dropout."""
@@ -108,6 +111,11 @@ class ModelWithHead(PreTrainedModel):
         if spec is None:
             return nn.Linear(width, classes, bias=self.architecture.classifier_bias)
         return ClassificationHead(spec, width, classes)
+
+    @property
+    def classifier_dropout_prob(self) -> float:
+        """Return the dropout probability in front of the classifier of sequences."""
+        return self.config.sequence_classifier_dropout
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding, whose weight is (vocab_size, hidden_size)."""
@@ -182,7 +190,7 @@ class ModelWithHead(PreTrainedModel):
         first, hidden_states = self._encode_sequences(packed, output_hidden_states)
         if num_orders != 1:
             first = first.unflatten(0, (-1, num_orders)).sum(1)
-        batch, p = packed.batch, self.config.sequence_classifier_dropout
+        batch, p = packed.batch, self.classifier_dropout_prob
         if isinstance(classifier, ClassificationHead):
             if classifier.drops_input:
                 first = self._head_dropout(batch, first, p, Site.HEAD_INPUT, group=num_orders)

@@ -23,12 +23,12 @@ class PredictionTransform(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.token_embedding_size)
+        self.LayerNorm = Norm(config.token_embedding_size, config.layer_norm_eps)
         self.approximate = config.prediction_gelu_approximation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform hidden states (rows, hidden_size) into the same shape."""
+        """Transform hidden states (rows, hidden_size) into rows of the token embedding's width."""
         norm = self.LayerNorm
         product, bias = project_without_bias(self.dense, x)
         if is_plain_norm(norm):
@@ -84,7 +84,7 @@ class PredictionHead(VocabularyHead):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.transform = PredictionTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = nn.Linear(config.token_embedding_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.decoder.bias = self.bias
 

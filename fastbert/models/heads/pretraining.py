@@ -21,7 +21,7 @@ from fastbert.models.labels import (
     class_labels,
     mean_loss,
 )
-from fastbert.models.outputs import LogitsOutput, PreTrainingOutput
+from fastbert.models.outputs import LogitsOutput, MaskedLMOutput, PreTrainingOutput
 from fastbert.models.packed import read_inputs
 from fastbert.models.unsupported_arguments import TransformersArguments
 from fastbert.ops.cross_entropy.op import CrossEntropy
@@ -55,6 +55,20 @@ class MaskedLanguageModel(ModelWithHead):
         head, targets = self.cls.predictions, tokens.targets
         logits = tokens.restore(head(x)) if tokens.returns_logits else None
         return logits, None if targets is None else head.loss(tokens.select(x), targets.labels)
+
+    def check_ranges(self, batch: PackedBatch) -> None:
+        """Check that all ids, labels and masked positions of a batch are in range; on a GPU this is a host-device sync.
+
+        Raises `UserError` that names the field and the value.
+        """
+        self.base_model.check_ranges(batch)
+        for name, values, size, rows in (
+            ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
+            ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
+        ):
+            if values is not None:
+                check_range(name, values[values != IGNORE_INDEX], size, rows)
+        check_masked_positions(batch)
 
 
 class ForPreTraining(MaskedLanguageModel):
@@ -118,26 +132,14 @@ class ForPreTraining(MaskedLanguageModel):
             output.loss = torch.stack(losses).sum()
         return output
 
-    def check_ranges(self, batch: PackedBatch) -> None:
-        """Check that all ids, labels and masked positions of a batch are in range; on a GPU this is a host-device sync.
-
-        Raises `UserError` that names the field and the value.
-        """
-        self.base_model.check_ranges(batch)
-        for name, values, size, rows in (
-            ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
-            ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
-        ):
-            if values is not None:
-                check_range(name, values[values != IGNORE_INDEX], size, rows)
-        check_masked_positions(batch)
-
 
 class ForMaskedLM(MaskedLanguageModel):
     """An encoder with the masked-LM head, whose decoder is tied to the token embedding."""
 
     with_pooler = False
     accepts_loss_kwargs = True
+    counts_predictions = False
+    """Set in pre-training: outputs are then of the class `MaskedLMOutput`, for means over several batches."""
 
     def forward(
         self,
@@ -173,4 +175,13 @@ class ForMaskedLM(MaskedLanguageModel):
         x, hidden_states = self._encode(packed, tokens.indices, output_hidden_states)
         logits, loss = self._predict(tokens, x)
         mean = None if loss is None else mean_loss(loss, num_items_in_batch)
-        return LogitsOutput(loss=mean, logits=logits, hidden_states=hidden_states)
+        if loss is None or not self.counts_predictions:
+            return LogitsOutput(loss=mean, logits=logits, hidden_states=hidden_states)
+        return MaskedLMOutput(
+            loss=mean,
+            logits=logits,
+            hidden_states=hidden_states,
+            mlm_loss_sum=loss.loss_sum,
+            mlm_count=loss.count,
+            mlm_correct=loss.correct,
+        )

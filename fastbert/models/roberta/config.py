@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from fastbert.config import BertConfig, config_class
 
@@ -19,6 +19,14 @@ class RobertaConfig(BertConfig):
 
     vocab_size: int = 50265
     pad_token_id: int = 1
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> Self:
+        """Return one of the published sizes of BERT as RoBERTa has it: one segment, the released models' LayerNorm, and
+        positions for 512 tokens behind that of the padding."""
+        positions = cls.max_position_embeddings + overrides.get("pad_token_id", cls.pad_token_id) + 1
+        shape = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": positions}
+        return super().preset(name, **{**shape, **overrides})
 
     @property
     def max_sequence_length(self) -> int:

@@ -39,6 +39,8 @@ class Site(IntEnum):
     CROSS_ATTENTION = 5
     CROSS_ATTENTION_OUTPUT = 6
     HEAD_INPUT = 7
+    GENERATED_TOKEN = 8
+    """ELECTRA's samples, which nothing is dropped for: a site of its own keeps their draws apart."""
 
     def of_layer(self, layer: int) -> int:
         """Return the counter word of this site in a layer."""
