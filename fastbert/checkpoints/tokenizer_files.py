@@ -10,7 +10,6 @@ from fastbert.checkpoints.manifest import check_fingerprint, replace_manifest
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.models.vocabulary_extension import check_sizes
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.files import (
     ADDED_TOKENS_FILE,
     CONFIG_FILE,
@@ -18,6 +17,7 @@ from fastbert.tokenizers.files import (
     TOKENIZER_FILE,
     VOCAB_FILE,
 )
+from fastbert.tokenizers.loading import load_tokenizer
 
 Target = Literal["hf", "tensorflow"]
 FILES = (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)
@@ -33,7 +33,7 @@ def accept_folder(folder: Path) -> list[str]:
         if not {VOCAB_FILE, TOKENIZER_FILE} & set(names):
             return None
         try:
-            return WordPieceTokenizer.from_pretrained(folder, verify=False).fingerprint
+            return load_tokenizer(folder, verify=False).fingerprint
         except UserError as error:
             logger.warning("%s: the manifest has no tokenizer fingerprint (%s)", folder, error)
             return None
@@ -51,7 +51,7 @@ def copy_tokenizer(path: Path | None, model_folder: Path, folder: Path, vocab_si
     source = path or model_folder
     if path is None and not any((model_folder / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return
-    tokenizer = WordPieceTokenizer.from_pretrained(source)
+    tokenizer = load_tokenizer(source)
     if path is not None:
         check_fingerprint(model_folder, tokenizer.fingerprint, f"--tokenizer {path}")
     try:

@@ -41,13 +41,13 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Print the candidates of each blank with their probabilities."""
     from fastbert.models import registry
     from fastbert.tasks.fill_mask import fill_mask
-    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.loading import load_tokenizer
 
     folder = find_source(require(config, "model"))
     require(config, "text")
     registry.refuse_decoder(registry.read_config(folder), f"--model {config.model}")
     model = registry.load_with_head(folder, "ForMaskedLM")
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     for text in config.text:
         blanks = fill_mask(model, tokenizer, text, config.top_k)
         print(text)

@@ -32,7 +32,7 @@ from fastbert.errors import CorpusError, UserError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 _BATCH_CHARS = 1 << 22
 _BATCH_SENTENCES = 1 << 16
@@ -40,7 +40,7 @@ _BATCH_SENTENCES = 1 << 16
 
 def prepare(
     documents: Corpus | Iterable[Sequence[str]],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     out: str | os.PathLike[str],
     *,
     shard_tokens: int = 1 << 28,
@@ -129,7 +129,7 @@ class _ShardWriter:
 class _Preparation:
     """Collect sentences into batches for the tokenizer and distribute the ids over shards."""
 
-    def __init__(self, folder: Path, tokenizer: WordPieceTokenizer, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int) -> None:
         self.folder = folder
         self.tokenizer = tokenizer
         self.shard_tokens = shard_tokens
@@ -201,7 +201,7 @@ class _Preparation:
 def _write_shards(
     folder: Path,
     documents: Corpus | Iterable[Sequence[str]],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     shard_tokens: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:

@@ -26,8 +26,8 @@ from fastbert.models.encoder import EncoderModel, summary_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tasks.rows import by_length, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 # Texts per chunk, which is read, sorted and computed at a time; a longer text is a chunk of its own.
 CHUNK_TEXTS = {"cpu": 1024, "cuda": 32768}
@@ -88,7 +88,7 @@ class Counts:
 def embed(
     model: EncoderModel,
     texts: Iterable[str],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     *,
     progress: bool | Callable[[int], None] = False,
     counts: Counts | None = None,
@@ -120,7 +120,7 @@ def embed(
 def embed_chunks(
     model: EncoderModel,
     texts: Iterable[str],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     options: EmbedOptions | None = None,
     counts: Counts | None = None,
     progress: Callable[[int], None] = lambda texts: None,
@@ -141,7 +141,7 @@ class _Embedder:
     def __init__(
         self,
         model: EncoderModel,
-        tokenizer: WordPieceTokenizer,
+        tokenizer: Tokenizer,
         options: EmbedOptions,
         counts: Counts,
         progress: Callable[[int], None],
@@ -250,7 +250,7 @@ def settings_of(model: EncoderModel) -> EmbedSettings:
     return settings
 
 
-def _limit(model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, default: int | None) -> int:
+def _limit(model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, default: int | None) -> int:
     positions = model.config.max_sequence_length
     if max_length is not None and max_length > positions:
         raise UserError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 LONG = ("truncate", "windows", "error")
 SPECIAL = 2  # [CLS] and [SEP]
@@ -55,7 +55,7 @@ class Rows:
         return self.sizes + SPECIAL
 
 
-def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:
+def read_rows(tokenizer: Tokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:
     """Tokenize texts, the first of which is number `first` in errors."""
     # One token more than is kept identifies longer texts.
     most = None if truncation.long == "windows" or truncation.left else truncation.max_length + 1

@@ -22,8 +22,8 @@ from fastbert.errors import UserError, require_whole
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 NAMED = ("embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all")
 PER = ("token", "word")
@@ -87,7 +87,7 @@ def choose_layers(layers: str | Iterable[int], count: int) -> Layers:
 
 def extract(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Texts,
     layers: str | Iterable[int] = "last",
     *,
@@ -113,7 +113,7 @@ def extract(
 
 def extract_chunks(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Texts,
     layers: str | Iterable[int] = "last",
     *,
@@ -136,7 +136,7 @@ def extract_chunks(
 
 def hidden_states(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     sentences: Sequence[Sequence[str]],
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -166,7 +166,7 @@ class _Layout:
 
 
 def _limits(
-    model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, batch_tokens: int | None
+    model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, batch_tokens: int | None
 ) -> tuple[int, int]:
     positions = model.config.max_sequence_length
     require_whole("max_length", max_length, SPECIAL + 1, optional=True)
@@ -179,7 +179,7 @@ def _limits(
 
 def _chunks(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Iterator[str] | Iterator[Sequence[str]],
     chosen: Layers,
     per: str,
@@ -197,7 +197,7 @@ def _chunks(
         first += len(chunk)
 
 
-def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _Layout:
+def _layout_of(tokenizer: Tokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _Layout:
     """Tokenize texts, the first of which is number `first` in errors."""
     whole = [text for text in texts if isinstance(text, str)]
     if per == "token" and len(whole) == len(texts):
@@ -220,7 +220,7 @@ def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str
     )
 
 
-def _layout_of_tokens(tokenizer: WordPieceTokenizer, ids: np.ndarray, offsets: np.ndarray) -> _Layout:
+def _layout_of_tokens(tokenizer: Tokenizer, ids: np.ndarray, offsets: np.ndarray) -> _Layout:
     offsets = offsets.astype(np.int64)
     items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
     return _Layout(ids=ids, token_offsets=offsets, item_tokens=np.arange(len(ids)), item_offsets=offsets, items=items)
@@ -236,7 +236,7 @@ def _words(text: object, index: int) -> list[str]:
 
 def _states(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     layout: _Layout,
     chosen: Layers,
     limit: int,

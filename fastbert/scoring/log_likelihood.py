@@ -19,8 +19,8 @@ from fastbert.packing import PackedBatch
 from fastbert.scoring.label_scores import label_scores
 from fastbert.scoring.tokenized_texts import Progress, TokenizedTexts
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1 << 18
 
@@ -31,7 +31,7 @@ class CausalScorer:
     The end of a text is not scored, as masked language models do not score theirs.
     """
 
-    def __init__(self, model: ForCausalLM, tokenizer: WordPieceTokenizer, batch_tokens: int | None = None) -> None:
+    def __init__(self, model: ForCausalLM, tokenizer: Tokenizer, batch_tokens: int | None = None) -> None:
         """`batch_tokens`: tokens per batch; None: 4,096, on a GPU 65,536. Scores do not depend on it."""
         model.refuse_later_tokens()
         check_tokenizer(tokenizer, model.config.vocab_size)

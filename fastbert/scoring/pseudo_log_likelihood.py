@@ -18,8 +18,8 @@ from fastbert.scoring.label_scores import label_scores
 from fastbert.scoring.masked_copies import MaskedCopies, masked_copies
 from fastbert.scoring.tokenized_texts import SPECIAL, Progress, ScoreMode, TokenizedTexts
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1 << 21
 """Tokens of the copies that are planned at a time: a few hundred thousand rows."""
@@ -31,7 +31,7 @@ class MaskedScorer:
     def __init__(
         self,
         model: MaskedLanguageModel,
-        tokenizer: WordPieceTokenizer,
+        tokenizer: Tokenizer,
         mode: ScoreMode = "original",
         batch_tokens: int | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import ChoiceExample, Dataset, Example, Prediction, PredictionFormat, confidences
 from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fastbert.tasks.reports.report import Baseline, Report
@@ -53,7 +53,7 @@ class Choice(Task[ChoiceExample]):
 
         return read_choices(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
-    def encode(self, dataset: Dataset[ChoiceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+    def encode(self, dataset: Dataset[ChoiceExample], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         if self.settings.max_length < LEAST_LENGTH:
             raise UserError(
                 f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {LEAST_LENGTH}"

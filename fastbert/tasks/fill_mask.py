@@ -10,8 +10,8 @@ from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
 from fastbert.models.finite import check_finite
 from fastbert.models.heads.pretraining import MaskedLanguageModel
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class Guess:
     text: str
 
 
-def fill_mask(
-    model: MaskedLanguageModel, tokenizer: WordPieceTokenizer, text: str, top_k: int = 5
-) -> list[list[Guess]]:
+def fill_mask(model: MaskedLanguageModel, tokenizer: Tokenizer, text: str, top_k: int = 5) -> list[list[Guess]]:
     """Return the `top_k` most probable tokens for each [MASK] in `text`, best first; one list per blank.
 
     Special tokens are left out. Raises `UserError` when the text holds no [MASK], is longer than the

@@ -31,6 +31,7 @@ from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
@@ -268,7 +269,7 @@ def _bind_teacher(run: Run, teacher: ForPreTraining | None) -> None:
     run.teacher = fingerprint
 
 
-def _new_config(config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: ForPreTraining | None) -> BertConfig:
+def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:
     """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
         model = model_config(config, tokenizer.vocab_size)
@@ -303,7 +304,7 @@ def _check_inputs(config: PretrainConfig) -> None:
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
 
-def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
+def _tokenizer(run: Run, reporter: Reporter) -> Tokenizer:
     """Return the tokenizer that the run keeps, or a new one, which is written to the run."""
     tokenizer = keep_tokenizer(run.config.out, run.vocabulary, lambda: _new_tokenizer(run.config, reporter))
     if run.vocabulary is None:
@@ -334,7 +335,7 @@ def _tokenizer_source(config: PretrainConfig) -> Path | None:
     return None if config.teacher is None else find_source(config.teacher)
 
 
-def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
+def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> TokenShards:
     """Return the token shards to train on: those of --data, those of an earlier start of the run, or new ones."""
     config = run.config
     folder = config.data if config.data is not None else config.out / "data"

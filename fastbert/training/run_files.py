@@ -22,7 +22,8 @@ from fastbert.io.checksums import json_sha256
 from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training import checkpoint
 
 TOKENIZER, VOCABULARY = "tokenizer", "vocab.txt"
@@ -58,7 +59,7 @@ def check_spared(out: Path, names: Sequence[str], inputs: Iterable[tuple[str, Pa
             raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
 
 
-def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPieceTokenizer]) -> WordPieceTokenizer:
+def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], Tokenizer]) -> Tokenizer:
     """Return the tokenizer of a run; where its folder has none, write the one that `make` returns.
 
     `fingerprint` is that of the run's tokenizer, None until one has been written. Raises `UserError` where a tokenizer
@@ -66,7 +67,7 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPi
     """
     folder, original, copy = run / TOKENIZER, run / TOKENIZER / VOCABULARY, run / VOCABULARY
     if fingerprint is not None and folder.exists():
-        tokenizer = WordPieceTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
         _check(tokenizer, fingerprint, folder)
         if copy.exists() and original.exists() and copy.read_bytes() != original.read_bytes():
             raise UserError(f"{copy}: a different vocabulary than {original}; put the run's own back, or delete it")
@@ -84,7 +85,7 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPi
     return tokenizer
 
 
-def _check(tokenizer: WordPieceTokenizer, fingerprint: str, folder: Path) -> None:
+def _check(tokenizer: Tokenizer, fingerprint: str, folder: Path) -> None:
     if tokenizer.fingerprint != fingerprint:
         raise UserError(f"{folder}: holds a different vocabulary than the run began with; put the run's own back")
 

@@ -16,7 +16,7 @@ from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, Seque
 from fastbert.tasks.rows import Rows, TaskBatch, bounds
 from fastbert.tasks.seq2seq.flags import SequenceFlags
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ class SequenceToSequence(Task[SequenceExample]):
     head_has_labels = False
     least: ClassVar = {"max_length": SPECIAL, "max_target_length": SPECIAL, "num_beams": 1}
     settings: SequenceSettings
-    tokenizer: WordPieceTokenizer | None = None
+    tokenizer: Tokenizer | None = None
     generation: GenerationSettings | None = None
     """Settings of generation that replace those of `settings`."""
     default_smoothing: float = 0.0
@@ -137,7 +137,7 @@ class SequenceToSequence(Task[SequenceExample]):
                 " decoder_layers in its config.json"
             )
 
-    def encode(self, dataset: Dataset[SequenceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+    def encode(self, dataset: Dataset[SequenceExample], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         self.tokenizer = tokenizer
         sources = [example.source for example in dataset]
         numbers = np.arange(len(dataset), dtype=np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, QuestionExample
 from fastbert.tasks.rows import Rows, bounds, runs
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 QUESTION_LENGTH = 64  # tokens to which questions are cut, as BERT's own code does
 SPECIAL = 3
@@ -55,7 +55,7 @@ class Contexts:
         return np.clip(first, low, high), np.clip(last, low - 1, high - 1)
 
 
-def read_contexts(dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer) -> Contexts:
+def read_contexts(dataset: Dataset[QuestionExample], tokenizer: Tokenizer) -> Contexts:
     """Tokenize the contexts of a dataset."""
     numbers: dict[str, int] = {}
     of_examples = np.fromiter(
@@ -125,7 +125,7 @@ def lay_out(
     contexts: Contexts,
     question_ids: np.ndarray,
     question_begins: np.ndarray,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     targets: dict[str, np.ndarray],
 ) -> SpanRows:
     """Return the rows of windows; an example's question begins at `question_begins` of `question_ids`."""

@@ -26,7 +26,7 @@ from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.span.decode import find_answers
 from fastbert.tasks.span.flags import SpanFlags
 from fastbert.tasks.span.rows import QUESTION_LENGTH, Contexts, SpanRows, Windows, cut_windows, lay_out, read_contexts
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class SpanAnswers(Task[QuestionExample]):
         """Return the config with two outputs, start and end, which have no names."""
         return replace(config, num_labels=2, label_names=None)
 
-    def encode(self, dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> SpanRows:
+    def encode(self, dataset: Dataset[QuestionExample], tokenizer: Tokenizer, *, labelled: bool) -> SpanRows:
         ids, offsets = tokenizer.encode_ragged([example.question for example in dataset])
         questions = np.minimum(np.diff(offsets), QUESTION_LENGTH)
         contexts = read_contexts(dataset, tokenizer)

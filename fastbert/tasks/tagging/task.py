@@ -30,7 +30,7 @@ from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch, bounds, runs
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tasks.tagging.flags import TaggingFlags
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,7 +165,7 @@ class Tagging(Task[TaggedExample]):
                         f"{', ...' if len(known) > 9 else ''}): correct it, or train with examples of it"
                     )
 
-    def encode(self, dataset: Dataset[TaggedExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> TagRows:
+    def encode(self, dataset: Dataset[TaggedExample], tokenizer: Tokenizer, *, labelled: bool) -> TagRows:
         room = self.settings.max_length - SPECIAL
         ids, of_words = tokenizer.encode_ragged([word for example in dataset for word in example.words])
         sentences = bounds(np.fromiter((len(example.words) for example in dataset), np.int64, len(dataset)))
