@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
-from fastbert.embeddings.rows import LONG, SPECIAL, Rows, Truncation, check_texts, read_rows
+from fastbert.embeddings.rows import LEAST_LENGTH, LONG, Rows, Truncation, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError, require_package, require_whole
 from fastbert.io.log import logger
@@ -58,7 +58,7 @@ class EmbedOptions:
             check_pooling(self.pooling)
         if self.long not in LONG:
             raise UserError(f"long={self.long!r} must be {', '.join(map(repr, LONG[:-1]))} or {LONG[-1]!r}")
-        require_whole("max_length", self.max_length, SPECIAL + 1, optional=True)
+        require_whole("max_length", self.max_length, LEAST_LENGTH, optional=True)
         require_whole("batch_tokens", self.batch_tokens, 1, optional=True)
 
 
@@ -219,7 +219,7 @@ class _Embedder:
 
     def _pooled_batch(self, rows: Rows, indices: np.ndarray) -> Tensor:
         """Return the contribution of each row to its text's embedding, fp32 (rows, hidden_size)."""
-        batch = packed(rows, indices, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
+        batch = packed(rows, indices).to(self.model.device)
         if self.pooling == "cls":
             return self.model.encode(batch, token_indices=summary_indices(batch, self.model.causal))[0].float()
         counted, offsets = counted_tokens(rows, indices)

@@ -13,7 +13,6 @@ from fastbert.io.text import has_surrogates
 from fastbert.tasks.rows import bounds
 from fastbert.tokenizers.tokenizer import Tokenizer
 
-SPECIAL = 2  # [CLS] and [SEP]
 SHOWN = 40  # characters of a text in an error
 ScoreMode = Literal["original", "within-word"]
 Progress = Callable[[float], None]

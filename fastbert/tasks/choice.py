@@ -22,8 +22,6 @@ from fastbert.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from fastbert.tasks.reports.report import Baseline, Report
 
-LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each text
-
 
 def _checked_choice(value: Any, where: str, example: Example) -> int:
     """Return a predicted choice. Raises UserError, naming the place, if the example has no such ending."""
@@ -54,10 +52,11 @@ class Choice(Task[ChoiceExample]):
         return read_choices(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
     def encode(self, dataset: Dataset[ChoiceExample], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
-        if self.settings.max_length < LEAST_LENGTH:
+        least = tokenizer.num_special_tokens_to_add(pair=True) + 2  # a token of each text
+        if self.settings.max_length < least:
             raise UserError(
-                f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {LEAST_LENGTH}"
-                " or more, for example 128"
+                f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {least} or more,"
+                " for example 128"
             )
         choices = len(dataset[0].endings)  # of every example: `read_choices` checks that
         labels = [example.label for example in dataset]

@@ -17,6 +17,7 @@ from fastbert.models import registry
 from fastbert.models.causal_generation import TextSettings, generate
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.packing import PackedBatch
+from fastbert.tasks.row_template import first_token
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -121,10 +122,12 @@ def _continue_window(
 
 
 def _prompt_ids(model: ForCausalLM, tokenizer: Tokenizer, text: str, number: int, settings: TextSettings) -> list[int]:
-    """Return the ids of a prompt behind the token with which texts begin. Raises `UserError` if it is too long."""
+    """Return the ids of a prompt behind the special tokens with which texts begin; of a tokenizer without them, an
+    empty prompt is the token for the beginning of texts. Raises `UserError` if it is too long."""
     if has_surrogates(text):
         raise UserError(f"prompt {number + 1}: {text!r} is not valid Unicode: give it as UTF-8")
-    ids: list[int] = [tokenizer.cls_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    ids: list[int] = [*tokenizer.prefix_ids, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    ids = ids or [first_token(tokenizer)]
     limit = model.config.max_sequence_length
     if len(ids) + settings.room - 1 > limit:
         room = limit + 1 - len(ids)
