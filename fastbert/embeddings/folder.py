@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,14 @@ def load_embedder(
     encoder_folder, settings, lower_case = read_settings(folder)
     model = registry.load_encoder(encoder_folder, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))
-    model.embed_settings = settings
     tokenizer = load_tokenizer(encoder_folder)
-    if lower_case and isinstance(tokenizer, WordPieceTokenizer) and not tokenizer.do_lower_case:
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        settings = replace(settings, lower_case=lower_case)
+    elif lower_case and not tokenizer.do_lower_case:
         # As in sentence-transformers, accents stay unless the tokenizer strips them.
         options = {"do_lower_case": True, "strip_accents": bool(tokenizer.strip_accents)}
         tokenizer = load_tokenizer(encoder_folder, **options)
+    model.embed_settings = settings
     return model, tokenizer, settings
 
 

@@ -27,7 +27,7 @@ from fastbert.tokenizers.loading import load_tokenizer  # noqa: E402
 __all__ = ["any_tokenizer"]
 pytestmark = pytest.mark.usefixtures("any_tokenizer")
 WITHOUT_SEGMENTS = ("distilbert", "roberta-wordpiece")  # with a tokenizer that returns token types
-TEXTS = ["the house was bright .", "they found a cold river and a day quite warm", "unkind", "a"]
+TEXTS = ["the House was bright .", "they found a cold river and a day quite warm", "unkind", "a"]
 
 
 def run(*flags: object) -> None:
@@ -96,6 +96,11 @@ def test_embeddings_and_features(family: str, tmp_path: Path, seed: int) -> None
     prompts = {"query": "the day ", "passage": "a "}
     theirs = sentence_transformers.SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
     theirs.save(str(tmp_path / "embedder"))
+    if family in ("roberta", "xlm-roberta"):  # lower-cased outside of the tokenizer
+        config = tmp_path / "embedder" / "sentence_bert_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"do_lower_case": True, "max_seq_length": 12}))
+        cased, theirs = theirs, sentence_transformers.SentenceTransformer(str(tmp_path / "embedder"), device="cpu")
+        assert np.abs(cased.encode(TEXTS[:1]) - theirs.encode(TEXTS[:1])).max() > 0.01
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(TEXTS) + "\n")
     machine = ("--device", "cpu", "--dtype", "fp32")

@@ -96,6 +96,11 @@ class SequenceToSequence(Task[SequenceExample]):
                 f"--task seq2seq: the model reads left to right ({config.model_type}, is_decoder=True); name a BERT"
                 " that reads in both directions with --model"
             )
+        elif config.model_type != BertConfig.model_type:
+            raise UserError(
+                f"--task seq2seq: a decoder is added to BERT alone, not to a model of {config.model_type}; name a BERT"
+                " with --model, or train a Transformer with --architecture transformer"
+            )
         else:
             config = SequenceConfig(
                 **{field.name: getattr(config, field.name) for field in fields(BertConfig)},
