@@ -209,7 +209,7 @@ def _layout_of(tokenizer: Tokenizer, texts: Sequence[str | Sequence[str]], per: 
     check_texts(words)
     word_offsets = bounds(np.array([len(sentence) for sentence in split], dtype=np.int64))
     # A word without tokens (control characters alone) becomes [UNK], so that each word has a vector.
-    word_ids, begins = encode_words(tokenizer, words)
+    word_ids, begins = encode_words(tokenizer, words, threads=1)
     sizes = np.diff(begins)
     empty = begins[:-1][sizes == 0]
     ids = np.insert(word_ids, empty, tokenizer.unk_token_id) if len(empty) else word_ids

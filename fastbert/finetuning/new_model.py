@@ -14,6 +14,7 @@ from fastbert.finetuning.config import NEW_SIZES, FinetuneConfig
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.reports.baselines import unlogged
+from fastbert.tasks.row_template import both_ends
 from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.loading import load_tokenizer
@@ -72,12 +73,13 @@ def new_config(config: FinetuneConfig, tokenizer: Tokenizer) -> TransformerConfi
             check_tokenizer(tokenizer, size, str(file))
             entries = size
         bare = TransformerConfig.from_dict({**values, "vocab_size": entries}, str(file))
+    begin, end = both_ends(tokenizer)
     return replace(
         bare,
         decoder_layers=config.decoder_layers or bare.decoder_layers,
         pad_token_id=tokenizer.pad_token_id,
-        begin_token_id=tokenizer.cls_token_id,
-        end_token_id=tokenizer.sep_token_id,
+        begin_token_id=begin,
+        end_token_id=end,
     )
 
 

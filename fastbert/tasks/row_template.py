@@ -82,7 +82,20 @@ def first_token(tokenizer: Tokenizer) -> int:
     return int(tokenizer.bos_token_id)
 
 
-def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def both_ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the ids of the tokens before and behind a text. Raises `UserError` unless there is one of each."""
+    template = RowTemplate.of(tokenizer)
+    if (len(template.before), len(template.behind)) != (1, 1):
+        raise UserError(
+            f"the tokenizer has {len(template.before)} tokens before and {len(template.behind)} behind a text, where"
+            " one of each is needed, such as [CLS] and [SEP], to begin and end generated texts; use a different one"
+        )
+    return int(template.before[0]), int(template.behind[0])
+
+
+def encode_words(
+    tokenizer: Tokenizer, words: Sequence[str], threads: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens of words as they are within a text, behind a space: ids, int32 (tokens,), and offsets, int64
     (words + 1,).
 
@@ -93,4 +106,4 @@ def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[np.ndarray
     alone, twice = ids[: offsets[1]], ids[offsets[1] :]
     if not np.array_equal(twice, np.concatenate((alone, alone))):
         words = [f" {word}" for word in words]
-    return tokenizer.encode_ragged(words, threads=1)
+    return tokenizer.encode_ragged(words, threads=threads)
