@@ -26,7 +26,7 @@ class _Data(CorpusFlags):
     GROUP: ClassVar = DATA
 
     tokenizer: Path | None = required("a folder or vocab.txt; `fastbert vocab` builds one")
-    """Folder or vocab.txt of the tokenizer (`fastbert vocab` builds one)."""
+    """Folder, vocab.txt or tokenizer.json of the tokenizer (`fastbert vocab` builds one)."""
 
 
 @dataclass(frozen=True, kw_only=True)
