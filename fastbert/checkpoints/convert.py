@@ -22,7 +22,8 @@ from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, read_modules
 from fastbert.checkpoints.source import config_folder, find_source
-from fastbert.checkpoints.tokenizer_files import Target, accept_folder, copy_tokenizer
+from fastbert.checkpoints.tokenizer_files import FILES as TOKENIZER_FILES
+from fastbert.checkpoints.tokenizer_files import Target, accept_folder, copy_tokenizer, holds_tokenizer
 from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig, read_config_file
 from fastbert.embeddings.folder import read_settings
@@ -132,7 +133,9 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
         report.left_out[MODULES] = why
     if not report.whole:
         return report
-    with atomic_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES)) as folder:
+    # Of a tokenizer that is replaced nothing stays, since its files may be those of a different kind.
+    replaced = TOKENIZER_FILES if options.tokenizer or holds_tokenizer(weights.folder) else ()
+    with atomic_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES, *replaced)) as folder:
         _write(folder, plan, config, kind, options)
         copy_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
         if pipeline is not None and options.to == "hf":

@@ -30,12 +30,18 @@ _MAX_SHOWN = 4
 _RANGE_BYTES, _CHUNK_BYTES = 16 << 20, 1 << 18
 _MAX_THREADS = 8
 
+# The files of which a tokenizer has one at least: WordPiece, byte-level BPE (with merges.txt), Unigram, and any kind.
+VOCABULARY_FILES = (
+    "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model",
+    "tokenizer.json",
+)  # fmt: skip
 MODEL, ADAPTER, TOKENIZER, EMBEDDER, TASK = "model", "adapter", "tokenizer", "embedder", "task"
 _PATTERNS = {
     MODEL: r"(?:bert_)?config\.json|model\.safetensors(?:\.index\.json)?|model-\d+-of-\d+\.safetensors"
     r"|bert_model\.ckpt\.(?:index|data-\d+-of-\d+)",
     ADAPTER: r"adapter_config\.json|adapter_model\.safetensors",
-    TOKENIZER: r"vocab\.txt|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json",
+    TOKENIZER: "|".join(map(re.escape, VOCABULARY_FILES))
+    + r"|merges\.txt|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json",
     EMBEDDER: r"modules\.json|config_sentence_transformers\.json|sentence_[a-z-]+_config\.json"
     r"|[1-9]_\w+/(?:config\.json|model\.safetensors)",
     TASK: r"fastbert_task\.json",
@@ -135,7 +141,7 @@ def merge_manifest(source: Path, folder: Path, remaining: Iterable[str]) -> None
     _write(
         folder,
         Manifest(
-            {**files, **new.files}, new.tokenizer or (old.tokenizer if {"vocab.txt", "tokenizer.json"} & stay else None)
+            {**files, **new.files}, new.tokenizer or (old.tokenizer if stay.intersection(VOCABULARY_FILES) else None)
         ),
     )
 

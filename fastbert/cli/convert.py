@@ -50,7 +50,7 @@ class _Model:
     model_class: str | None = None
     """BertModel, BertForMaskedLM, ... (default: the class of the weights in the source)."""
     tokenizer: Path | None = None
-    """Folder or vocab.txt of the tokenizer to copy (default: the one next to the weights)."""
+    """Folder, vocab.txt or tokenizer.json of the tokenizer to copy (default: the one next to the weights)."""
 
 
 @dataclass(frozen=True, kw_only=True)

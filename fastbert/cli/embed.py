@@ -44,7 +44,7 @@ class _Model:
     GROUP: ClassVar = MODEL
 
     model: str | None = required("the folder of a trained model")
-    """Folder of the model, one of sentence-transformers or any Hugging Face BERT; or its name in the Hub's cache."""
+    """Folder of the model, one of sentence-transformers or any Hugging Face encoder; or its name in the Hub's cache."""
     pooling: Literal["mean", "max", "cls"] | None = None
     """Pooling of the tokens' vectors (default: the folder's, else mean)."""
     normalize: bool = False

@@ -21,7 +21,7 @@ from fastbert.vectors import WordVectors
 if TYPE_CHECKING:
     from fastbert.features.tagging import Table7Row
     from fastbert.models.encoder import EncoderModel
-    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.tokenizer import Tokenizer
 
 LAYER_NAMES = ("embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all")
 """Those of fastbert.features.extract, which imports torch."""
@@ -287,7 +287,7 @@ def describe(rows: list[Table7Row]) -> str:
     return "\n".join([f"{'features':<{width}}  {score}", *lines])
 
 
-def _load(config: Config, source: str) -> tuple[EncoderModel, WordPieceTokenizer, str]:
+def _load(config: Config, source: str) -> tuple[EncoderModel, Tokenizer, str]:
     """Return the encoder on its device, its tokenizer, and a description of dtype and device."""
     from fastbert.checkpoints.source import find_source
     from fastbert.models import registry

@@ -20,14 +20,14 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Fill in each [MASK] of the text."""
+    """Fill in each [MASK] of the text (or <mask>, whichever the model's tokenizer has)."""
 
     text: Annotated[tuple[str, ...], tyro.conf.Positional] = required(
         "a sentence with a [MASK] in it, in quotes", name="TEXT", default=()
     )
     """One sentence or several (in quotes), each with at least one [MASK]."""
     model: Path | None = required("the folder of a trained model, or of its run")
-    """Folder of a pre-training run, of its model, or any Hugging Face BERT folder."""
+    """Folder of a pre-training run, of its model, or any Hugging Face folder of a masked language model."""
     top_k: int = 5
     """Candidates shown per blank."""
 
@@ -41,13 +41,13 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Print the candidates of each blank with their probabilities."""
     from fastbert.models import registry
     from fastbert.tasks.fill_mask import fill_mask
-    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.loading import load_tokenizer
 
     folder = find_source(require(config, "model"))
     require(config, "text")
     registry.refuse_decoder(registry.read_config(folder), f"--model {config.model}")
     model = registry.load_with_head(folder, "ForMaskedLM")
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     for text in config.text:
         blanks = fill_mask(model, tokenizer, text, config.top_k)
         print(text)

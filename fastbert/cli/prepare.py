@@ -26,7 +26,7 @@ class _Data(CorpusFlags):
     GROUP: ClassVar = DATA
 
     tokenizer: Path | None = required("a folder or vocab.txt; `fastbert vocab` builds one")
-    """Folder or vocab.txt of the tokenizer (`fastbert vocab` builds one)."""
+    """Folder, vocab.txt or tokenizer.json of the tokenizer (`fastbert vocab` builds one)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ def check(config: Config) -> None:
 def run(config: Config, *, quiet: bool = False) -> int:
     """Prepare shards, with a progress bar in bytes and sentences."""
     from fastbert.data.prepare import prepare
-    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.loading import load_tokenizer
 
     require(config, "corpus")
     out = require(config, "out")
-    tokenizer = WordPieceTokenizer.from_pretrained(require(config, "tokenizer"))
+    tokenizer = load_tokenizer(require(config, "tokenizer"))
     corpus = config.find_corpus()
     with Bars(quiet) as bars:
         total = corpus.total_bytes

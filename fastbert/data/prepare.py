@@ -17,6 +17,7 @@ from fastbert.data.corpus import Corpus
 from fastbert.data.shards import (
     FORMAT,
     INDEX,
+    JSON_VOCABULARY,
     OFFSET_DTYPE,
     SPECIALS,
     UNIGRAMS,
@@ -32,7 +33,7 @@ from fastbert.errors import CorpusError, UserError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 _BATCH_CHARS = 1 << 22
 _BATCH_SENTENCES = 1 << 16
@@ -40,7 +41,7 @@ _BATCH_SENTENCES = 1 << 16
 
 def prepare(
     documents: Corpus | Iterable[Sequence[str]],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     out: str | os.PathLike[str],
     *,
     shard_tokens: int = 1 << 28,
@@ -129,7 +130,7 @@ class _ShardWriter:
 class _Preparation:
     """Collect sentences into batches for the tokenizer and distribute the ids over shards."""
 
-    def __init__(self, folder: Path, tokenizer: WordPieceTokenizer, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int) -> None:
         self.folder = folder
         self.tokenizer = tokenizer
         self.shard_tokens = shard_tokens
@@ -198,10 +199,30 @@ class _Preparation:
             raise CorpusError("the corpus is empty: no sentence of it has a token")
 
 
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the ids of `SPECIALS`; a tokenizer without [CLS] and [SEP] has tokens for the begin and end of texts."""
+
+    def first(*roles: str) -> int | None:
+        ids = (getattr(tokenizer, f"{role}_token_id", None) for role in roles)
+        return next((int(token_id) for token_id in ids if token_id is not None), None)
+
+    ids = {
+        "pad": first("pad", "sep", "eos"),
+        "unk": first("unk", "pad", "sep", "eos"),
+        "cls": first("cls", "bos", "eos"),
+        "sep": first("sep", "eos"),
+        "mask": first("mask"),
+    }
+    missing = next((name for name in SPECIALS[:-1] if ids[name] is None), None)
+    if missing is not None:
+        raise UserError(f"the tokenizer has no {missing}_token, which token shards need; name one in its files")
+    return ids
+
+
 def _write_shards(
     folder: Path,
     documents: Corpus | Iterable[Sequence[str]],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     shard_tokens: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -210,8 +231,9 @@ def _write_shards(
     if outside:
         raise UserError(
             f"the tokenizer has added tokens after its vocabulary ({outside[min(outside)]!r}, id {min(outside)}), which"
-            " shards cannot hold; put them at the end of vocab.txt"
+            " shards cannot hold; put them at the end of the vocabulary"
         )
+    special_ids = _special_ids(tokenizer)
     preparation = _Preparation(folder, tokenizer, shard_tokens)
     bytes_read = 0
 
@@ -236,20 +258,26 @@ def _write_shards(
     unigrams = HashedFile(folder / UNIGRAMS)
     unigrams.write(preparation.unigrams.astype(OFFSET_DTYPE))
     tokenizer.save_pretrained(folder)
-    for saved in [*sorted(folder.glob("*.json")), folder / VOCABULARY]:
-        sync(saved)
+    vocabulary = folder / VOCABULARY
+    if not vocabulary.is_file():
+        vocabulary = folder / JSON_VOCABULARY
+        tokens = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
+        write_synced(vocabulary, json.dumps(tokens, ensure_ascii=False))
+    for saved in folder.iterdir():
+        if not saved.name.endswith(".bin"):  # those are on the disk already
+            sync(saved)
     index = {
         "format": FORMAT,
         "version": VERSION,
         "vocab_size": tokenizer.vocab_size,
         "fingerprint": tokenizer.fingerprint,
-        "special_ids": {name: getattr(tokenizer, f"{name}_token_id") for name in SPECIALS},
+        "special_ids": special_ids,
         "dtype": preparation.dtype.name,
         "tokens": sum(shard["tokens"] for shard in preparation.shards),
         "sentences": sum(shard["sentences"] for shard in preparation.shards),
         "documents": sum(shard["documents"] for shard in preparation.shards),
         "unigrams": unigrams.close(),
-        "vocabulary": describe(folder / VOCABULARY),
+        "vocabulary": describe(vocabulary),
         "shards": preparation.shards,
     }
     write_synced(folder / INDEX, json.dumps(index, indent=1))

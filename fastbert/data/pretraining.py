@@ -90,6 +90,11 @@ class PretrainingData:
         self.documents = train if split == "train" else validation
         if not len(self.documents):
             raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
+        if "mask" not in shards.special_ids and objective not in ("ltr", "bilm"):
+            raise UserError(
+                f"{shards.folder}: the tokenizer has no mask_token, which objective={objective!r} needs; use objective"
+                " 'ltr', or a tokenizer with one"
+            )
         self._vocabulary = vocabulary_table(shards)
         self._plans: OrderedDict[int, _C.EpochPlan] = OrderedDict()
         self._sizes: dict[int, int] = {}
@@ -347,18 +352,28 @@ def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
     Raises UserError for a vocabulary of special and unused tokens alone.
     """
     tokens = np.array(shards.vocabulary, dtype=object)
-    continues = np.array([token.startswith("##") for token in tokens], dtype=bool)
     ordinary = np.array([not (token.startswith("[unused") and token.endswith("]")) for token in tokens], dtype=bool)
     ordinary[list(shards.special_ids.values())] = False
     if not ordinary.any():
-        raise UserError(f"{shards.folder / 'vocab.txt'} holds only special and unused tokens; train a vocabulary")
+        raise UserError(f"{shards.folder}: its vocabulary holds only special and unused tokens; train a vocabulary")
+    continues = np.array(continued(shards.vocabulary), dtype=bool)
+    continues[list(shards.special_ids.values())] = False
     return _C.VocabularyTable(
         is_continuation=continues,
         replacements=np.flatnonzero(ordinary).astype(np.int64),
         cls_id=shards.special_ids["cls"],
         sep_id=shards.special_ids["sep"],
-        mask_id=shards.special_ids["mask"],
+        mask_id=shards.special_ids.get("mask", shards.special_ids["unk"]),
     )
+
+
+def continued(vocabulary: Sequence[str]) -> list[bool]:
+    """Return for each token whether it continues a word: in WordPiece "##ing", in byte-level BPE and Unigram tokens
+    without the mark of a space in front ("Ġ" and "▁")."""
+    if any(token.startswith("##") and len(token) > 2 for token in vocabulary):
+        return [token.startswith("##") for token in vocabulary]
+    mark = next((mark for mark in ("Ġ", "▁") if mark in vocabulary), None)
+    return [mark is not None and not token.startswith(mark) for token in vocabulary]
 
 
 def _check(

@@ -7,7 +7,8 @@
     shard-00000.sentences.bin        int64 (sentences + 1,): offset of each sentence in the shard's tokens
     shard-00000.documents.bin        int64 (documents + 1,): offset of each document in the shard's sentences
     unigrams.bin                     int64 (vocab_size,): the count of each id
-    vocab.txt tokenizer_config.json  the tokenizer's own files
+    vocab.txt tokenizer_config.json  the tokenizer's own files; without a vocab.txt (byte-level BPE, Unigram) its tokens
+                                     are in vocabulary.json, a list in the order of their ids
 
 All numbers are little-endian. No sentence or document is empty, and each document is in one shard. The fingerprint
 identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.vocabulary`).
@@ -32,9 +33,10 @@ from fastbert.io.checksums import sha256
 FORMAT = "fastbert-token-shards"
 VERSION = 1
 INDEX = "index.json"
-VOCABULARY = "vocab.txt"
+VOCABULARY, JSON_VOCABULARY = "vocab.txt", "vocabulary.json"
 UNIGRAMS = "unigrams.bin"
 SPECIALS = ("pad", "unk", "cls", "sep", "mask")
+"""The last one may be missing: models that read left to right have no masks."""
 OFFSET_DTYPE = np.dtype("<i8")
 
 _MAX_INDEX_BYTES = 1 << 26
@@ -198,11 +200,14 @@ class TokenShards:
         if reader.get(index, "dtype", str) != dtype.name:
             raise reader.damaged(f"has dtype {str(index['dtype'])[:40]!r}, not {dtype.name!r}")
         specials = reader.get(index, "special_ids", dict)
-        special_ids = {name: reader.count(specials, name, smallest=0) for name in SPECIALS}
+        names = SPECIALS if specials.get("mask") is not None else SPECIALS[:-1]
+        special_ids = {name: reader.count(specials, name, smallest=0) for name in names}
         for name, token_id in special_ids.items():
             if token_id >= vocab_size:
                 raise reader.damaged(f"has the {name} id {token_id}, outside the vocabulary of {vocab_size}")
-        vocabulary = _read_vocabulary(reader.file(index, "vocabulary", VOCABULARY, None, verify=True), vocab_size)
+        is_json = reader.get(index, "vocabulary", dict).get("name") == JSON_VOCABULARY
+        name, read = (JSON_VOCABULARY, _read_json_vocabulary) if is_json else (VOCABULARY, _read_vocabulary)
+        vocabulary = read(reader.file(index, "vocabulary", name, None, verify=True), vocab_size)
         unigrams = np.fromfile(reader.file(index, "unigrams", UNIGRAMS, 8 * vocab_size, verify=True), OFFSET_DTYPE)
         entries = reader.get(index, "shards", list)
         if not entries:
@@ -283,6 +288,16 @@ def _read_vocabulary(path: Path, vocab_size: int) -> tuple[str, ...]:
     if len(lines) != vocab_size:
         raise UserError(f"{path} has {len(lines)} lines, not vocab_size={vocab_size}; prepare the shards again")
     return tuple(line.rstrip("\r") for line in lines)
+
+
+def _read_json_vocabulary(path: Path, vocab_size: int) -> tuple[str, ...]:
+    try:
+        tokens = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); prepare the shards again") from None
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens) or len(tokens) != vocab_size:
+        raise UserError(f"{path} is not a list of vocab_size={vocab_size} tokens; prepare the shards again")
+    return tuple(tokens)
 
 
 def _open_shard(

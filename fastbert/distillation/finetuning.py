@@ -14,10 +14,11 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
 from fastbert.tasks.rows import TaskBatch
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 
-def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
+def load_teacher(task: Task[Any], folder: Path, tokenizer: Tokenizer) -> PreTrainedModel:
     """Load a teacher for a task. Raises `UserError` where its task, labels, vocabulary or length do not fit."""
     if not task.can_distill:
         raise UserError(f"--teacher {folder}: supports tasks with classes, spans or numbers, not --task {task.name}")
@@ -30,7 +31,7 @@ def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -
         raise UserError(
             f"--teacher {folder}: has the labels {known}; the training set has {', '.join(task.labels[:8])}"
         )
-    if WordPieceTokenizer.from_pretrained(folder).fingerprint != tokenizer.fingerprint:
+    if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
         raise UserError(f"--teacher {folder}: has a different vocabulary than --model; they must share one")
     if teacher.config.max_sequence_length < task.settings.max_length:
         raise UserError(

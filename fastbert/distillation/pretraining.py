@@ -14,14 +14,15 @@ from fastbert.models import BertForPreTraining
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import MaskedLMOutput, PreTrainingOutput
 from fastbert.packing import PackedBatch
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import PretrainConfig
 
 
-def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> ForPreTraining:
+def load_teacher(folder: Path, tokenizer: Tokenizer) -> ForPreTraining:
     """Load a pre-trained teacher. Raises `UserError` for a different vocabulary and for a model without an MLM head."""
-    if WordPieceTokenizer.from_pretrained(folder).fingerprint != tokenizer.fingerprint:
+    if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
         raise UserError(f"--teacher {folder}: has a different vocabulary than the run; give --tokenizer {folder}")
     teacher = BertForPreTraining.from_pretrained(folder)
     missing = [name for name in teacher.new_weights if name.startswith("cls.predictions")]

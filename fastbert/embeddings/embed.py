@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
-from fastbert.embeddings.rows import LONG, SPECIAL, Rows, Truncation, check_texts, read_rows
+from fastbert.embeddings.rows import LEAST_LENGTH, LONG, Rows, Truncation, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError, require_package, require_whole
 from fastbert.io.log import logger
@@ -26,8 +26,8 @@ from fastbert.models.encoder import EncoderModel, summary_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tasks.rows import by_length, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 # Texts per chunk, which is read, sorted and computed at a time; a longer text is a chunk of its own.
 CHUNK_TEXTS = {"cpu": 1024, "cuda": 32768}
@@ -58,7 +58,7 @@ class EmbedOptions:
             check_pooling(self.pooling)
         if self.long not in LONG:
             raise UserError(f"long={self.long!r} must be {', '.join(map(repr, LONG[:-1]))} or {LONG[-1]!r}")
-        require_whole("max_length", self.max_length, SPECIAL + 1, optional=True)
+        require_whole("max_length", self.max_length, LEAST_LENGTH, optional=True)
         require_whole("batch_tokens", self.batch_tokens, 1, optional=True)
 
 
@@ -88,7 +88,7 @@ class Counts:
 def embed(
     model: EncoderModel,
     texts: Iterable[str],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     *,
     progress: bool | Callable[[int], None] = False,
     counts: Counts | None = None,
@@ -120,7 +120,7 @@ def embed(
 def embed_chunks(
     model: EncoderModel,
     texts: Iterable[str],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     options: EmbedOptions | None = None,
     counts: Counts | None = None,
     progress: Callable[[int], None] = lambda texts: None,
@@ -141,7 +141,7 @@ class _Embedder:
     def __init__(
         self,
         model: EncoderModel,
-        tokenizer: WordPieceTokenizer,
+        tokenizer: Tokenizer,
         options: EmbedOptions,
         counts: Counts,
         progress: Callable[[int], None],
@@ -196,9 +196,9 @@ class _Embedder:
             yield chunk
 
     def _read(self, chunk: list[str], first: int) -> Rows:
-        if self.prompt:
+        if self.prompt or self.settings.lower_case:
             check_texts(chunk, first)
-            chunk = [self.prompt + text for text in chunk]
+            chunk = [self.settings.prepared(text, self.prompt) for text in chunk]
         return read_rows(self.tokenizer, chunk, self.truncation, first)
 
     def _vectors(self, rows: Rows, texts: int, before: int) -> Tensor:
@@ -219,7 +219,7 @@ class _Embedder:
 
     def _pooled_batch(self, rows: Rows, indices: np.ndarray) -> Tensor:
         """Return the contribution of each row to its text's embedding, fp32 (rows, hidden_size)."""
-        batch = packed(rows, indices, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
+        batch = packed(rows, indices).to(self.model.device)
         if self.pooling == "cls":
             return self.model.encode(batch, token_indices=summary_indices(batch, self.model.causal))[0].float()
         counted, offsets = counted_tokens(rows, indices)
@@ -250,7 +250,7 @@ def settings_of(model: EncoderModel) -> EmbedSettings:
     return settings
 
 
-def _limit(model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, default: int | None) -> int:
+def _limit(model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, default: int | None) -> int:
     positions = model.config.max_sequence_length
     if max_length is not None and max_length > positions:
         raise UserError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fastbert.models import registry
 from fastbert.models.encoder import EncoderModel
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 MOST_WIDTH = 1 << 16
 MOST_PROMPT = 10_000  # characters, which precede each text of a chunk
@@ -44,7 +46,7 @@ OLD_POOLINGS = {
 
 def load_embedder(
     source: str | Path, *, dtype: torch.dtype | None = None
-) -> tuple[EncoderModel, WordPieceTokenizer, EmbedSettings]:
+) -> tuple[EncoderModel, Tokenizer, EmbedSettings]:
     """Load a model in eval mode, its tokenizer, and its settings, which `model.embed` follows.
 
     `source` is a folder of sentence-transformers, a plain Hugging Face folder (whose embeddings are the mean of all
@@ -58,12 +60,14 @@ def load_embedder(
     encoder_folder, settings, lower_case = read_settings(folder)
     model = registry.load_encoder(encoder_folder, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))
-    model.embed_settings = settings
     tokenizer = load_tokenizer(encoder_folder)
-    if lower_case and not tokenizer.do_lower_case:
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        settings = replace(settings, lower_case=lower_case)
+    elif lower_case and not tokenizer.do_lower_case:
         # As in sentence-transformers, accents stay unless the tokenizer strips them.
         options = {"do_lower_case": True, "strip_accents": bool(tokenizer.strip_accents)}
-        tokenizer = WordPieceTokenizer.from_pretrained(encoder_folder, **options)
+        tokenizer = load_tokenizer(encoder_folder, **options)
+    model.embed_settings = settings
     return model, tokenizer, settings
 
 

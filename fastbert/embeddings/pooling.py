@@ -49,14 +49,14 @@ def normalized(vectors: Tensor) -> Tensor:
     return vectors / squares.sqrt().clamp(min=SMALLEST_NORM).to(vectors.dtype)
 
 
-def packed(rows: Rows, indices: np.ndarray, cls: int, sep: int) -> PackedBatch:
-    """Return the rows of these indices as one batch, between [CLS] and [SEP]."""
+def packed(rows: Rows, indices: np.ndarray) -> PackedBatch:
+    """Return the rows of these indices as one batch, with the special tokens of their template."""
     lengths = rows.lengths[indices]
     offsets = bounds(lengths)
     sequences = np.repeat(np.arange(len(indices)), lengths)
     # A row's special tokens lie in `ids` too, or are other tokens if it was cut: they are overwritten.
-    ids = rows.ids[runs(rows.begins[indices] - 1, lengths)].astype(np.int64)
-    ids[offsets[:-1]], ids[offsets[1:] - 1] = cls, sep
+    ids = rows.ids[runs(rows.begins[indices] - len(rows.template.before), lengths)].astype(np.int64)
+    rows.template.write(ids, offsets)
     return PackedBatch(
         input_ids=torch.from_numpy(ids),
         cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),

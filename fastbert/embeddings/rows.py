@@ -13,10 +13,11 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tasks.row_template import RowTemplate
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 LONG = ("truncate", "windows", "error")
-SPECIAL = 2  # [CLS] and [SEP]
+LEAST_LENGTH = 3  # of rows: [CLS], [SEP] and a token
 SHOWN = 40  # characters of a text in an error
 
 
@@ -29,16 +30,11 @@ class Truncation:
     left: bool = False
     """Truncation removes the beginning."""
 
-    @property
-    def room(self) -> int:
-        """The number of tokens per row besides the special ones."""
-        return self.max_length - SPECIAL
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
     """Rows of some texts, int64 arrays with one item per row: `texts` (sorted), the begin and number of its tokens in
-    `ids` without the special ones, and the range of the row's tokens that count (0 is [CLS])."""
+    `ids` without the special ones of the template, and the range of the row's tokens that count (0 is [CLS])."""
 
     ids: np.ndarray
     texts: np.ndarray
@@ -46,17 +42,20 @@ class Rows:
     sizes: np.ndarray
     firsts: np.ndarray
     ends: np.ndarray
+    template: RowTemplate
     truncated: int
     """The number of truncated texts."""
 
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row, special ones included."""
-        return self.sizes + SPECIAL
+        return self.sizes + self.template.added
 
 
-def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:
+def read_rows(tokenizer: Tokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:
     """Tokenize texts, the first of which is number `first` in errors."""
+    template = RowTemplate.of(tokenizer)
+    room = truncation.max_length - template.added
     # One token more than is kept identifies longer texts.
     most = None if truncation.long == "windows" or truncation.left else truncation.max_length + 1
     try:
@@ -65,8 +64,13 @@ def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: T
     except TypeError:
         check_texts(texts, first)
         raise
-    sizes = np.diff(offsets) - SPECIAL
-    long = sizes > truncation.room
+    sizes = np.diff(offsets) - template.added
+    if not template.added and not sizes.all():
+        raise UserError(
+            f"texts[{first + int(sizes.argmin())}] has no tokens, so there is no vector for it (this tokenizer adds no"
+            " special tokens): leave it out"
+        )
+    long = sizes > room
     if truncation.long == "error" and long.any():
         index = int(long.argmax())
         tokens = len(tokenizer.encode_ragged([texts[index]], True)[0])
@@ -75,10 +79,10 @@ def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: T
             f"texts[{first + index}] has {tokens} tokens, more than max_length={truncation.max_length}: {shown!r};"
             " cut it, or use long='truncate' or long='windows'"
         )
-    begins, numbers = offsets[:-1] + 1, np.arange(len(sizes))
+    begins, numbers = offsets[:-1] + len(template.before), np.arange(len(sizes))
     if truncation.long == "windows" and long.any():
-        return windowed(ids, begins, sizes, truncation.room)
-    kept_sizes = np.minimum(sizes, truncation.room)
+        return windowed(ids, begins, sizes, room, template)
+    kept_sizes = np.minimum(sizes, room)
     begins = begins + (sizes - kept_sizes) if truncation.left else begins
     return Rows(
         ids=ids,
@@ -86,7 +90,8 @@ def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: T
         begins=begins,
         sizes=kept_sizes,
         firsts=np.zeros_like(kept_sizes),
-        ends=kept_sizes + SPECIAL,
+        ends=kept_sizes + template.added,
+        template=template,
         truncated=int(long.sum()),
     )
 
@@ -113,12 +118,13 @@ def window_starts(size: int, room: int) -> np.ndarray:
     return np.arange(count) * (size - room) // (count - 1)
 
 
-def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> Rows:
+def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int, template: RowTemplate) -> Rows:
     """Return windows of the long texts, and the others whole.
 
     The overlap of two windows counts up to its middle in the first and from there in the second, so that tokens have
     context on both sides; [CLS] counts in the first window, [SEP] in the last.
     """
+    before = len(template.before)
     starts = [window_starts(size, room) for size in sizes.tolist()]
     counts = np.array([len(offsets) for offsets in starts])
     texts = np.repeat(np.arange(len(sizes)), counts)
@@ -127,9 +133,9 @@ def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) 
     width = np.minimum(sizes, room)[texts]
     # The middle of the overlap of a window and the next of the same text, in tokens of the text.
     middle = (start[1:] + start[:-1] + width[:-1]) // 2
-    counted_end = np.where(is_last, width + SPECIAL, 1)
+    counted_end = np.where(is_last, width + template.added, before)
     counted_end[:-1] += np.where(is_last[:-1], 0, middle - start[:-1])
-    counted_first = np.where(is_first, 0, 1)
+    counted_first = np.where(is_first, 0, before)
     counted_first[1:] += np.where(is_first[1:], 0, middle - start[1:])
     return Rows(
         ids=ids,
@@ -138,5 +144,6 @@ def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) 
         sizes=width,
         firsts=counted_first,
         ends=counted_end,
+        template=template,
         truncated=0,
     )

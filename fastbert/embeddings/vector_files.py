@@ -19,7 +19,7 @@ from fastbert.io.atomic_write import name_full_disk, partial_path, replace_synce
 from fastbert.io.output_files import VECTORS, check_output
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.text_files import TextFile
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 class OutputFile(ABC):
@@ -193,7 +193,7 @@ class Report:
 
 def embed_file(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: TextFile,
     file: VectorFile,
     options: EmbedOptions | None = None,

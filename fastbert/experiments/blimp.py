@@ -19,7 +19,7 @@ from fastbert.scoring.blimp import Paradigm, accuracies, read_pairs, score_pairs
 from fastbert.scoring.ngram import train_ngrams
 from fastbert.scoring.scorer import load_scorer
 from fastbert.scoring.tokenized_texts import Scorer
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 
 PAIRS = {"smoke": 5, "mini": 150}
 """Pairs of each paradigm by scale, the first ones; others score all."""
@@ -84,7 +84,7 @@ def _train_ngrams(workspace: Workspace) -> Scorer:
     corpus = Corpus.find(workspace.data.corpora, text_format="lines")
     report = workspace.reporter.on_stage("n-grams", corpus.total_bytes)
     sentences = (sentence for document in corpus.documents(report) for sentence in document)
-    return train_ngrams(sentences, WordPieceTokenizer.from_pretrained(workspace.shards()))
+    return train_ngrams(sentences, load_tokenizer(workspace.shards()))
 
 
 def draw(summary: Summary, out: Path) -> Path:

@@ -11,7 +11,7 @@ from fastbert.experiments.summary import Row, Score
 from fastbert.experiments.workspace import Workspace
 from fastbert.features.tagging import FeatureTraining, table7
 from fastbert.models import registry
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 
 SETS = ("UNER",)
 
@@ -25,7 +25,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
 
         def train(seed: int = seed) -> dict[str, Any]:
             model = registry.load_encoder(pretrained.model)
-            tokenizer = WordPieceTokenizer.from_pretrained(pretrained.model)
+            tokenizer = load_tokenizer(pretrained.model)
             sets = tagging_examples(task)
             training = FeatureTraining(
                 hidden_size=workspace.scale.hidden_size,

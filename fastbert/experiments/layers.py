@@ -16,7 +16,7 @@ from fastbert.experiments.summary import Row, Score
 from fastbert.experiments.workspace import Workspace
 from fastbert.features.extract import hidden_states
 from fastbert.models import registry
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 
 SETS = ("POS", "words")
 MOST_SENTENCES = 3000  # whose hidden states are in memory
@@ -29,7 +29,7 @@ def rows(workspace: Workspace) -> Iterator[Row]:
 
     def probe() -> dict[str, Any]:
         model = registry.load_encoder(pretrained.model)
-        tokenizer = WordPieceTokenizer.from_pretrained(pretrained.model)
+        tokenizer = load_tokenizer(pretrained.model)
         states, tags = [], []
         for examples in tagging_examples(task):
             dataset = list(islice(examples, MOST_SENTENCES))

@@ -20,7 +20,7 @@ from fastbert.experiments.systems import elmo_states, load_elmo, pretrain_elmo, 
 from fastbert.experiments.workspace import Workspace
 from fastbert.features.extract import extract
 from fastbert.models import registry
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.vectors.training import VectorTraining
 
 WORDS, PYTHON_WORDS = ("bank", "play", "apple"), ("call", "type", "file")
@@ -150,7 +150,7 @@ def _states_of_elmo(folder: Path, word_lists: Sequence[Sequence[str]], sentences
 
 def _states_of_bert(folder: Path, word_lists: Sequence[Sequence[str]], sentences: Sentences) -> States:
     """Return the last states of BERT, averaged over the pieces of a word."""
-    model, tokenizer = registry.load_encoder(folder), WordPieceTokenizer.from_pretrained(folder)
+    model, tokenizer = registry.load_encoder(folder), load_tokenizer(folder)
     pieces = extract(model, tokenizer, word_lists, "last", per="token").values.numpy()
     _, bounds = tokenizer.encode_ragged([word for words in word_lists for word in words], False)
     sizes = np.maximum(np.diff(bounds), 1)  # a word without pieces is [UNK]

@@ -21,7 +21,7 @@ from fastbert.features.static import static_features
 from fastbert.features.tagging import FeatureTraining, train_rows
 from fastbert.models import registry
 from fastbert.models.elmo.model import ElmoModel
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.training.run_files import remove_run
 from fastbert.vectors import WordVectors
 from fastbert.vectors.training import VectorTraining, train_vectors
@@ -43,7 +43,7 @@ class FrozenStates:
 
 def encoder_features(folder: Path) -> FrozenStates:
     """Return the last four layers of an encoder, concatenated, as in the feature-based approach of BERT's paper."""
-    model, tokenizer = registry.load_encoder(folder), WordPieceTokenizer.from_pretrained(folder)
+    model, tokenizer = registry.load_encoder(folder), load_tokenizer(folder)
     count = len(model.encoder.layer)
     last_four = tuple(range(max(count - 3, 1), count + 1))
     return FrozenStates(lambda sentences: hidden_states(model, tokenizer, sentences), last_four)

@@ -12,7 +12,7 @@ from fastbert.experiments.summary import TRIVIAL, Row, Summary
 from fastbert.experiments.workspace import Workspace
 from fastbert.io.figures import figure_file, finish_axes, legend_below, line_style
 from fastbert.models import registry
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
 
 SETS, COUNTS = ("SST-2", "SNLI", "POS"), (100, 1000)
 MOST_EPOCHS = 40.0  # the steps of a scale are thousands of epochs of a hundred examples
@@ -83,7 +83,7 @@ def _untrained(workspace: Workspace, model: Path) -> Path:
         config = registry.read_config(model)
         untrained = registry.head_class(config, "ForPreTraining")(config)
         untrained.init_weights(seed=0)
-        WordPieceTokenizer.from_pretrained(model).save_pretrained(folder)
+        load_tokenizer(model).save_pretrained(folder)
         untrained.save_pretrained(folder)
     return folder
 

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fastbert.embeddings.embed import inferring
 from fastbert.embeddings.pooling import packed
-from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
+from fastbert.embeddings.rows import LEAST_LENGTH, Rows, check_texts
 from fastbert.errors import UserError, require_whole
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
+from fastbert.tasks.row_template import RowTemplate, encode_words
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 NAMED = ("embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all")
 PER = ("token", "word")
@@ -87,7 +88,7 @@ def choose_layers(layers: str | Iterable[int], count: int) -> Layers:
 
 def extract(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Texts,
     layers: str | Iterable[int] = "last",
     *,
@@ -113,7 +114,7 @@ def extract(
 
 def extract_chunks(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Texts,
     layers: str | Iterable[int] = "last",
     *,
@@ -136,7 +137,7 @@ def extract_chunks(
 
 def hidden_states(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     sentences: Sequence[Sequence[str]],
     *,
     dtype: torch.dtype = torch.bfloat16,
@@ -166,10 +167,10 @@ class _Layout:
 
 
 def _limits(
-    model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, batch_tokens: int | None
+    model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, batch_tokens: int | None
 ) -> tuple[int, int]:
     positions = model.config.max_sequence_length
-    require_whole("max_length", max_length, SPECIAL + 1, optional=True)
+    require_whole("max_length", max_length, LEAST_LENGTH, optional=True)
     if max_length is not None and max_length > positions:
         raise UserError(f"max_length={max_length} is more than the {positions} positions of the model")
     check_tokenizer(tokenizer, model.config.vocab_size)
@@ -179,7 +180,7 @@ def _limits(
 
 def _chunks(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Iterator[str] | Iterator[Sequence[str]],
     chosen: Layers,
     per: str,
@@ -197,7 +198,7 @@ def _chunks(
         first += len(chunk)
 
 
-def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _Layout:
+def _layout_of(tokenizer: Tokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _Layout:
     """Tokenize texts, the first of which is number `first` in errors."""
     whole = [text for text in texts if isinstance(text, str)]
     if per == "token" and len(whole) == len(texts):
@@ -208,9 +209,10 @@ def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str
     check_texts(words)
     word_offsets = bounds(np.array([len(sentence) for sentence in split], dtype=np.int64))
     # A word without tokens (control characters alone) becomes [UNK], so that each word has a vector.
-    word_ids, begins = tokenizer.encode_ragged(words, False, threads=1)
+    word_ids, begins = encode_words(tokenizer, words, threads=1)
     sizes = np.diff(begins)
-    ids = np.insert(word_ids, begins[:-1][sizes == 0], tokenizer.unk_token_id)
+    empty = begins[:-1][sizes == 0]
+    ids = np.insert(word_ids, empty, tokenizer.unk_token_id) if len(empty) else word_ids
     begins = bounds(np.maximum(sizes, 1))
     token_offsets = begins[word_offsets]
     if per == "token":
@@ -220,7 +222,7 @@ def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str
     )
 
 
-def _layout_of_tokens(tokenizer: WordPieceTokenizer, ids: np.ndarray, offsets: np.ndarray) -> _Layout:
+def _layout_of_tokens(tokenizer: Tokenizer, ids: np.ndarray, offsets: np.ndarray) -> _Layout:
     offsets = offsets.astype(np.int64)
     items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
     return _Layout(ids=ids, token_offsets=offsets, item_tokens=np.arange(len(ids)), item_offsets=offsets, items=items)
@@ -236,7 +238,7 @@ def _words(text: object, index: int) -> list[str]:
 
 def _states(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     layout: _Layout,
     chosen: Layers,
     limit: int,
@@ -245,17 +247,18 @@ def _states(
     progress: Callable[[float], None] = lambda done: None,
 ) -> Tensor:
     """Return the states (items, layers, width) of the items, in their order."""
-    rows = _parts(layout, limit - SPECIAL)
+    rows = _parts(layout, limit, RowTemplate.of(tokenizer))
+    before = len(rows.template.before)  # also the fillers in front of all tokens
     done, total = 0, int(rows.lengths.sum())
     items_states = torch.empty(len(layout.item_tokens), len(chosen.numbers), model.config.hidden_size, dtype=dtype)
     with inferring(model):
         for indices in by_length(rows.lengths, batch_tokens):
-            batch = packed(rows, indices, tokenizer.cls_token_id, tokenizer.sep_token_id).to(model.device)
+            batch = packed(rows, indices).to(model.device)
             # The indices of the rows' items: among all items, and among the batch's tokens.
-            firsts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1)
-            counts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1 + rows.sizes[indices]) - firsts
+            firsts = np.searchsorted(layout.item_tokens, rows.begins[indices] - before)
+            counts = np.searchsorted(layout.item_tokens, rows.begins[indices] - before + rows.sizes[indices]) - firsts
             items = runs(firsts, counts)
-            shift = bounds(rows.lengths[indices])[:-1] + 2 - rows.begins[indices]
+            shift = bounds(rows.lengths[indices])[:-1] + 2 * before - rows.begins[indices]
             tokens = torch.from_numpy(layout.item_tokens[items] + np.repeat(shift, counts)).to(model.device)
             _, states = model.encode(batch, output_hidden_states=True)
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
@@ -271,8 +274,9 @@ def _check_states(model: EncoderModel, layout: _Layout, states: Tensor, first: i
     check_finite(model, states, lambda item: f"texts[{first + int(np.searchsorted(ends, item, side='right'))}]")
 
 
-def _parts(layout: _Layout, room: int) -> Rows:
-    """Return rows of at most `room` tokens that cover each text, cut at the begin of an item if possible."""
+def _parts(layout: _Layout, limit: int, template: RowTemplate) -> Rows:
+    """Return rows of at most `limit` tokens that cover each text, cut at the begin of an item if possible."""
+    room, filler = limit - template.added, len(template.before)
     texts, begins, sizes = [], [], []
     starts = layout.item_tokens
     for text, (first, end) in enumerate(
@@ -284,17 +288,18 @@ def _parts(layout: _Layout, room: int) -> Rows:
                 before = starts[np.searchsorted(starts, stop, side="right") - 1]
                 stop = int(before) if before > first else stop
             texts.append(text)
-            begins.append(first + 1)  # after the filler in place of the first [CLS]
+            begins.append(first + filler)  # behind the fillers in place of the first special tokens
             sizes.append(stop - first)
             first = stop
     width = np.array(sizes, dtype=np.int64)
     return Rows(
-        ids=np.concatenate(([0], layout.ids, [0])),
+        ids=np.concatenate((template.before, layout.ids, template.behind)),
         texts=np.array(texts, dtype=np.int64),
         begins=np.array(begins, dtype=np.int64),
         sizes=width,
         firsts=np.zeros_like(width),
-        ends=width + SPECIAL,
+        ends=width + template.added,
+        template=template,
         truncated=0,
     )
 

@@ -21,7 +21,7 @@ from fastbert.models.bilstm import BiLstmConfig, BiLstmTagger
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.rows import runs
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 Tags = list[list[str]]
 Scorer = Callable[[Tags, Tags], dict[str, float]]
@@ -107,7 +107,7 @@ def rows_of(model: EncoderModel) -> list[tuple[str, tuple[int, ...], bool]]:
 
 def table7(
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     train: Dataset[TaggedExample],
     dev: Dataset[TaggedExample],
     training: FeatureTraining = FeatureTraining(),

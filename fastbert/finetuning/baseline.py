@@ -26,7 +26,7 @@ from fastbert.tasks.examples import Dataset
 from fastbert.tasks.metrics.library import library
 from fastbert.tasks.rows import Rows, runs, tokens_per_batch
 from fastbert.tasks.tagging.task import TagRows
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.reporter import Reporter
 
 NAME = "linear"
@@ -55,7 +55,7 @@ class Encoder:
     """The frozen pre-trained model, with the settings that the task's rows are made with."""
 
     model: EncoderModel
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     max_length: int
     on_texts: Callable[[int], None]
     """Called with the number of texts or rows that were encoded since the last call."""
@@ -306,7 +306,7 @@ class LinearScores:
 def score_linear(
     task: Task[Any],
     model: EncoderModel,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     train: Dataset[Any],
     evaluations: Sequence[tuple[str, Dataset[Any], Rows]],
     reporter: Reporter,

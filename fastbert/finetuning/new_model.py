@@ -14,9 +14,11 @@ from fastbert.finetuning.config import NEW_SIZES, FinetuneConfig
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.reports.baselines import unlogged
+from fastbert.tasks.row_template import both_ends
 from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.defaults import vocabulary_size
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import TOKENIZER
@@ -24,7 +26,7 @@ from fastbert.training.run_files import TOKENIZER
 
 def source_of(
     config: FinetuneConfig, train: Dataset[Any], reporter: Reporter
-) -> tuple[Path | TransformerConfig, WordPieceTokenizer]:
+) -> tuple[Path | TransformerConfig, Tokenizer]:
     """Return the folder of the pre-trained model, or the config of a new one, and the tokenizer.
 
     Raises `UserError` for a model that does not exist, and a tokenizer that does not fit a new one.
@@ -38,13 +40,13 @@ def source_of(
     return model, tokenizer
 
 
-def new_tokenizer(config: FinetuneConfig, train: Dataset[Any], reporter: Reporter) -> WordPieceTokenizer:
+def new_tokenizer(config: FinetuneConfig, train: Dataset[Any], reporter: Reporter) -> Tokenizer:
     """Return the tokenizer of --tokenizer, else the one that a resumed run has, else one whose vocabulary is built from
     the sources and targets of the training examples."""
     if config.tokenizer is not None:
-        return WordPieceTokenizer.from_pretrained(config.tokenizer)
+        return load_tokenizer(config.tokenizer)
     if config.resume and (config.out / TOKENIZER).is_dir():
-        return WordPieceTokenizer.from_pretrained(config.out / TOKENIZER)
+        return load_tokenizer(config.out / TOKENIZER)
     size = config.vocab_size or _size_of_file(config)
     if size is not None:
         tokens = train_vocabulary(_texts(train), size, lower_case=not config.cased)
@@ -56,7 +58,7 @@ def new_tokenizer(config: FinetuneConfig, train: Dataset[Any], reporter: Reporte
     return WordPieceTokenizer(tokens, do_lower_case=not config.cased)
 
 
-def new_config(config: FinetuneConfig, tokenizer: WordPieceTokenizer) -> TransformerConfig:
+def new_config(config: FinetuneConfig, tokenizer: Tokenizer) -> TransformerConfig:
     """Return the config of --model, a size or a config.json, for the tokenizer.
 
     Raises `UserError` for a config.json of a different architecture, and for a tokenizer that does not fit it.
@@ -71,12 +73,13 @@ def new_config(config: FinetuneConfig, tokenizer: WordPieceTokenizer) -> Transfo
             check_tokenizer(tokenizer, size, str(file))
             entries = size
         bare = TransformerConfig.from_dict({**values, "vocab_size": entries}, str(file))
+    begin, end = both_ends(tokenizer)
     return replace(
         bare,
         decoder_layers=config.decoder_layers or bare.decoder_layers,
         pad_token_id=tokenizer.pad_token_id,
-        begin_token_id=tokenizer.cls_token_id,
-        end_token_id=tokenizer.sep_token_id,
+        begin_token_id=begin,
+        end_token_id=end,
     )
 
 

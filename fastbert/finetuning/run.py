@@ -16,6 +16,7 @@ import numpy as np
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.tokenizer_files import holds_tokenizer
 from fastbert.checkpoints.weights import open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
@@ -96,7 +97,8 @@ def _finished(config: FinetuneConfig) -> FinetuneResult | None:
     done = results.read(out)
     if not done or not {result.trial for result in done}.issuperset(config.trials()):
         return None
-    if not all((out / "model" / name).is_file() for name in ("config.json", "model.safetensors", "vocab.txt")):
+    model = out / "model"
+    if not all((model / name).is_file() for name in ("config.json", "model.safetensors")) or not holds_tokenizer(model):
         raise UserError(f"{out / 'model'}: the finished run's model is gone; train it again with --overwrite")
     if not is_described(out, file_names(config)):
         return None  # a full disk or a kill came after the last trial

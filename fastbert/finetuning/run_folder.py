@@ -13,7 +13,7 @@ from fastbert.errors import UserError
 from fastbert.finetuning import new_model, results
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tasks.registry import TASKS
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.run_files import (
     TOKENIZER,
     VOCABULARY,
@@ -93,7 +93,7 @@ def discard(folder: Path) -> None:
         shutil.rmtree(removed, ignore_errors=True)
 
 
-def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Write RUN/config.json and RUN/tokenizer when the run begins, and the first when it is resumed, since --seeds may
     be new; return the part of it that checkpoints hold.
 

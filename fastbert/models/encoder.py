@@ -205,7 +205,8 @@ class EncoderModel(PreTrainedModel):
             ("position_ids", batch.position_ids, config.max_position_embeddings, truncate),
             ("token_type_ids", batch.token_type_ids, config.type_vocab_size, "use types below type_vocab_size"),
         ):
-            if values.numel() and size:  # models without segments ignore token_type_ids
+            ignored = name == "token_type_ids" and size < 2  # by models without segments, or with a single one
+            if values.numel() and size and not ignored:
                 low, high = (int(value) for value in values.aminmax())
                 if name == "position_ids":
                     low, high = low + offset, high + offset

@@ -58,7 +58,8 @@ class Embeddings(nn.Module):
         positions = batch.position_ids + offset if offset else batch.position_ids
         ids, tables = [batch.input_ids, positions], [self.word_embeddings, self.position_embeddings]
         if self.token_type_embeddings is not None:
-            ids.append(batch.token_type_ids)
+            types, is_single = batch.token_type_ids, self.token_type_embeddings.num_embeddings == 1
+            ids.append(torch.zeros_like(types) if is_single else types)
             tables.append(self.token_type_embeddings)
         norm = self.LayerNorm
         plain = inputs_embeds is None and all(is_plain_table(table) for table in tables)

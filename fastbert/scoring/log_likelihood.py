@@ -18,9 +18,10 @@ from fastbert.ops.native import matmul_table
 from fastbert.packing import PackedBatch
 from fastbert.scoring.label_scores import label_scores
 from fastbert.scoring.tokenized_texts import Progress, TokenizedTexts
+from fastbert.tasks.row_template import first_token
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1 << 18
 
@@ -31,11 +32,11 @@ class CausalScorer:
     The end of a text is not scored, as masked language models do not score theirs.
     """
 
-    def __init__(self, model: ForCausalLM, tokenizer: WordPieceTokenizer, batch_tokens: int | None = None) -> None:
+    def __init__(self, model: ForCausalLM, tokenizer: Tokenizer, batch_tokens: int | None = None) -> None:
         """`batch_tokens`: tokens per batch; None: 4,096, on a GPU 65,536. Scores do not depend on it."""
         model.refuse_later_tokens()
         check_tokenizer(tokenizer, model.config.vocab_size)
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer, self.begin = model, tokenizer, first_token(tokenizer)
         self.batch_tokens = tokens_per_batch(model.device.type, batch_tokens)
 
     @property
@@ -76,7 +77,7 @@ class CausalScorer:
             ids = np.empty(offsets[-1], np.int64)
             source = runs(texts.offsets[group], sizes)
             ids[1:] = texts.ids[source[:-1]]
-            ids[offsets[:-1]] = self.tokenizer.cls_token_id
+            ids[offsets[:-1]] = self.begin
             owned = runs(contexts[group], np.diff(contexts)[group])
             shift = np.repeat(offsets[:-1] - texts.offsets[group], np.diff(contexts)[group])
             batch = PackedBatch(

@@ -1,8 +1,8 @@
 """The model inputs of pseudo-log-likelihoods: one copy of a text per token, with that token masked.
 
-A text of n tokens needs n copies of n + 2 tokens. Copies that are equal are one: those of equal texts, and the copies
-of a minimal pair that mask the one token in which its sentences differ. Only those: every other copy contains the
-difference, which bidirectional attention spreads to all tokens. Imports no torch.
+A text of n tokens needs n copies of it, special tokens included. Copies that are equal are one: those of equal texts,
+and the copies of a minimal pair that mask the one token in which its sentences differ. Only those: every other copy
+contains the difference, which bidirectional attention spreads to all tokens. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from fastbert.scoring.tokenized_texts import SPECIAL, ScoreMode, TokenizedTexts
+from fastbert.scoring.tokenized_texts import ScoreMode, TokenizedTexts
+from fastbert.tasks.row_template import RowTemplate
 from fastbert.tasks.rows import bounds, runs
 
 
@@ -23,6 +24,7 @@ class MaskedCopies:
     token of the texts."""
 
     source: TokenizedTexts
+    template: RowTemplate
     texts: np.ndarray
     positions: np.ndarray
     ends: np.ndarray
@@ -34,17 +36,18 @@ class MaskedCopies:
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each copy, special ones included."""
-        return self.source.sizes[self.texts] + SPECIAL
+        return self.source.sizes[self.texts] + self.template.added
 
-    def rows(self, copies: np.ndarray, cls_id: int, sep_id: int, mask_id: int) -> CopyRows:
+    def rows(self, copies: np.ndarray, mask_id: int) -> CopyRows:
         """Return the tokens of the copies of these numbers, in this order."""
         texts, positions = self.texts[copies], self.positions[copies]
         sizes = self.source.sizes[texts]
-        offsets = bounds(sizes + SPECIAL)
+        offsets = bounds(sizes + self.template.added)
         ids = np.empty(offsets[-1], np.int64)
-        ids[offsets[:-1]], ids[offsets[1:] - 1] = cls_id, sep_id
-        ids[runs(offsets[:-1] + 1, sizes)] = self.source.ids[runs(self.source.offsets[texts], sizes)]
-        masked = offsets[:-1] + 1 + positions
+        self.template.write(ids, offsets)
+        begins = offsets[:-1] + len(self.template.before)
+        ids[runs(begins, sizes)] = self.source.ids[runs(self.source.offsets[texts], sizes)]
+        masked = begins + positions
         ids[runs(masked, self.ends[copies] - positions)] = mask_id
         return CopyRows(ids=ids, offsets=offsets, masked=masked)
 
@@ -59,8 +62,8 @@ class CopyRows:
     masked: np.ndarray
 
 
-def masked_copies(texts: TokenizedTexts, mode: ScoreMode = "original") -> MaskedCopies:
-    """Return the distinct copies of texts.
+def masked_copies(texts: TokenizedTexts, template: RowTemplate, mode: ScoreMode = "original") -> MaskedCopies:
+    """Return the distinct copies of texts, between the special tokens of a template.
 
     `original` masks one token per copy (Salazar et al. 2020, section 2.1). `within-word` also masks the later tokens of
     its word, whose spelling would give it away (Kauf and Ivanova 2023, "PLL-word-l2r").
@@ -86,6 +89,7 @@ def masked_copies(texts: TokenizedTexts, mode: ScoreMode = "original") -> Masked
     begins = texts.offsets[text_numbers]
     return MaskedCopies(
         source=texts,
+        template=template,
         texts=text_numbers,
         positions=tokens - begins,
         ends=mask_ends[tokens] - begins,

@@ -14,7 +14,7 @@ import numpy as np
 from fastbert.errors import UserError, require_whole
 from fastbert.scoring.tokenized_texts import Progress, TokenizedTexts
 from fastbert.tasks.rows import bounds
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 ORDER, HIGHEST = 5, 10
 MOST_TOKENS = 50_000_000
@@ -44,7 +44,7 @@ class NgramModel:
 
     max_tokens = None
 
-    def __init__(self, tokenizer: WordPieceTokenizer, orders: Sequence[_Order], tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, orders: Sequence[_Order], tokens: int) -> None:
         self.tokenizer, self._orders = tokenizer, orders
         self.tokens = tokens
         """Tokens that the model was estimated from."""
@@ -97,7 +97,7 @@ class NgramModel:
 
 def train_ngrams(
     sentences: Iterable[str],
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     order: int = ORDER,
     most_tokens: int = MOST_TOKENS,
 ) -> NgramModel:

@@ -10,16 +10,18 @@ import numpy as np
 import torch
 
 from fastbert.embeddings.embed import inferring
+from fastbert.errors import UserError
 from fastbert.models.finite import refuse_non_finite
 from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.ops.native import matmul_table
 from fastbert.packing import PackedBatch
 from fastbert.scoring.label_scores import label_scores
 from fastbert.scoring.masked_copies import MaskedCopies, masked_copies
-from fastbert.scoring.tokenized_texts import SPECIAL, Progress, ScoreMode, TokenizedTexts
+from fastbert.scoring.tokenized_texts import Progress, ScoreMode, TokenizedTexts
+from fastbert.tasks.row_template import RowTemplate
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1 << 21
 """Tokens of the copies that are planned at a time: a few hundred thousand rows."""
@@ -31,19 +33,22 @@ class MaskedScorer:
     def __init__(
         self,
         model: MaskedLanguageModel,
-        tokenizer: WordPieceTokenizer,
+        tokenizer: Tokenizer,
         mode: ScoreMode = "original",
         batch_tokens: int | None = None,
     ) -> None:
         """`batch_tokens`: tokens per batch; None: 4,096, on a GPU 65,536. Scores do not depend on it."""
         check_tokenizer(tokenizer, model.config.vocab_size)
+        if tokenizer.mask_token_id is None:
+            raise UserError("the tokenizer has no token for masks: name one as mask_token in its files")
         self.model, self.tokenizer, self.mode = model, tokenizer, mode
+        self.template = RowTemplate.of(tokenizer)
         self.batch_tokens = tokens_per_batch(model.device.type, batch_tokens)
 
     @property
     def max_tokens(self) -> int:
         """The positions of the model, [CLS] and [SEP] not counted."""
-        return self.model.config.max_sequence_length - SPECIAL
+        return self.model.config.max_sequence_length - self.template.added
 
     def log_probabilities(self, texts: TokenizedTexts, progress: Progress | None = None) -> np.ndarray:
         """Return the natural logarithm of each token's probability given the rest of its text, float64 (tokens,).
@@ -51,7 +56,7 @@ class MaskedScorer:
         Salazar et al. 2020, equation 1, sums them to the pseudo-log-likelihood of a text. Raises `UserError` for
         outputs that are not finite.
         """
-        costs = np.cumsum(texts.sizes * (texts.sizes + SPECIAL))
+        costs = np.cumsum(texts.sizes * (texts.sizes + self.template.added))
         total = max(int(costs[-1]), 1) if len(costs) else 1
         parts, begin = [np.zeros(0, np.float64)], 0
         with inferring(self.model), matmul_table.same_in_every_batch():  # type: ignore[arg-type]
@@ -64,7 +69,8 @@ class MaskedScorer:
                     if progress is not None:
                         progress(before + share * part)
 
-                parts.append(self._scores(masked_copies(texts.select(begin, end), self.mode), update))
+                copies = masked_copies(texts.select(begin, end), self.template, self.mode)
+                parts.append(self._scores(copies, update))
                 begin = end
         return np.concatenate(parts)
 
@@ -92,8 +98,7 @@ class MaskedScorer:
 
     def _batch(self, copies: MaskedCopies, group: np.ndarray) -> tuple[PackedBatch, torch.Tensor]:
         """Return copies as a batch, and the index of each one's masked token, int64 (copies,)."""
-        tokenizer = self.tokenizer
-        rows = copies.rows(group, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
+        rows = copies.rows(group, self.tokenizer.mask_token_id)
         batch = PackedBatch(
             input_ids=torch.from_numpy(rows.ids),
             cu_seqlens=torch.from_numpy(rows.offsets.astype(np.int32)),

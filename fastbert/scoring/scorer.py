@@ -18,7 +18,8 @@ from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.scoring.log_likelihood import CausalScorer
 from fastbert.scoring.pseudo_log_likelihood import MaskedScorer
 from fastbert.scoring.tokenized_texts import Progress, ScoreMode, Scorer, tokenize
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +54,7 @@ class Scores:
 
 def score(
     model: Any,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     *,
     mode: ScoreMode = "original",
@@ -87,7 +88,7 @@ def score_with(
 
 
 def scorer_of(
-    model: Any, tokenizer: WordPieceTokenizer, mode: ScoreMode = "original", batch_tokens: int | None = None
+    model: Any, tokenizer: Tokenizer, mode: ScoreMode = "original", batch_tokens: int | None = None
 ) -> MaskedScorer | CausalScorer:
     """Return the scorer of a model. Raises `UserError` for one without a head that predicts tokens."""
     if isinstance(model, MaskedLanguageModel):
@@ -130,7 +131,7 @@ HEADS = {
 }
 
 
-def load_with_trained_head(source: str | Path, head: str, dtype: torch.dtype) -> tuple[Any, WordPieceTokenizer]:
+def load_with_trained_head(source: str | Path, head: str, dtype: torch.dtype) -> tuple[Any, Tokenizer]:
     """Load a model with a head of `HEADS`, and its tokenizer.
 
     Raises `UserError` for a folder that lacks weights of the head, whose scores would be random.
@@ -144,4 +145,4 @@ def load_with_trained_head(source: str | Path, head: str, dtype: torch.dtype) ->
             f"{source}: holds no {HEADS[head]} head ({head}): it lacks {model.new_weights[0]}, so scores would be"
             " random; use the folder of a model that was pre-trained with one"
         )
-    return model, WordPieceTokenizer.from_pretrained(folder)
+    return model, load_tokenizer(folder)

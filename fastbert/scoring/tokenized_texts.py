@@ -11,9 +11,8 @@ import numpy as np
 from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
 from fastbert.tasks.rows import bounds
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
-SPECIAL = 2  # [CLS] and [SEP]
 SHOWN = 40  # characters of a text in an error
 ScoreMode = Literal["original", "within-word"]
 Progress = Callable[[float], None]
@@ -55,7 +54,7 @@ class TokenizedTexts:
 class Scorer(Protocol):
     """A model that gives each token of a text a log-probability."""
 
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
 
     @property
     def max_tokens(self) -> int | None:
@@ -66,7 +65,7 @@ class Scorer(Protocol):
 
 
 def tokenize(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     texts: Sequence[str],
     max_tokens: int | None = None,
     source: Callable[[int], str] = "texts[{}]".format,

@@ -19,13 +19,14 @@ from fastbert.checkpoints import convert, manifest
 from fastbert.checkpoints.delta.files import open_delta
 from fastbert.checkpoints.delta.tensors import find_base, fingerprint, tensors_of
 from fastbert.checkpoints.source import config_folder, find_source
+from fastbert.checkpoints.tokenizer_files import holds_tokenizer
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.key_map import is_encoder_weight
-from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.tokenizers.files import TOKENIZER_FILE, VOCAB_FILE
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 ADAPTERS = "adapter_config.json"
 
@@ -36,7 +37,7 @@ class ServedTask:
 
     name: str
     model: PreTrainedModel
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     own_bytes: int
     """Memory of the weights that are not shared with the base."""
 
@@ -184,8 +185,8 @@ class ServedTasks:
         shared = {id(parameter) for parameter in self._shared.values()}
         own_bytes = sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in shared)
         model.requires_grad_(False)
-        has_tokenizer = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
-        tokenizer = WordPieceTokenizer.from_pretrained(folder if has_tokenizer else self.folder)
+        has_tokenizer = holds_tokenizer(folder)
+        tokenizer = load_tokenizer(folder if has_tokenizer else self.folder)
         check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
         manifest.check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_tokenizer else self.folder))
         return ServedTask(name=name, model=model, tokenizer=tokenizer, own_bytes=own_bytes)

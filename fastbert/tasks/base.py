@@ -13,7 +13,7 @@ from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.tasks.examples import Dataset, E, Prediction, PredictionFormat
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,7 +150,7 @@ class Task(ABC, Generic[E]):
         return replace(config, num_labels=len(self.labels), label_names=self.labels)
 
     @abstractmethod
-    def encode(self, dataset: Dataset[E], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+    def encode(self, dataset: Dataset[E], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         """Return the rows of a dataset; with `labelled` also their targets."""
 
     def start_head(self, model: PreTrainedModel, rows: Rows) -> None:

@@ -17,12 +17,10 @@ from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import ChoiceExample, Dataset, Example, Prediction, PredictionFormat, confidences
 from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fastbert.tasks.reports.report import Baseline, Report
-
-LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each text
 
 
 def _checked_choice(value: Any, where: str, example: Example) -> int:
@@ -53,11 +51,12 @@ class Choice(Task[ChoiceExample]):
 
         return read_choices(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
-    def encode(self, dataset: Dataset[ChoiceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
-        if self.settings.max_length < LEAST_LENGTH:
+    def encode(self, dataset: Dataset[ChoiceExample], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
+        least = tokenizer.num_special_tokens_to_add(pair=True) + 2  # a token of each text
+        if self.settings.max_length < least:
             raise UserError(
-                f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {LEAST_LENGTH}"
-                " or more, for example 128"
+                f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {least} or more,"
+                " for example 128"
             )
         choices = len(dataset[0].endings)  # of every example: `read_choices` checks that
         labels = [example.label for example in dataset]

@@ -21,9 +21,9 @@ from fastbert.tasks.base import Task
 from fastbert.tasks.registry import task_class
 from fastbert.tasks.settings import Columns
 from fastbert.tasks.stored import FILE
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fastbert.tasks.inference import ScoringDtype
@@ -38,7 +38,7 @@ class Trained:
 
     task: Task[Any]
     model: Any
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     how: str
 
 

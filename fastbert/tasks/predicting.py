@@ -13,8 +13,8 @@ from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.rows import Rows, TaskBatch, tokens_per_batch
-from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
@@ -59,7 +59,7 @@ def outputs_of(
 def predict(
     task: Task[Any],
     model: Any,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     dataset: Dataset[Any],
     *,
     batch_tokens: int | None = None,

@@ -17,8 +17,10 @@ from fastbert.models import registry
 from fastbert.models.causal_generation import TextSettings, generate
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.packing import PackedBatch
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tasks.row_template import first_token
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 ROWS = 32  # texts per batch
 SAMPLE_BITS = 40  # of a text's number for sampling, below the number of its sample
@@ -42,7 +44,7 @@ class Continuation:
     """True if the model ended the text itself."""
 
 
-def load_language_model(source: str | Path, dtype: torch.dtype | None = None) -> tuple[ForCausalLM, WordPieceTokenizer]:
+def load_language_model(source: str | Path, dtype: torch.dtype | None = None) -> tuple[ForCausalLM, Tokenizer]:
     """Load the language model and the tokenizer of a folder, or of a run's folder.
 
     Raises `UserError` for models that see the whole text, and for a tokenizer that is not the model's.
@@ -60,14 +62,14 @@ def load_language_model(source: str | Path, dtype: torch.dtype | None = None) ->
         raise UserError(
             f"{source}: holds no language-model head: it lacks {missing[0]}; use the folder of a pre-trained model"
         )
-    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, model.config.vocab_size, str(source))
     return model, tokenizer
 
 
 def continue_texts(
     model: ForCausalLM,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     prompts: Iterable[str],
     settings: TextSettings | None = None,
     *,
@@ -90,7 +92,7 @@ def continue_texts(
 
 def _continue_window(
     model: ForCausalLM,
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     window: Sequence[str],
     first: int,
     settings: TextSettings,
@@ -119,13 +121,13 @@ def _continue_window(
             yield results[index, sample]
 
 
-def _prompt_ids(
-    model: ForCausalLM, tokenizer: WordPieceTokenizer, text: str, number: int, settings: TextSettings
-) -> list[int]:
-    """Return the ids of a prompt behind the token with which texts begin. Raises `UserError` if it is too long."""
+def _prompt_ids(model: ForCausalLM, tokenizer: Tokenizer, text: str, number: int, settings: TextSettings) -> list[int]:
+    """Return the ids of a prompt behind the special tokens with which texts begin; of a tokenizer without them, an
+    empty prompt is the token for the beginning of texts. Raises `UserError` if it is too long."""
     if has_surrogates(text):
         raise UserError(f"prompt {number + 1}: {text!r} is not valid Unicode: give it as UTF-8")
-    ids: list[int] = [tokenizer.cls_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    ids: list[int] = [*tokenizer.prefix_ids, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    ids = ids or [first_token(tokenizer)]
     limit = model.config.max_sequence_length
     if len(ids) + settings.room - 1 > limit:
         room = limit + 1 - len(ids)

@@ -25,7 +25,7 @@ from fastbert.tasks.readers.tables import name_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.text_files import STDIN
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ class TextTask(Task[TextExample]):
         if len(train):
             self.settings = replace(self.settings, paired=train[0].pair is not None)
 
-    def encode(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+    def encode(self, dataset: Dataset[TextExample], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         """Return a row `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` per example, cut to `max_length`, the longer
         text of a pair first; with `pair_order="both"` two rows, the second of which has the pair in front."""
         pairs = [example.pair for example in dataset]

@@ -28,6 +28,16 @@ class Tokenizer(Vocabulary):
     model_input_names: list[str] = ["input_ids", "token_type_ids", "attention_mask"]  # noqa: RUF012 (as transformers)
     pad_token_type_id = 0
 
+    # Files
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> tuple[str, ...]:
+        """Write the tokenizer's files, which transformers loads with the same result; return their paths.
+
+        Raises:
+            UserError: `push_to_hub` or `filename_prefix` is given, or the files cannot hold the tokenizer.
+        """
+        raise NotImplementedError
+
     # Text to ids
 
     def encode_ragged(

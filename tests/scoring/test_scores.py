@@ -21,6 +21,7 @@ from fastbert.scoring.masked_copies import masked_copies
 from fastbert.scoring.scorer import load_scorer, score_with
 from fastbert.scoring.text_scores import TextTotals, score_texts
 from fastbert.scoring.tokenized_texts import tokenize
+from fastbert.tasks.row_template import RowTemplate
 
 TEXTS = sentences(seed=1, count=16)
 
@@ -81,11 +82,11 @@ def test_log_likelihoods_are_those_of_a_loop_over_sentences(tmp_path: Path, kind
 
 def test_equal_copies_are_computed_once() -> None:
     pair = tokenize(tokenizer(), ["the cat runs .", "the dog runs .", "the cat runs ."])
-    copies = masked_copies(pair)
+    copies = masked_copies(pair, RowTemplate.of(tokenizer()))
     # Of twelve: the third text repeats the first; the copies that mask the noun are equal.
     assert len(copies) == 7
     assert copies.of_token[1] == copies.of_token[5]
-    words = masked_copies(tokenize(tokenizer(), ["the cats", "the cata"]), "within-word")
+    words = masked_copies(tokenize(tokenizer(), ["the cats", "the cata"]), RowTemplate.of(tokenizer()), "within-word")
     # With both pieces masked the copies of "cats" and "cata" are equal, that which predicts the second piece too.
     assert (len(words), words.ends.tolist()) == (4, [1, 3, 3, 1])
     owners, of_token = distinct_contexts(pair)

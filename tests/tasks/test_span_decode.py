@@ -147,3 +147,17 @@ def test_a_null_threshold_decides_and_n_best_of_one_still_knows_the_answer() -> 
         prediction = span.decode(data, rows, [logits])[0]
         assert (prediction["text"], prediction["null_score_difference"]) == (expected, 8.0)
         assert prediction["n_best"][0]["text"] == ""
+
+
+def test_answers_have_no_white_space_at_their_ends() -> None:
+    """Tokens of byte-level BPE may include the space in front of a word."""
+    data = dataset(question("ab  cd ef"))
+    span = task()
+    rows = span.encode(data, our_tokenizer(), labelled=False)
+    begins = rows.begins.tolist()
+    first, last = begins.index(4), begins.index(7)
+    rows.begins[first] = 2  # the two spaces, then cd
+    logits = np.zeros((2, len(rows.input_ids)), dtype=np.float32)
+    logits[0, first] = logits[1, last - 1] = 9
+    (prediction,) = span.decode(data, rows, [logits])
+    assert (prediction["text"], prediction["start"], prediction["end"]) == ("cd", 4, 6)

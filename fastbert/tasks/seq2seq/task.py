@@ -13,10 +13,11 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, SequenceExample, confidences
+from fastbert.tasks.row_template import both_ends
 from fastbert.tasks.rows import Rows, TaskBatch, bounds
 from fastbert.tasks.seq2seq.flags import SequenceFlags
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +50,7 @@ class SequenceToSequence(Task[SequenceExample]):
     head_has_labels = False
     least: ClassVar = {"max_length": SPECIAL, "max_target_length": SPECIAL, "num_beams": 1}
     settings: SequenceSettings
-    tokenizer: WordPieceTokenizer | None = None
+    tokenizer: Tokenizer | None = None
     generation: GenerationSettings | None = None
     """Settings of generation that replace those of `settings`."""
     default_smoothing: float = 0.0
@@ -83,8 +84,7 @@ class SequenceToSequence(Task[SequenceExample]):
         from fastbert.models.seq2seq.transformer.config import TransformerConfig
 
         settings, tokenizer = self.settings, self.tokenizer
-        begin = None if tokenizer is None else tokenizer.cls_token_id
-        end = None if tokenizer is None else tokenizer.sep_token_id
+        begin, end = (None, None) if tokenizer is None else both_ends(tokenizer)
         if isinstance(config, TransformerConfig):
             self._check_no_decoder(config)
             config = replace(config, begin_token_id=begin, end_token_id=end) if tokenizer else config
@@ -95,6 +95,11 @@ class SequenceToSequence(Task[SequenceExample]):
             raise UserError(
                 f"--task seq2seq: the model reads left to right ({config.model_type}, is_decoder=True); name a BERT"
                 " that reads in both directions with --model"
+            )
+        elif config.model_type != BertConfig.model_type:
+            raise UserError(
+                f"--task seq2seq: a decoder is added to BERT alone, not to a model of {config.model_type}; name a BERT"
+                " with --model, or train a Transformer with --architecture transformer"
             )
         else:
             config = SequenceConfig(
@@ -137,7 +142,8 @@ class SequenceToSequence(Task[SequenceExample]):
                 " decoder_layers in its config.json"
             )
 
-    def encode(self, dataset: Dataset[SequenceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+    def encode(self, dataset: Dataset[SequenceExample], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
+        both_ends(tokenizer)  # every target must begin and end
         self.tokenizer = tokenizer
         sources = [example.source for example in dataset]
         numbers = np.arange(len(dataset), dtype=np.int64)
@@ -184,10 +190,11 @@ class SequenceToSequence(Task[SequenceExample]):
 
         tokenizer = self.tokenizer
         assert tokenizer is not None  # `encode` sets it
+        begin, end = both_ends(tokenizer)
         how = self.generation or GenerationSettings(
             beams=self.settings.num_beams, max_target_length=self.settings.max_target_length
         )
-        generated = model.generate(batch.inputs, settings=how, begin=tokenizer.cls_token_id, end=tokenizer.sep_token_id)
+        generated = model.generate(batch.inputs, settings=how, begin=begin, end=end)
         return [
             np.array([score, *tokens], dtype=np.float32)
             for score, tokens in zip(generated.scores, generated.tokens, strict=True)

@@ -132,6 +132,7 @@ def _predictions(
         best: list[dict[str, Any]] = []
         for _, score, begin, token_end in candidates[bound[number] : bound[number + 1]]:
             end = _character_end(context, token_end)
+            begin, end = _without_spaces(context, begin, end)
             best.append({"text": context[begin:end], "start": begin, "end": end, "score": score})
         yield _prediction(dataset[index].id, best, nulls[number], settings)
 
@@ -141,6 +142,13 @@ def _character_end(text: str, end: int) -> int:
     while end < len(text) and text[end] >= FIRST_MARK and unicodedata.category(text[end]) in ("Mn", "Me"):
         end += 1
     return end
+
+
+def _without_spaces(text: str, begin: int, end: int) -> tuple[int, int]:
+    """Return a range of a text without white space at its ends, which a token may include (byte-level BPE)."""
+    inner = text[begin:end].strip()
+    begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+    return begin, begin + len(inner)
 
 
 def _prediction(name: str, best: list[dict[str, Any]], null_score: float, settings: SpanFlags) -> Prediction:

@@ -8,11 +8,11 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, QuestionExample
+from fastbert.tasks.row_template import PairTemplate, put
 from fastbert.tasks.rows import Rows, bounds, runs
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 QUESTION_LENGTH = 64  # tokens to which questions are cut, as BERT's own code does
-SPECIAL = 3
 NOWHERE = -1
 
 
@@ -55,7 +55,7 @@ class Contexts:
         return np.clip(first, low, high), np.clip(last, low - 1, high - 1)
 
 
-def read_contexts(dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer) -> Contexts:
+def read_contexts(dataset: Dataset[QuestionExample], tokenizer: Tokenizer) -> Contexts:
     """Tokenize the contexts of a dataset."""
     numbers: dict[str, int] = {}
     of_examples = np.fromiter(
@@ -81,21 +81,32 @@ class Windows:
     questions: np.ndarray
     begins: np.ndarray
     sizes: np.ndarray
+    template: PairTemplate
+
+    @property
+    def contexts(self) -> np.ndarray:
+        """The position in its row of each window's first token."""
+        return self.questions + len(self.template.before) + len(self.template.between)
 
     def targets(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end in each row of the spans from token `first` to `last` of each example; 0, [CLS], in rows
         without the whole span."""
         first, last = first[self.examples], last[self.examples]
         whole = (first <= last) & (first >= self.begins) & (last < self.begins + self.sizes)
-        before = self.questions + 2 - self.begins
+        before = self.contexts - self.begins
         return np.where(whole, first + before, 0), np.where(whole, last + before, 0)
 
 
 def cut_windows(
-    dataset: Dataset[QuestionExample], contexts: Contexts, questions: np.ndarray, max_length: int, stride: int
+    dataset: Dataset[QuestionExample],
+    contexts: Contexts,
+    questions: np.ndarray,
+    max_length: int,
+    stride: int,
+    template: PairTemplate,
 ) -> Windows:
     """Return the windows of every example; neighbours share `stride` tokens, and the last one is the remainder."""
-    room = max_length - SPECIAL - questions
+    room = max_length - template.added - questions
     whole = np.diff(contexts.offsets)[contexts.of_examples]
     long = whole > room
     # There must be room for a token, and windows must advance.
@@ -117,6 +128,7 @@ def cut_windows(
         questions=questions[examples],
         begins=contexts.offsets[contexts.of_examples][examples] + shift,
         sizes=np.minimum(room[examples], whole[examples] - shift),
+        template=template,
     )
 
 
@@ -125,21 +137,23 @@ def lay_out(
     contexts: Contexts,
     question_ids: np.ndarray,
     question_begins: np.ndarray,
-    tokenizer: WordPieceTokenizer,
     targets: dict[str, np.ndarray],
 ) -> SpanRows:
     """Return the rows of windows; an example's question begins at `question_begins` of `question_ids`."""
-    offsets = bounds(windows.questions + windows.sizes + SPECIAL)
-    begin = offsets[:-1]
-    input_ids = np.full(offsets[-1], tokenizer.sep_token_id, dtype=np.int32)
-    input_ids[begin] = tokenizer.cls_token_id
-    to, of = runs(begin + 1, windows.questions), runs(question_begins[windows.examples], windows.questions)
-    input_ids[to] = question_ids[of]
-    context = begin + windows.questions + 2
-    token_type_ids = np.zeros_like(input_ids)
-    token_type_ids[runs(context, windows.sizes + 1)] = 1
+    template = windows.template
+    offsets = bounds(windows.questions + windows.sizes + template.added)
+    begin, context = offsets[:-1], offsets[:-1] + windows.contexts
+    question, behind = begin + len(template.before), context + windows.sizes
+    input_ids = np.empty(offsets[-1], dtype=np.int32)
+    token_type_ids = np.empty_like(input_ids)
+    special = (template.before, template.between, template.behind)
+    for position, ids, types in zip((begin, question + windows.questions, behind), special, template.types[::2]):
+        put(input_ids, position, ids)
+        put(token_type_ids, position, types)
+    to, of = runs(question, windows.questions), runs(question_begins[windows.examples], windows.questions)
+    input_ids[to], token_type_ids[to] = question_ids[of], template.types[1]
     to, of = runs(context, windows.sizes), runs(windows.begins, windows.sizes)
-    input_ids[to] = contexts.ids[of]
+    input_ids[to], token_type_ids[to] = contexts.ids[of], template.types[3]
     begins, ends = np.full_like(input_ids, NOWHERE), np.full_like(input_ids, NOWHERE)
     begins[to], ends[to] = contexts.begins[of], contexts.ends[of]
     return SpanRows(

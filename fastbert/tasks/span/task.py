@@ -21,12 +21,13 @@ from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, Quest
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.readers.tables import TAGGED_KINDS
+from fastbert.tasks.row_template import PairTemplate
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.span.decode import find_answers
 from fastbert.tasks.span.flags import SpanFlags
 from fastbert.tasks.span.rows import QUESTION_LENGTH, Contexts, SpanRows, Windows, cut_windows, lay_out, read_contexts
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,13 +92,14 @@ class SpanAnswers(Task[QuestionExample]):
         """Return the config with two outputs, start and end, which have no names."""
         return replace(config, num_labels=2, label_names=None)
 
-    def encode(self, dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> SpanRows:
+    def encode(self, dataset: Dataset[QuestionExample], tokenizer: Tokenizer, *, labelled: bool) -> SpanRows:
         ids, offsets = tokenizer.encode_ragged([example.question for example in dataset])
         questions = np.minimum(np.diff(offsets), QUESTION_LENGTH)
         contexts = read_contexts(dataset, tokenizer)
-        windows = cut_windows(dataset, contexts, questions, self.settings.max_length, self.settings.stride)
+        length, stride = self.settings.max_length, self.settings.stride
+        windows = cut_windows(dataset, contexts, questions, length, stride, PairTemplate.of(tokenizer))
         targets = self._targets(dataset, contexts, windows) if labelled else {}
-        return lay_out(windows, contexts, ids, offsets[:-1], tokenizer, targets)
+        return lay_out(windows, contexts, ids, offsets[:-1], targets)
 
     def _targets(
         self, dataset: Dataset[QuestionExample], contexts: Contexts, windows: Windows

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastbert.config import BertConfig
-from fastbert.embeddings.rows import SPECIAL, windowed
+from fastbert.embeddings.rows import LEAST_LENGTH, windowed
 from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
@@ -27,10 +27,11 @@ from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionForm
 from fastbert.tasks.label_counts import refuse_texts
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
+from fastbert.tasks.row_template import RowTemplate, encode_words
 from fastbert.tasks.rows import Rows, TaskBatch, bounds, runs
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tasks.tagging.flags import TaggingFlags
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +130,7 @@ class Tagging(Task[TaggedExample]):
         "tags", (".conll", ".txt"), _checked_tags, confidences("probability"), write_text=_conll, read_text=_read_conll
     )
     settings_type = TaggingSettings
-    least: ClassVar = {"max_length": SPECIAL + 1, "context_tokens": 0}
+    least: ClassVar = {"max_length": LEAST_LENGTH, "context_tokens": 0}
     settings: TaggingSettings
 
     @property
@@ -165,15 +166,16 @@ class Tagging(Task[TaggedExample]):
                         f"{', ...' if len(known) > 9 else ''}): correct it, or train with examples of it"
                     )
 
-    def encode(self, dataset: Dataset[TaggedExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> TagRows:
-        room = self.settings.max_length - SPECIAL
-        ids, of_words = tokenizer.encode_ragged([word for example in dataset for word in example.words])
+    def encode(self, dataset: Dataset[TaggedExample], tokenizer: Tokenizer, *, labelled: bool) -> TagRows:
+        template = RowTemplate.of(tokenizer)
+        room, special = self.settings.max_length - template.added, len(template.before)
+        ids, of_words = encode_words(tokenizer, [word for example in dataset for word in example.words])
         sentences = bounds(np.fromiter((len(example.words) for example in dataset), np.int64, len(dataset)))
         begins = of_words[sentences]
-        windows = windowed(ids, begins[:-1], np.diff(begins), room)
+        windows = windowed(ids, begins[:-1], np.diff(begins), room, template)
         # The tokens of the dataset that count in each window; together these are all tokens, each once.
-        first = windows.begins + np.maximum(windows.firsts, 1) - 1
-        end = windows.begins + np.minimum(windows.ends - 1, windows.sizes)
+        first = windows.begins + np.maximum(windows.firsts, special) - special
+        end = windows.begins + np.minimum(windows.ends - special, windows.sizes)
         with_tokens = np.flatnonzero(np.diff(of_words))
         first_tokens = of_words[with_tokens]
         first_word, end_word = np.searchsorted(first_tokens, first), np.searchsorted(first_tokens, end)
@@ -187,10 +189,10 @@ class Tagging(Task[TaggedExample]):
             row_begins, sizes = row_begins - before, sizes + before + behind
         tokenized = runs(first_word, counts)
         words = with_tokens[tokenized]
-        offsets = bounds(sizes + SPECIAL)
+        offsets = bounds(sizes + template.added)
         input_ids = np.empty(offsets[-1], dtype=np.int32)
-        input_ids[offsets[:-1]], input_ids[offsets[1:] - 1] = tokenizer.cls_token_id, tokenizer.sep_token_id
-        input_ids[runs(offsets[:-1] + 1, sizes)] = ids[runs(row_begins, sizes)]
+        template.write(input_ids, offsets)
+        input_ids[runs(offsets[:-1] + special, sizes)] = ids[runs(row_begins, sizes)]
         labels = self._label_numbers(dataset, sentences)[words] if labelled else np.full_like(words, UNLABELLED)
         setting = self.settings.class_weights if labelled else None
         return TagRows(
@@ -200,7 +202,7 @@ class Tagging(Task[TaggedExample]):
             examples=examples,
             word_offsets=bounds(counts),
             words=words,
-            positions=first_tokens[tokenized] - np.repeat(row_begins - 1, counts),
+            positions=first_tokens[tokenized] - np.repeat(row_begins - special, counts),
             labels=labels,
             weights=None if setting is None else class_weights(setting, self.known_labels, labels)[labels],
         )
