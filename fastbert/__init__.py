@@ -33,6 +33,7 @@ if _TYPE_CHECKING:
     from fastbert.models.registry import load
     from fastbert.ops.dispatch import use_backend
     from fastbert.packing import PackedBatch
+    from fastbert.reranking.cross_encoder import CrossEncoder
     from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.loading import load_tokenizer
@@ -49,6 +50,7 @@ _HOMES = {
     "BertForSequenceClassification": "fastbert.models",
     "BertForTokenClassification": "fastbert.models",
     "BertModel": "fastbert.models",
+    "CrossEncoder": "fastbert.reranking.cross_encoder",
     "PackedBatch": "fastbert.packing",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
@@ -72,6 +74,7 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
+    "CrossEncoder",
     "PackedBatch",
     "WordPieceTokenizer",
     "accelerate",
@@ -91,6 +94,13 @@ def embed_texts(model: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _
     from fastbert.embeddings.embed import embed
 
     return embed(model, texts, tokenizer, **options)
+
+
+def rank_texts(model: _Any, query: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _Any:
+    """Call `fastbert.reranking.rank.rank` for `model.rank`, whose module cannot import it."""
+    from fastbert.reranking.rank import rank
+
+    return rank(model, query, texts, tokenizer, **options)
 
 
 def __getattr__(name: str) -> _Any:

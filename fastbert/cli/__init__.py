@@ -45,6 +45,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "translate": ("translate", "translate the lines of a file with a sequence-to-sequence model"),
         "evaluate": ("evaluate", "score a model or a file of predictions; BLiMP, perplexity; GLUE's averages"),
         "embed": ("embed", "write one vector per text of a file: .npy, .parquet or .jsonl"),
+        "rerank": ("rerank", "rank the texts of a file by their relevance to a query"),
         "features": (
             "features",
             "write hidden states of chosen layers, or train taggers on them",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -128,6 +129,19 @@ class ForSequenceClassification(ModelWithHead):
         logits, hidden_states = self._classify_sequences(packed, self.classifier, output_hidden_states, num_orders)
         loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=hidden_states)
+
+    def rank(self, query: str, texts: Sequence[str], tokenizer: Any, **options: Any) -> list[Any]:
+        """Return texts by their relevance to a query, best first, from a cross-encoder: a model with one label.
+
+        Each is a `fastbert.reranking.rank.Ranked`: the text's `index`, its `score` and the `text`; equal scores keep
+        their order. Options: `top`, `activation` "sigmoid" or "identity" (default: as config.json says, else
+        "sigmoid"), `max_length` in tokens, `batch_tokens`, `progress`. `fastbert.CrossEncoder` reads them from a
+        folder. Raises `UserError` for several labels, an empty query, texts that are not strings, and a tokenizer whose
+        vocabulary is not the model's.
+        """
+        # Ranking builds on models, so the package's root, which is always loaded, calls it.
+        ranked: list[Any] = sys.modules["fastbert"].rank_texts(self, query, texts, tokenizer, **options)
+        return ranked
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         problem = self.config.problem_type
