@@ -34,6 +34,9 @@ if _TYPE_CHECKING:
     from fastbert.ops.dispatch import use_backend
     from fastbert.packing import PackedBatch
     from fastbert.reranking.cross_encoder import CrossEncoder
+    from fastbert.retrieval.maxsim import maxsim
+    from fastbert.retrieval.sparse import SparseEncoder
+    from fastbert.retrieval.token_vectors import TokenEncoder
     from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.loading import load_tokenizer
@@ -52,12 +55,15 @@ _HOMES = {
     "BertModel": "fastbert.models",
     "CrossEncoder": "fastbert.reranking.cross_encoder",
     "PackedBatch": "fastbert.packing",
+    "SparseEncoder": "fastbert.retrieval.sparse",
+    "TokenEncoder": "fastbert.retrieval.token_vectors",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
     "finetune": "fastbert.finetuning.run",
     "load": "fastbert.models.registry",
     "load_embedder": "fastbert.embeddings.folder",
     "load_tokenizer": "fastbert.tokenizers.loading",
+    "maxsim": "fastbert.retrieval.maxsim",
     "predict": "fastbert.tasks.prediction",
     "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
@@ -76,12 +82,15 @@ __all__ = [
     "BertModel",
     "CrossEncoder",
     "PackedBatch",
+    "SparseEncoder",
+    "TokenEncoder",
     "WordPieceTokenizer",
     "accelerate",
     "finetune",
     "load",
     "load_embedder",
     "load_tokenizer",
+    "maxsim",
     "predict",
     "register_attention",
     "restore",

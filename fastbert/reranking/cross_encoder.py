@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.source import config_folder, find_source
+from fastbert.embeddings.lower_case import load_with_case
 from fastbert.embeddings.rows import check_texts
 from fastbert.errors import UserError
 from fastbert.models import registry
@@ -17,7 +18,6 @@ from fastbert.models.heads.sequence import ForSequenceClassification
 from fastbert.reranking.rank import Ranked, RankOptions, check_query, check_scorer, rank, score_pairs
 from fastbert.reranking.settings import ACTIVATIONS, KEY, SECTION, activation_of, read_settings
 from fastbert.tasks.inference import choose_inference
-from fastbert.tokenizers.loading import load_tokenizer
 
 
 class CrossEncoder:
@@ -54,11 +54,7 @@ class CrossEncoder:
         if settings.activation is not None:  # kept where `rank` reads it and `save_pretrained` writes it
             section = extra.get(SECTION)
             extra[SECTION] = {**(section if isinstance(section, dict) else {}), KEY: ACTIVATIONS[activation]}
-        tokenizer = load_tokenizer(folder)
-        if settings.lower_case and not getattr(tokenizer, "do_lower_case", False):
-            # As in sentence-transformers, accents stay unless the tokenizer strips them.
-            options = {"do_lower_case": True, "strip_accents": bool(getattr(tokenizer, "strip_accents", False))}
-            tokenizer = load_tokenizer(folder, **options)
+        tokenizer = load_with_case(folder, settings.lower_case)
         self.model: ForSequenceClassification = model.eval().to(place)
         if dtype == "int8":
             self.model.quantize("int8")

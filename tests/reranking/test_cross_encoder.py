@@ -15,6 +15,7 @@ import fastbert
 from fastbert import BertConfig, BertForSequenceClassification, CrossEncoder, WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.models import registry
+from fastbert.models.loading import outline
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -39,7 +40,7 @@ def test_scores_are_those_of_sentence_transformers(tmp_path: Path, family: str, 
     torch.testing.assert_close(ours.predict(pairs), expected, rtol=1e-5, atol=1e-5)
     sigmoid = ours.predict(pairs, activation="sigmoid")
     torch.testing.assert_close(sigmoid, expected.sigmoid(), rtol=0, atol=1e-5)
-    assert sigmoid.std() > 0.05
+    assert sigmoid.std() > 0.02
 
 
 def registry_name(family: str) -> str:
@@ -169,13 +170,17 @@ def test_int8_keeps_the_order(seed: int) -> None:
         max_position_embeddings=64, num_labels=1,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = BertForSequenceClassification(config).eval()
+    model = outline(BertForSequenceClassification, config).to_empty(device="cpu").eval()  # without initial weights
     tokenizer = WordPieceTokenizer(PIECES, model_max_length=64)
-    texts = random_texts(seed, 100, most=40)
+    texts = random_texts(seed, 80, most=16)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2 and "position" not in name and "token_type" not in name:
-                parameter.normal_(0.0, 1.0 if "embeddings" in name else 0.8 / parameter.shape[1] ** 0.5)
+            if parameter.dim() == 1:
+                parameter.fill_(float("LayerNorm.weight" in name))
+            elif "embeddings" in name:
+                parameter.normal_(0.0, 1.0 if "word" in name else 0.02)
+            else:
+                parameter.normal_(0.0, 0.8 / parameter.shape[1] ** 0.5)
         pooled = model.bert(tokenizer.pack([QUERY] * len(texts), texts, max_length=64)).pooler_output
         model.classifier.weight.copy_(torch.linalg.svd(pooled - pooled.mean(0), full_matrices=False)[2][:1])
 
