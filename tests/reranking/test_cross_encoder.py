@@ -12,10 +12,10 @@ from reranking_models import PIECES, POSITIONS, cross_encoder
 from toys import FAMILIES
 
 import fastbert
-from fastbert import BertConfig, BertForSequenceClassification, CrossEncoder, WordPieceTokenizer
+from fastbert import BertConfig, CrossEncoder, WordPieceTokenizer
+from fastbert.benchmarks.cpu.rerank_contender import random_cross_encoder
 from fastbert.errors import UserError
 from fastbert.models import registry
-from fastbert.models.loading import outline
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -169,20 +169,9 @@ def test_int8_keeps_the_order(seed: int) -> None:
         vocab_size=len(PIECES), hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
         max_position_embeddings=64, num_labels=1,
     )  # fmt: skip
-    torch.manual_seed(seed)
-    model = outline(BertForSequenceClassification, config).to_empty(device="cpu").eval()  # without initial weights
     tokenizer = WordPieceTokenizer(PIECES, model_max_length=64)
     texts = random_texts(seed, 80, most=16)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(float("LayerNorm.weight" in name))
-            elif "embeddings" in name:
-                parameter.normal_(0.0, 1.0 if "word" in name else 0.02)
-            else:
-                parameter.normal_(0.0, 0.8 / parameter.shape[1] ** 0.5)
-        pooled = model.bert(tokenizer.pack([QUERY] * len(texts), texts, max_length=64)).pooler_output
-        model.classifier.weight.copy_(torch.linalg.svd(pooled - pooled.mean(0), full_matrices=False)[2][:1])
+    model = random_cross_encoder(config, tokenizer, QUERY, texts, seed)
 
     def scores() -> np.ndarray:
         ranked = model.rank(QUERY, texts, tokenizer, activation="identity")
