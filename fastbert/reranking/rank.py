@@ -21,7 +21,7 @@ from fastbert.models.heads.sequence import ForSequenceClassification
 from fastbert.ops.native import matmul_table
 from fastbert.reranking.settings import ACTIVATIONS, SHORTEST, activation_of, several_labels
 from fastbert.tasks.predicting import outputs_of
-from fastbert.tasks.rows import Rows
+from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.texts import Regression
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -55,6 +55,14 @@ class RankOptions:
             raise UserError(f"activation={self.activation!r} must be 'sigmoid' or 'identity'")
         require_whole("max_length", self.max_length, SHORTEST, optional=True)
         require_whole("batch_tokens", self.batch_tokens, 1, optional=True)
+
+
+class _Scores(Regression):
+    """A task whose outputs are not rounded to the 16 bits of a model's weights."""
+
+    def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
+        """Return the logits of each row."""
+        return list(model.exact_logits(batch.inputs).cpu().numpy())
 
 
 def rank(
@@ -122,7 +130,7 @@ def score_pairs(
         for first in range(0, len(texts), CHUNK_PAIRS):
             chunk = slice(first, first + CHUNK_PAIRS)
             outputs = outputs_of(
-                Regression(),
+                _Scores(),
                 model,
                 _rows(tokenizer, queries[chunk], texts[chunk], limit),
                 batch_tokens=options.batch_tokens,

@@ -107,6 +107,18 @@ def test_a_ranking(tmp_path: Path, seed: int) -> None:
     assert len(model.predict([])) == 0
 
 
+def test_scores_of_models_in_16_bits_differ(tmp_path: Path, seed: int) -> None:
+    """bf16 has 256 numbers from 1 to 2: logits in it would make many texts equal."""
+    folder = cross_encoder(tmp_path / "m", "Roberta", seed)
+    pairs = [(QUERY, text) for text in random_texts(seed, 60)]
+    exact = CrossEncoder(folder, dtype="fp32").predict(pairs, activation="identity")
+    model = CrossEncoder(folder, dtype="bf16")
+    rounded = model.predict(pairs, activation="identity")
+    torch.testing.assert_close(rounded, exact, rtol=0, atol=0.05)
+    assert len(rounded.unique()) == len(exact.unique())
+    assert torch.equal(model.predict(pairs, activation="identity", batch_tokens=1), rounded)
+
+
 def test_what_is_refused(tmp_path: Path, seed: int) -> None:
     model = CrossEncoder(cross_encoder(tmp_path / "m", "Bert", seed), dtype="fp32")
     calls: dict[str, Any] = {
