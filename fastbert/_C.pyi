@@ -92,8 +92,9 @@ class WordPiece(Tokenizer):
     def split_words(self, text: str) -> list[str]: ...
 
 class Normalizer:
-    """Steps: ("nfc",) and other forms, ("lowercase",), ("strip_accents",), ("strip", left, right), ("prepend", text), ("replace",
-    pattern, content), ("replace_runs", [(characters, white_space, least, exactly)], content), ("charsmap", bytes)."""
+    """Steps: ("nfc",) and other forms, ("lowercase",), ("strip_accents",), ("strip", left, right), ("prepend", text),
+    ("replace", pattern, content), ("replace_runs", [(characters, white_space, least, exactly)], content), ("charsmap",
+    bytes)."""
 
     def __init__(self, steps: Sequence[tuple[Any, ...]]) -> None: ...
     def normalize(self, text: str) -> str: ...

@@ -33,6 +33,10 @@ if _TYPE_CHECKING:
     from fastbert.models.registry import load
     from fastbert.ops.dispatch import use_backend
     from fastbert.packing import PackedBatch
+    from fastbert.reranking.cross_encoder import CrossEncoder
+    from fastbert.retrieval.maxsim import maxsim
+    from fastbert.retrieval.sparse import SparseEncoder
+    from fastbert.retrieval.token_vectors import TokenEncoder
     from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.loading import load_tokenizer
@@ -49,13 +53,17 @@ _HOMES = {
     "BertForSequenceClassification": "fastbert.models",
     "BertForTokenClassification": "fastbert.models",
     "BertModel": "fastbert.models",
+    "CrossEncoder": "fastbert.reranking.cross_encoder",
     "PackedBatch": "fastbert.packing",
+    "SparseEncoder": "fastbert.retrieval.sparse",
+    "TokenEncoder": "fastbert.retrieval.token_vectors",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
     "finetune": "fastbert.finetuning.run",
     "load": "fastbert.models.registry",
     "load_embedder": "fastbert.embeddings.folder",
     "load_tokenizer": "fastbert.tokenizers.loading",
+    "maxsim": "fastbert.retrieval.maxsim",
     "predict": "fastbert.tasks.prediction",
     "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
@@ -72,13 +80,17 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
+    "CrossEncoder",
     "PackedBatch",
+    "SparseEncoder",
+    "TokenEncoder",
     "WordPieceTokenizer",
     "accelerate",
     "finetune",
     "load",
     "load_embedder",
     "load_tokenizer",
+    "maxsim",
     "predict",
     "register_attention",
     "restore",
@@ -91,6 +103,13 @@ def embed_texts(model: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _
     from fastbert.embeddings.embed import embed
 
     return embed(model, texts, tokenizer, **options)
+
+
+def rank_texts(model: _Any, query: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _Any:
+    """Call `fastbert.reranking.rank.rank` for `model.rank`, whose module cannot import it."""
+    from fastbert.reranking.rank import rank
+
+    return rank(model, query, texts, tokenizer, **options)
 
 
 def __getattr__(name: str) -> _Any:

@@ -22,7 +22,7 @@ FLOORS = (
     ("models", "tokenizers", "data"),
     (
         "checkpoints.convert", "checkpoints.delta", "checkpoints.tokenizer_files", "checkpoints.pipeline_files",
-        "graphs", "tasks", "embeddings", "features", "vectors", "scoring",
+        "graphs", "tasks", "embeddings", "reranking", "retrieval", "features", "vectors", "scoring",
     ),
     ("training", "finetuning", "distillation"),
     ("integrations", "serving", "experiments"),

@@ -2,12 +2,13 @@
 
 import re
 import shlex
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from fastbert import BertConfig, BertForPreTraining, WordPieceTokenizer
+from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, WordPieceTokenizer
 from fastbert.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
     )
     BertForPreTraining(config).save_pretrained(folder / "runs/mine/model")
+    WordPieceTokenizer(vocabulary).save_pretrained(folder / "runs/ranker/model")
+    BertForSequenceClassification(replace(config, num_labels=1)).save_pretrained(folder / "runs/ranker/model")
     return folder
 
 

@@ -34,6 +34,7 @@ REFERENCES = {
     "encoder": ("transformers eager fp32", "transformers sdpa fp32", "fastbert fp32"),
     "matmul": ("torch fp32", "fastbert fp32"),
     "training": ("transformers fp32", "fastbert fp32"),
+    "rerank": ("sentence-transformers fp32 by 32", "fastbert fp32"),
     "embed": ("sentence-transformers fp32 by 32", "fastbert fp32"),
 }
 # The smallest cosine of any token's values with the reference's that counts as agreement.

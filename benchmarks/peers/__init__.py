@@ -127,9 +127,29 @@ class EmbedderPeer(Protocol):
         """Return the vectors as fp32 (texts, width); not timed."""
 
 
+class RerankerPeer(Protocol):
+    """A cross-encoder, on the CPU with an exact number of threads.
+
+    Args of the constructor are those of `EmbedderPeer`, with a folder of a cross-encoder. `texts_of` decodes the
+    argument of `open`: the query, then the texts.
+    """
+
+    def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        """Read the query and the texts, untimed; return details for the row."""
+
+    def run(self) -> Any:
+        """Compute what is timed: the scores of all pairs."""
+
+    def values(self, result: Any) -> np.ndarray:
+        """Return the scores minus their mean as fp32 (1, pairs); not timed."""
+
+
 FASTBERT = (("fastbert",), ("fastbert-engine",))
 ENCODERS = ("torch", "transformers")
 SENTENCES = ("sentence-transformers", *ENCODERS)
+NEEDED_BY_OPENVINO = ("openvino", "nncf")
 EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
 
 REGISTRY: dict[str, dict[str, Entry]] = {
@@ -222,6 +242,26 @@ REGISTRY: dict[str, dict[str, Entry]] = {
                 ("openvino", "OpenVino", ("openvino",), ("fp32", "bf16")),
             )
             for dtype in dtypes
+        },
+    },
+    "rerank": {
+        **{
+            f"fastbert {dtype}": Entry("fastbert_reranker", "Reranker", *FASTBERT, {"dtype": dtype})
+            for dtype in ("fp32", "bf16", "int8")
+        },
+        **{
+            f"{name} {dtype} by {batch}": Entry(
+                "sentence_transformers_reranker",
+                attribute,
+                (*(NEEDED_BY_OPENVINO if name == "openvino" else ()), "sentence_transformers"),
+                (*(NEEDED_BY_OPENVINO if name == "openvino" else ()), *SENTENCES),
+                {"dtype": dtype, "batch": batch},
+            )
+            for name, attribute, runs in (
+                ("sentence-transformers", "Reranker", (("fp32", 8), ("fp32", 32), ("bf16", 32))),
+                ("openvino", "OpenVino", (("fp32", 8), ("int8", 1), ("int8", 8), ("int8", 32))),
+            )
+            for dtype, batch in runs
         },
     },
     "matmul": {

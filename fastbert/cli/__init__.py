@@ -44,7 +44,8 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "generate": ("generate", "continue texts with a left-to-right language model"),
         "translate": ("translate", "translate the lines of a file with a sequence-to-sequence model"),
         "evaluate": ("evaluate", "score a model or a file of predictions; BLiMP, perplexity; GLUE's averages"),
-        "embed": ("embed", "write one vector per text of a file: .npy, .parquet or .jsonl"),
+        "embed": ("embed", "write vectors of the texts of a file: one per text, per token, or sparse"),
+        "rerank": ("rerank", "rank the texts of a file by their relevance to a query"),
         "features": (
             "features",
             "write hidden states of chosen layers, or train taggers on them",

@@ -238,6 +238,33 @@ class EmbedConfig(_Cpu, _EmbedModel, _EmbedData, BenchFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _RerankData:
+    """The pairs."""
+
+    GROUP: ClassVar = DATA
+
+    pairs: int | None = None
+    """Number of texts per query (default: 100; with --quick 16)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RerankModel:
+    """The model."""
+
+    GROUP: ClassVar = MODEL
+
+    folder: Path | None = None
+    """Folder of a cross-encoder (default: MiniLM-L6's shape with random weights)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankConfig(_Cpu, _RerankModel, _RerankData, BenchFlags):
+    """Compare cross-encoders from text to scores: scores and their order first, then the milliseconds of a ranking."""
+
+    MODULE: ClassVar[str] = "bench_rerank"
+
+
+@dataclass(frozen=True, kw_only=True)
 class _GenerationMeasurement(_Measurement):
     """The measurements and their settings."""
 
@@ -260,6 +287,7 @@ SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "encoder": (EncoderConfig, "encoders: hidden states, then tokens per second and latency"),
     "training": (TrainingConfig, "training steps: losses and gradients, then speed and memory"),
     "embed": (EmbedConfig, "embeddings from text to vector: vectors, then texts per second"),
+    "rerank": (RerankConfig, "cross-encoders from text to scores: scores, then milliseconds"),
     "generation": (GenerationConfig, "generation by GPT-2: texts, then tokens per second"),
 }
 
@@ -268,6 +296,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "encoder": ("fastbert bench encoder --quick", "fastbert bench encoder --model base --chart encoder.png"),
     "training": ("fastbert bench training --quick", "fastbert bench training --workloads finetune --json rows.json"),
     "embed": ("fastbert bench embed --quick", "fastbert bench embed --folder MiniLM --text my.txt"),
+    "rerank": ("fastbert bench rerank --quick", "fastbert bench rerank --threads 2 --contenders fastbert openvino"),
     "generation": ("fastbert bench generation --quick", "fastbert bench generation --workloads small --json rows.json"),
 }
 

@@ -1,4 +1,4 @@
-"""`fastbert embed`: write one vector per text of a file."""
+"""`fastbert embed`: write vectors of the texts of a file: one per text, one per token, or sparse ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import ClassVar, Literal
 from fastbert.cli.checks import check_model, check_texts
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
+from fastbert.cli.retrieval_flags import RetrievalFlags, check_vectors, write_vectors
 from fastbert.flags import DATA, MODEL, OUTPUT, require, required
-from fastbert.io.output_files import VECTORS, check_output
+from fastbert.io.output_files import RAGGED, VECTORS, check_output
 from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
 
 EXAMPLES = (
     "fastbert embed --model MiniLM --text sentences.txt --out vectors.npy",
-    "fastbert embed --model MiniLM --text papers.jsonl --column abstract --long windows --out papers.parquet",
+    "fastbert embed --model colbert --vectors tokens --text papers.jsonl --column abstract --out papers.safetensors",
 )
 
 
@@ -45,8 +46,8 @@ class _Model:
 
     model: str | None = required("the folder of a trained model")
     """Folder of the model, one of sentence-transformers or any Hugging Face encoder; or its name in the Hub's cache."""
-    pooling: Literal["mean", "max", "cls"] | None = None
-    """Pooling of the tokens' vectors (default: the folder's, else mean)."""
+    pooling: Literal["mean", "max", "cls", "sum"] | None = None
+    """Pooling of the tokens' vectors (default: the folder's, else mean); --vectors sparse has max and sum."""
     normalize: bool = False
     """Scale each vector to unit length, even if the folder's settings do not."""
     prompt: str | None = None
@@ -60,22 +61,25 @@ class _Output:
     GROUP: ClassVar = OUTPUT
 
     out: Path | None = required("the file to write, .npy, .parquet or .jsonl")
-    """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index."""
+    """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index; --vectors tokens and
+    sparse write .safetensors or .parquet, with offsets and token ids."""
     overwrite: bool = False
     """Replace the file if it exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(InferenceFlags, _Output, _Model, _Data):
-    """Write one vector per text of a file, in the order of the texts. Defaults come from the settings in the model's
-    folder."""
+class Config(InferenceFlags, _Output, RetrievalFlags, _Model, _Data):
+    """Write one vector per text of a file, in the order of the texts; or one per token, or sparse ones. Defaults come
+    from the settings in the model's folder."""
 
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     check_model("--model", require(config, "model"))
     check_texts("--text", require(config, "text"), config.column)
-    check_output(require(config, "out"), VECTORS, config.overwrite, "--out")
+    check_vectors(config)
+    suffixes = VECTORS if config.vectors == "dense" else RAGGED
+    check_output(require(config, "out"), suffixes, config.overwrite, "--out")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -83,6 +87,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
     model_name = require(config, "model")
     text = require(config, "text")
     out = require(config, "out")
+    if config.vectors != "dense":
+        return write_vectors(config, model_name, text, out, quiet)
     from fastbert.embeddings.embed import EmbedOptions
     from fastbert.embeddings.folder import load_embedder
     from fastbert.embeddings.vector_files import VectorFile, embed_file

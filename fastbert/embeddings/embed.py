@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
 from fastbert.embeddings.rows import LEAST_LENGTH, LONG, Rows, Truncation, check_texts, read_rows
@@ -266,7 +266,7 @@ def _width(model: EncoderModel) -> int:
 
 
 @contextlib.contextmanager
-def inferring(model: EncoderModel) -> Iterator[None]:
+def inferring(model: nn.Module) -> Iterator[None]:
     """Disable gradients and dropout; modules return to training mode afterwards if they were in it."""
     training = [module for module in model.modules() if module.training]
     if training:

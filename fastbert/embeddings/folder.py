@@ -85,10 +85,10 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
         elif kind == "Pooling" and "pooling" not in values:
             values["pooling"] = _pooling(where)
         elif kind == "Dense" and "pooling" in values and not values.get("normalize"):
-            dense.append(_dense(where))
+            dense.append(read_dense(where))
         elif kind == "Normalize" and "pooling" in values:
             if os.path.lexists(where / "config.json"):
-                _check_names(where / "config.json", "Normalize")
+                check_names(where / "config.json", "Normalize")
             values["normalize"] = True
         elif kind != "Dropout":  # which does nothing in inference
             known = "Transformer, Pooling, Dense and Normalize, in this order"
@@ -131,9 +131,13 @@ def _pooling(folder: Path) -> str:
     return str(modes[0])
 
 
-def _dense(folder: Path) -> Dense:
+def read_dense(folder: Path, of: str = "sentence_embedding") -> Dense:
+    """Return the linear layer in a module's folder; `of` names what it maps.
+
+    Raises UserError for unsupported options, and CheckpointError for damaged files.
+    """
     path = folder / "config.json"
-    config = _check_names(path, "Dense")
+    config = check_names(path, "Dense", of)
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     home, _, activation = name.rpartition(".")
     if activation not in ACTIVATIONS or not f"{home}.".startswith("torch.nn."):
@@ -161,14 +165,13 @@ def _dense(folder: Path) -> Dense:
     return Dense(weight, None if bias is None else bias.read().float(), activation)
 
 
-def _check_names(path: Path, kind: str) -> dict[str, Any]:
-    """Return the config of a module that maps embeddings of texts. Raises UserError for other inputs or outputs."""
+def check_names(path: Path, kind: str, of: str = "sentence_embedding") -> dict[str, Any]:
+    """Return the config of a module that maps embeddings of texts, or what `of` names. Raises UserError for other
+    inputs or outputs."""
     config = read_json_object(path)
     for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, "sentence_embedding"):
-            raise UserError(
-                f"{path}: a {kind} with {key} {shown(config[key])} is unsupported: only sentence_embedding is"
-            )
+        if config.get(key) not in (None, of):
+            raise UserError(f"{path}: a {kind} with {key} {shown(config[key])} is unsupported: only {of} is")
     return config
 
 

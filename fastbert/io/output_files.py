@@ -10,6 +10,7 @@ from fastbert.errors import UserError
 from fastbert.io.atomic_write import refuse_present
 
 VECTORS = (".npy", ".parquet", ".jsonl")
+RAGGED = (".safetensors", ".parquet")
 FEATURES = (".npy", ".npz", ".safetensors", ".parquet", ".jsonl")
 
 

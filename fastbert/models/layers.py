@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fastbert.models.fusibility import project, project_without_bias
+from fastbert.models.keyed import KeyedBatch, KeyedLayerBatch
 from fastbert.models.padded import PaddedBatch, padded_attention
 from fastbert.models.similarity import PackedAttention
 from fastbert.ops.attention.op import attention
@@ -74,6 +75,8 @@ def layer_batch(
         behind_attention = hidden_p if attention_output_p is None else attention_output_p
         tensors |= {"attention_p": attention_p, "attention_output_p": behind_attention, "output_p": hidden_p}
         tensors |= {"dropout_key": key, "sequence_ids": batch.sequence_ids, "offsets": batch.offsets_in_sequence}
+    if isinstance(batch, KeyedBatch):
+        return KeyedLayerBatch(**tensors, keyed=batch)
     return PaddedLayerBatch(**tensors, padded=batch) if isinstance(batch, PaddedBatch) else LayerBatch(**tensors)
 
 
@@ -104,7 +107,7 @@ def fused_layer(
     recompute: bool = False,
 ) -> Tensor | None:
     """Compute a layer of x (tokens, hidden_size) as one operation; None where no backend fuses it."""
-    if isinstance(batch, PaddedLayerBatch):
+    if isinstance(batch, PaddedLayerBatch | KeyedLayerBatch):
         return None
     arguments = EncoderLayerArguments(
         x, parameters, spec, batch, index, matmul_dtype(x), int8=int8, recompute=recompute
@@ -208,8 +211,13 @@ def self_attention(
             q, k, v, batch.padded, causal=causal, dropout_p=batch.attention_p, dropout_key=batch.dropout_key,
             dropout_site=site,
         )  # fmt: skip
+    cu_seqlens_k = batch.cu_seqlens
+    if isinstance(batch, KeyedLayerBatch):
+        keyed = batch.keyed
+        k, v = k.index_select(0, keyed.key_indices), v.index_select(0, keyed.key_indices)
+        cu_seqlens_k = keyed.cu_seqlens_k
     return attention(
-        q, k, v, batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen, causal=causal,
+        q, k, v, batch.cu_seqlens, cu_seqlens_k, batch.max_seqlen, batch.max_seqlen, causal=causal,
         dropout_p=batch.attention_p, dropout_key=batch.dropout_key, dropout_site=site, scale=spec.self_attention.scale,
     )  # fmt: skip
 

@@ -50,7 +50,7 @@ class CausalScorer:
         Raises `UserError` for outputs that are not finite.
         """
         parts, begin = [np.zeros(0, np.float64)], 0
-        with inferring(self.model), matmul_table.same_in_every_batch():  # type: ignore[arg-type]
+        with inferring(self.model), matmul_table.same_in_every_batch():
             while begin < len(texts):
                 last = texts.offsets[begin] + CHUNK_TOKENS
                 end = max(begin + 1, int(np.searchsorted(texts.offsets, last, side="right")) - 1)

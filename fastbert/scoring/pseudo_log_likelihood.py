@@ -59,7 +59,7 @@ class MaskedScorer:
         costs = np.cumsum(texts.sizes * (texts.sizes + self.template.added))
         total = max(int(costs[-1]), 1) if len(costs) else 1
         parts, begin = [np.zeros(0, np.float64)], 0
-        with inferring(self.model), matmul_table.same_in_every_batch():  # type: ignore[arg-type]
+        with inferring(self.model), matmul_table.same_in_every_batch():
             while begin < len(texts):
                 done = int(costs[begin - 1]) if begin else 0
                 end = max(begin + 1, int(np.searchsorted(costs, done + CHUNK_TOKENS, side="right")))

@@ -66,21 +66,25 @@ class TextFile:
         return 0 if self._raw is None or self._raw.closed else self._raw.tell()
 
     def __iter__(self) -> Iterator[str]:
+        return (text for _, text in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        """Yield each text with the line of the file at which it begins, from 1."""
         if self.path is None:
-            yield from utf8_lines(standard_input(), self.name)
+            yield from numbered_lines(standard_input(), self.name)
             return
         with self.path.open("rb") as raw, decompressed(raw, self.path) as stream:
             self._raw = raw
             match self.kind:
                 case ".txt":
-                    yield from utf8_lines(stream, self.name)
+                    yield from numbered_lines(stream, self.name)
                 case ".jsonl":
                     yield from self._json(stream)
                 case _:
                     yield from self._table(stream)
 
-    def _json(self, stream: Iterable[bytes]) -> Iterator[str]:
-        for number, line in enumerate(utf8_lines(stream, self.name), 1):
+    def _json(self, stream: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+        for number, line in numbered_lines(stream, self.name):
             if not line.strip():
                 continue
             where = f"{self.name}, line {number}"
@@ -94,9 +98,9 @@ class TextFile:
             text = record[self.column]
             if not isinstance(text, str):
                 raise UserError(f"{where}: {self.column!r} must be a string, not {type(text).__name__}")
-            yield whole_characters(text)
+            yield number, whole_characters(text)
 
-    def _table(self, stream: Any) -> Iterator[str]:
+    def _table(self, stream: Any) -> Iterator[tuple[int, str]]:
         rows = csv_rows(stream, self.name, "\t" if self.kind == ".tsv" else ",")
         _, names = next(rows, (1, []))
         if self.column not in names:
@@ -108,7 +112,7 @@ class TextFile:
         for line, row in rows:
             if index >= len(row):
                 raise UserError(f"{self.name}, line {line}: has {len(row)} cells, not {len(names)}")
-            yield row[index]
+            yield line, row[index]
 
 
 def standard_input() -> IO[bytes]:

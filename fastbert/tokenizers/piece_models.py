@@ -109,8 +109,8 @@ def _parse(path: Path) -> Any:
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
         raise VocabularyError(
-            f"{path}: needs the sentencepiece package ({error}): `pip install 'fastbert-engine[sentencepiece]'`, or save"
-            " the tokenizer as a tokenizer.json"
+            f"{path}: needs the sentencepiece package ({error}): `pip install 'fastbert-engine[sentencepiece]'`, or"
+            " save the tokenizer as a tokenizer.json"
         ) from None
     messages: Any = sentencepiece_model_pb2  # its classes are made when it is imported
     model = messages.ModelProto()

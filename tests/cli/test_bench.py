@@ -7,12 +7,19 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
-from fastbert.benchmarks import bench_embed, bench_encoder, bench_generation, bench_tokenizer, bench_training
+from fastbert.benchmarks import (
+    bench_embed,
+    bench_encoder,
+    bench_generation,
+    bench_rerank,
+    bench_tokenizer,
+    bench_training,
+)
 from fastbert.cli.bench import SUBCOMMANDS
 
 MODULES = {
     "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed,
-    "generation": bench_generation,
+    "rerank": bench_rerank, "generation": bench_generation,
 }  # fmt: skip
 
 
@@ -56,7 +63,7 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     assert ("--matmuls" in printed) == (what == "encoder")
     assert ("--loss-curve" in printed) == (what == "training")
     assert ("--vocab" in printed) == (what in ("tokenizer", "training"))
-    assert ("--folder" in printed) == (what == "embed")
+    assert ("--folder" in printed) == (what in ("embed", "rerank"))
     assert "--module" not in printed.lower()
     assert "None" not in printed
     assert "\nFlags:" not in printed
@@ -69,7 +76,7 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     [
         (
             "bench nope",
-            "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed, generation",
+            "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed, rerank, gen",
         ),
         ("bench tokenzer", "did you mean `fastbert bench tokenizer`?"),
         ("bench --quick", "bench '--quick': comes before the workload; choose one of tokenizer, "),
@@ -108,6 +115,7 @@ def test_own_flags_reach_the_options(measured: list[Any]) -> None:
         "encoder --matmuls --model tiny --workloads 512",
         "training --loss-curve 5 --model mini",
         "embed --texts 7",
+        "rerank --pairs 7",
     ):
         assert cli.main(["bench", *words.split()]) == 0, words
     assert measured == [
@@ -115,4 +123,5 @@ def test_own_flags_reach_the_options(measured: list[Any]) -> None:
         bench_encoder.Options(matmuls=True, model="tiny", workloads=("512",)),
         bench_training.Options(loss_curve=5, model="mini"),
         bench_embed.Options(texts=7),
+        bench_rerank.Options(pairs=7),
     ]

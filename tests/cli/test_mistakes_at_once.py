@@ -144,6 +144,23 @@ MISTAKES = {
     "embed --model model --text nope.txt --out out.npy": "--text nope.txt: no such file",
     "embed --model model --text table.docx --out out.npy": "--text table.docx: must be a .txt, ",
     "embed --model model --text text.txt --out out.docx": "--out out.docx: must end in .npy, .parquet, .jsonl",
+    "embed --model model --text text.txt --vectors tokens --out out.npy": "--out out.npy: must end in .safetensors, ",
+    "embed --model model --text text.txt --out out.npy --role query": "--role query changes nothing without",
+    "embed --model model --text text.txt --out out.npy --top-k 3": "--top-k 3 changes nothing without --vectors sparse",
+    "embed --model model --text text.txt --out out.npy --pooling sum": "--pooling sum: --vectors dense has mean, max, ",
+    "embed --model model --text text.txt --vectors sparse --normalize --out o.parquet": "--normalize changes nothing",
+    "embed --model model --text text.txt --vectors tokens --query-length 9 --out o.parquet": "--query-length 9 is for",
+    "rerank --model nope --query a --texts text.txt": f"--model {HUB}",
+    "rerank --query a --texts text.txt": "--model is missing: the folder of a cross-encoder",
+    "rerank --model ranker --texts text.txt": "--query is missing: the words to rank texts by",
+    "rerank --model ranker --query= --texts text.txt": "--query is missing: the words to rank texts by, in quotes",
+    "rerank --model ranker --query a": "--texts is missing: a file with the texts, or - for standard input",
+    "rerank --model ranker --query a --texts nope.txt": "--texts nope.txt: no such file",
+    "rerank --model ranker --query a --texts empty.txt": "--texts empty.txt: holds no text",
+    "rerank --model ranker --query a --texts table.tsv --column b": "--texts table.tsv: no column 'b'",
+    "rerank --model ranker --query a --texts text.txt --top 0": "--top 0 must be at least 1",
+    "rerank --model ranker --query a --texts text.txt --max-length 3": "--max-length 3 must be at least 4",
+    "rerank --model plain --query a --texts text.txt": "--model plain: has 2 labels, and ranking needs a model with",
     "features --model nope --text text.txt --out out.npy": f"--model {HUB}",
     "features --model model --text nope.txt --out out.npy": "--text nope.txt: no such file",
     "features --model model --text text.txt --out out.docx": "--out out.docx: must end in .npy, .npz, ",
@@ -231,7 +248,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     (folder / "alike.tsv").write_text("sentence\tlabel\na day\tgood\n")
     (folder / "header.tsv").write_text("sentence\tlabel\n")
     (folder / "binary.tsv").write_bytes(bytes(range(256)) * 4)
-    folders = ("model", "plain", "unwritten", "empty", "run/model", "done/checkpoints/step-00000001")
+    folders = ("model", "plain", "ranker", "unwritten", "empty", "run/model", "done/checkpoints/step-00000001")
     for name in (*folders, "unfinished/checkpoints"):
         (folder / name).mkdir(parents=True)
     for name in ("run", "unfinished"):
@@ -239,8 +256,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     (folder / "done" / "config.json").write_text("{}")
     for name in ("model", "plain", "unwritten"):
         (folder / name / "config.json").write_text('{"num_hidden_layers": 2, "max_position_embeddings": 128}')
-    for name in ("model", "plain"):
+    for name in ("model", "plain", "ranker"):
         (folder / name / "model.safetensors").touch()
+    (folder / "ranker" / "config.json").write_text('{"num_hidden_layers": 2, "id2label": {"0": "LABEL_0"}}')
     task = {"format_version": 1, "task": "tagging", "labels": ["A", "B"], "settings": {}}
     (folder / "model" / "fastbert_task.json").write_text(json.dumps(task))
     done = subprocess.run(

@@ -187,6 +187,14 @@ class ModelWithHead(PreTrainedModel):
     ) -> tuple[Tensor, HiddenStates]:
         """Return logits (sequences / num_orders, classes) of the pooled first tokens, and the hidden states of
         `_encode`. The pooled tokens of each `num_orders` adjacent sequences are added."""
+        x, last, hidden_states = self._classifier_input(packed, classifier, output_hidden_states, num_orders)
+        return project(last, x), hidden_states
+
+    def _classifier_input(
+        self, packed: Packed, classifier: nn.Module, output_hidden_states: bool | None, num_orders: int = 1
+    ) -> tuple[Tensor, nn.Module, HiddenStates]:
+        """Return the input (sequences / num_orders, width) of a classifier's last linear layer, that layer, and the
+        hidden states of `_encode`."""
         first, hidden_states = self._encode_sequences(packed, output_hidden_states)
         if num_orders != 1:
             first = first.unflatten(0, (-1, num_orders)).sum(1)
@@ -195,7 +203,7 @@ class ModelWithHead(PreTrainedModel):
             if classifier.drops_input:
                 first = self._head_dropout(batch, first, p, Site.HEAD_INPUT, group=num_orders)
             first, classifier = classifier.transform(first), classifier.out_proj
-        return project(classifier, self._head_dropout(batch, first, p, group=num_orders)), hidden_states
+        return self._head_dropout(batch, first, p, group=num_orders), classifier, hidden_states
 
     def _classify_tokens(
         self, packed: Packed, classifier: nn.Module, token_indices: Tensor | None, output_hidden_states: bool | None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.fusibility import project
+from fastbert.models.fusibility import is_plain, project
 from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads
 from fastbert.models.labels import (
@@ -128,6 +130,32 @@ class ForSequenceClassification(ModelWithHead):
         logits, hidden_states = self._classify_sequences(packed, self.classifier, output_hidden_states, num_orders)
         loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=hidden_states)
+
+    def exact_logits(self, batch: PackedBatch) -> Tensor:
+        """Return the logits of a batch, fp32 (sequences, num_labels).
+
+        The last matmul is fp32 at least, so that models in 16 bits do not round different scores to the same. Raises
+        `UserError` as calling the model does.
+        """
+        packed = read_inputs(self, batch, None, None, None, None, None)
+        x, last, _ = self._classifier_input(packed, self.classifier, None)
+        if x.dtype == torch.float32 or not is_plain(last):
+            return project(last, x).float()
+        # In fp64, so that rounding hides how torch divides the work over its vector units.
+        return (x.double() @ last.weight.double().T + last.bias.double()).float()
+
+    def rank(self, query: str, texts: Sequence[str], tokenizer: Any, **options: Any) -> list[Any]:
+        """Return texts by their relevance to a query, best first, from a cross-encoder: a model with one label.
+
+        Each is a `fastbert.reranking.rank.Ranked`: the text's `index`, its `score` and the `text`; equal scores keep
+        their order. Options: `top`, `activation` "sigmoid" or "identity" (default: as config.json says, else
+        "sigmoid"), `max_length` in tokens, `batch_tokens`, `progress`. `fastbert.CrossEncoder` reads them from a
+        folder. Raises `UserError` for several labels, an empty query, texts that are not strings, and a tokenizer whose
+        vocabulary is not the model's.
+        """
+        # Ranking builds on models, so the package's root, which is always loaded, calls it.
+        ranked: list[Any] = sys.modules["fastbert"].rank_texts(self, query, texts, tokenizer, **options)
+        return ranked
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         problem = self.config.problem_type

@@ -1,0 +1,1 @@
+"""Cross-encoders: score and rank texts by their relevance to a query."""
