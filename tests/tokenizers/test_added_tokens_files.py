@@ -258,7 +258,10 @@ def test_saving_over_a_tokenizer_json_replaces_it(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"post_processor": {"type": "RobertaProcessing", "sep": "[SEP]", "cls": ["[CLS]", 2]}}, "must be a token and its"),
+        (
+            {"post_processor": {"type": "RobertaProcessing", "sep": "[SEP]", "cls": ["[CLS]", 2]}},
+            "must be a token and its",
+        ),
         ({"post_processor": {"type": "XlnetProcessing"}}, "its post_processor .'XlnetProcessing'. is not supported"),
         ({"post_processor": TEMPLATE | {"pair": TEMPLATE["single"]}}, "must hold the sequence A once, and A before B"),
         ({"post_processor": TEMPLATE | {"single": TEMPLATE["single"][1:]}}, "'TemplateProcessing'. is not BERT's"),
