@@ -13,6 +13,52 @@ constexpr std::size_t kLongestKey = 256;
 
 }  // namespace
 
+// Walks through the trie. The children of a node are those units whose place and label lead back to it, so that they are
+// found without trying every byte.
+class Charsmap::KeyFinder {
+public:
+    explicit KeyFinder(Charsmap& map) : map_(map), next_(map.units_.size(), kNone), first_(map.units_.size(), kNone) {
+        for (auto unit = static_cast<std::uint32_t>(next_.size()); unit-- > 0;) {
+            const std::uint32_t byte = label(map.units_[unit]);
+            const std::size_t parent = unit ^ byte;
+            if (byte == 0 || byte > 0xFF || parent >= first_.size()) continue;
+            next_[unit] = first_[parent];
+            first_[parent] = unit;
+        }
+    }
+
+    void visit(std::size_t node) {
+        // Keys with the same end may share nodes, but not without limit.
+        constexpr std::size_t kMostShared = 64;
+        if (key_.size() > kLongestKey || ++steps_ > kMostShared * map_.units_.size()) {
+            throw std::invalid_argument("its trie has circles");
+        }
+        if (node >= first_.size()) return;
+        for (std::uint32_t child = first_[node]; child != kNone; child = next_[child]) {
+            const std::uint32_t unit = map_.units_[child];
+            const std::size_t below = child ^ offset(unit);
+            key_.push_back(static_cast<char>(label(unit)));
+            if (has_leaf(unit)) {
+                if (below >= map_.units_.size()) throw std::invalid_argument("its trie is cut off");
+                if ((map_.units_[below] & ~(1U << 31)) >= map_.replacements_.size()) {
+                    throw std::invalid_argument("a replacement lies behind its end");
+                }
+                map_.keys_.push_back(key_);
+            }
+            visit(below);
+            key_.pop_back();
+        }
+    }
+
+private:
+    static constexpr std::uint32_t kNone = ~0U;
+
+    Charsmap& map_;
+    std::vector<std::uint32_t> next_, first_;
+    std::string key_;
+    std::size_t steps_ = 0;
+};
+
 Charsmap::Charsmap(std::string_view data) {
     std::uint32_t size = 0;
     if (data.size() < sizeof size) throw std::invalid_argument("it has fewer than 4 bytes");
@@ -29,11 +75,7 @@ Charsmap::Charsmap(std::string_view data) {
     if (!replacements_.empty() && replacements_.back() != '\0') {
         throw std::invalid_argument("its last replacement has no end");
     }
-    std::string key;
-    std::size_t steps = 0;
-    visit(offset(units_[0]), key, steps, [this](std::string_view, std::size_t value) {
-        if (value >= replacements_.size()) throw std::invalid_argument("a replacement lies behind its end");
-    });
+    KeyFinder(*this).visit(offset(units_[0]));
 }
 
 std::optional<std::string_view> Charsmap::find(std::string_view text) const {
@@ -51,33 +93,6 @@ std::optional<std::string_view> Charsmap::find(std::string_view text) const {
         }
     }
     return std::nullopt;
-}
-
-void Charsmap::for_each_key(const std::function<void(std::string_view)>& key) const {
-    std::string path;
-    std::size_t steps = 0;
-    visit(offset(units_[0]), path, steps, [&](std::string_view bytes, std::size_t) { key(bytes); });
-}
-
-void Charsmap::visit(std::size_t node, std::string& key, std::size_t& steps, const Found& found) const {
-    // Keys with the same end may share its nodes, but not without limit.
-    constexpr std::size_t kMostShared = 64;
-    if (key.size() > kLongestKey || ++steps > kMostShared * units_.size()) {
-        throw std::invalid_argument("its trie has circles");
-    }
-    for (unsigned byte = 1; byte < 256; ++byte) {
-        const std::size_t child = node ^ byte;
-        if (child >= units_.size() || label(units_[child]) != byte) continue;
-        const std::uint32_t unit = units_[child];
-        const std::size_t below = child ^ offset(unit);
-        key.push_back(static_cast<char>(byte));
-        if (has_leaf(unit)) {
-            if (below >= units_.size()) throw std::invalid_argument("its trie is cut off");
-            found(key, units_[below] & ~(1U << 31));
-        }
-        visit(below, key, steps, found);
-        key.pop_back();
-    }
 }
 
 }  // namespace fastbert::normalizer

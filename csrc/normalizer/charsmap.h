@@ -2,7 +2,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,19 +18,19 @@ public:
     // Return the replacement of the shortest key at the start of a text.
     std::optional<std::string_view> find(std::string_view text) const;
 
-    // Call key(bytes) for every key.
-    void for_each_key(const std::function<void(std::string_view)>& key) const;
+    // All keys.
+    const std::vector<std::string>& keys() const { return keys_; }
 
 private:
     static bool has_leaf(std::uint32_t unit) { return unit >> 8 & 1; }
     static std::uint32_t label(std::uint32_t unit) { return unit & (1U << 31 | 0xFF); }
     static std::uint32_t offset(std::uint32_t unit) { return unit >> 10 << ((unit & 1U << 9) >> 6); }
 
-    using Found = std::function<void(std::string_view key, std::size_t value)>;
-    void visit(std::size_t node, std::string& key, std::size_t& steps, const Found& found) const;
+    class KeyFinder;
 
     std::vector<std::uint32_t> units_;
     std::string replacements_;
+    std::vector<std::string> keys_;
 };
 
 }  // namespace fastbert::normalizer

@@ -277,19 +277,22 @@ void Normalizer::classify() {
                            }
                        },
                        [&](const CharsmapStep& s) {
-                           s.map->for_each_key([&](std::string_view key) {
+                           for (const std::string& key : s.map->keys()) {
                                // A key that is cut off within a character matches no text.
-                               if (!unicode::is_valid_utf8(key)) return;
+                               if (!unicode::is_valid_utf8(key)) continue;
                                const std::uint8_t* at = unicode::bytes_of(key);
                                const char32_t point = unicode::decode(at);
                                const bool is_ascii = key.size() > 1 && point < 0x80 && *at < 0x80;
                                const bool alone = unicode::count_characters(key) == 1;
                                set(alone || is_ascii ? changing_ : beginning_, point);
-                           });
+                           }
                        },
                    },
                    step);
     }
+    has_only_forms_ = std::all_of(steps_.begin(), steps_.end(), [](const Step& step) {
+        return std::holds_alternative<FormStep>(step);
+    });
     for (std::size_t i = 0; i < ascii_changes_.size(); ++i) {
         ascii_changes_[i] = changes(static_cast<char32_t>(i));
         keeps_ascii_ = keeps_ascii_ && !ascii_changes_[i];
@@ -338,7 +341,25 @@ bool Normalizer::is_inert(std::string_view text) const {
         if (at > begin && at[-1] < 0x80 && is_in(beginning_, at[-1]) && begins_key(rest(at - 1))) return false;
         const std::uint8_t* const character = at;
         const char32_t point = unicode::decode(at);
-        if (is_in(changing_, point)) return false;
+        if (is_in(changing_, point)) {
+            if (!has_only_forms_) return false;
+            // Most marks stand where they stay: compare the characters that may act on each other.
+            while (at < end && *at >= 0x80 && *at != 0xFF) {
+                const std::uint8_t* next = at;
+                if (!is_in(changing_, unicode::decode(next))) break;
+                at = next;
+            }
+            const std::uint8_t* from = character;
+            if (from > begin && from[-1] != 0xFF) {
+                --from;
+                while ((*from & 0xC0) == 0x80) --from;
+            }
+            const std::string_view few(unicode::chars(from), static_cast<std::size_t>(at - from));
+            Characters characters = characters_of(few);
+            apply(characters);
+            if (bytes_of(characters) != few) return false;
+            continue;
+        }
         if (is_in(beginning_, point) && begins_key(rest(character))) return false;
     }
     return true;

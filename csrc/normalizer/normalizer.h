@@ -83,7 +83,7 @@ private:
     // characters of a character map.
     std::vector<std::uint64_t> changing_, beginning_;
     std::array<bool, 128> ascii_changes_{};
-    bool keeps_ascii_ = true;
+    bool keeps_ascii_ = true, has_only_forms_ = false;
 };
 
 // The added tokens that are searched in raw text, or with a normalizer those searched in normalised text, with normalised

@@ -64,7 +64,17 @@ std::vector<std::pair<std::string_view, std::int32_t>> numbered(const std::vecto
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens, bool split_special)
     : tokens_(distinct(std::move(tokens), split_special)), split_special_(split_special), trie_(numbered(tokens_)) {
-    for (const AddedToken& token : tokens_) begins_[static_cast<std::uint8_t>(token.content[0])] = true;
+    pairs_.resize(tokens_.empty() ? 0 : (1 << 16) / 64);
+    for (const AddedToken& token : tokens_) {
+        const auto first = static_cast<std::uint8_t>(token.content[0]);
+        begins_[first] = true;
+        if (token.content.size() == 1) {
+            is_whole_[first] = true;
+        } else {
+            const unsigned pair = first << 8 | static_cast<std::uint8_t>(token.content[1]);
+            pairs_[pair / 64] |= std::uint64_t{1} << pair % 64;
+        }
+    }
     if (std::count(begins_.begin(), begins_.end(), true) == 1) {
         only_first_byte_ = static_cast<int>(std::find(begins_.begin(), begins_.end(), true) - begins_.begin());
     }
@@ -99,7 +109,13 @@ std::size_t AddedTokens::next_candidate(std::string_view text, std::size_t from)
     if (tokens_.empty()) return text.size();
     // Nearly always, all tokens begin with "[": searching for one byte is far faster than trying every position.
     if (only_first_byte_ >= 0) return std::min(text.find(static_cast<char>(only_first_byte_), from), text.size());
-    while (from < text.size() && !begins_[static_cast<std::uint8_t>(text[from])]) ++from;
+    for (; from < text.size(); ++from) {
+        const auto first = static_cast<std::uint8_t>(text[from]);
+        if (!begins_[first]) continue;
+        if (is_whole_[first]) return from;
+        const unsigned pair = first << 8 | (from + 1 < text.size() ? static_cast<std::uint8_t>(text[from + 1]) : 0U);
+        if ((pairs_[pair / 64] >> pair % 64 & 1) != 0) return from;
+    }
     return from;
 }
 

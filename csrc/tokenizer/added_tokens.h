@@ -53,7 +53,9 @@ private:
     std::vector<AddedToken> tokens_;
     bool split_special_;
     Trie trie_;
-    std::array<bool, 256> begins_{};
+    // By first byte: whether a token begins with it, and whether it is the whole token; and by the first two bytes.
+    std::array<bool, 256> begins_{}, is_whole_{};
+    std::vector<std::uint64_t> pairs_;
     int only_first_byte_ = -1;  // the byte with which all tokens begin, if there is one
 };
 

@@ -133,12 +133,12 @@ void Unigram::find_hazards() {
         if (is_space_class || (normalizer_.changes(point) && vanishes(point))) set(point);
     }
     if (charsmap && runs) {
-        charsmap->map->for_each_key([&](std::string_view key) {
+        for (const std::string& key : charsmap->map->keys()) {
             const auto value = charsmap->map->find(key);
-            if (!unicode::is_valid_utf8(key) || (value && !value->empty() && value->find(' ') == value->npos)) return;
+            if (!unicode::is_valid_utf8(key) || (value && !value->empty() && value->find(' ') == value->npos)) continue;
             const std::uint8_t* at = unicode::bytes_of(key);
             if (!is_space(*at)) set(unicode::decode(at));
-        });
+        }
     }
     // "\r\n" is one cluster.
     if (charsmap) set('\r');

@@ -310,10 +310,14 @@ def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
 def order_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
     """Return distinct added tokens in the order of their ids. Raises VocabularyError for inconsistent ids."""
     check_count(len(vocab) + len(added), added[0].source if added else "vocab")
-    ids = {token: index for index, token in enumerate(vocab)}
+    # Few contents are looked up in a large vocabulary: one pass finds their ids.
+    contents = {item.token.content for item in added}
+    ids = {token: index for index, token in enumerate(vocab) if token in contents}
     ordered: dict[str, AddedToken] = {}
+    new = len(vocab)
     for token, token_id, source in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
-        known = ids.setdefault(token.content, len(ids) if token_id in (None, len(ids)) else -1)
+        known = ids.setdefault(token.content, new if token_id in (None, new) else -1)
+        new += known == new
         if token_id is not None and known != token_id:
             raise VocabularyError(
                 f"{source}: added token {shown(token.content)} has id {shown(token_id)}, but the vocabulary has"

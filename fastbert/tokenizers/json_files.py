@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.collector import collector_paused
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_regular, shown
 from fastbert.tokenizers.added import FLAGS, AddedToken
@@ -51,7 +52,8 @@ def read_bytes(path: Path) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object."""
     try:
-        value = json.loads(read_bytes(path))
+        with collector_paused():
+            value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise VocabularyError(f"{path}: not JSON ({error}); restore the file") from None
     if not isinstance(value, dict):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.manifest import TOKENIZER, verify_file, verify_files
+from fastbert.io.collector import collector_paused
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tokenizers.byte_level import ByteLevelBPETokenizer
-from fastbert.tokenizers.pipeline_files import holds_pipeline, read_content
+from fastbert.tokenizers.pipeline_files import read_pipeline
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.unigram import UnigramTokenizer
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
@@ -27,16 +28,17 @@ def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Tokenizer:
     path = Path(path)
     if path.is_dir() and _model_type(path) == "elmo":
         return WordTokenizer.from_pretrained(path, **options)
-    if not holds_pipeline(path):
-        return WordPieceTokenizer.from_pretrained(path, **options)
     verify = options.pop("verify", True)
     if path.is_dir():
         verify_files(path, TOKENIZER, verify=verify)
     else:
         verify_file(path, verify=verify)
-    content = read_content(path)
-    kind = ByteLevelBPETokenizer if content.kind == "BPE" else UnigramTokenizer
-    return kind.from_content(content, path, **options)
+    with collector_paused():
+        content = read_pipeline(path)
+        if content is None:
+            return WordPieceTokenizer.from_pretrained(path, verify=False, **options)
+        kind = ByteLevelBPETokenizer if content.kind == "BPE" else UnigramTokenizer
+        return kind.from_content(content, path, **options)
 
 
 def _model_type(folder: Path) -> object:

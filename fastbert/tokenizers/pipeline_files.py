@@ -63,14 +63,18 @@ def kind_of(model: Any) -> Any:
     return "Unigram" if isinstance(model.get("vocab"), list) else "WordPiece"
 
 
-def holds_pipeline(path: Path) -> bool:
-    """Return True for a folder or a tokenizer.json of a tokenizer other than WordPiece's."""
+def read_pipeline(path: Path) -> Content | None:
+    """Read a folder or a tokenizer.json of a tokenizer other than WordPiece's; return None for one of WordPiece."""
     file = path / files.TOKENIZER_FILE if path.is_dir() else path
     if file.is_file() and file.suffix == ".json":
-        return kind_of(read_json(file).get("model")) not in (None, "WordPiece")
-    if not path.is_dir() or (path / files.VOCAB_FILE).is_file():
-        return path.name in PIECE_MODELS
-    return any((path / name).is_file() for name in (VOCAB_JSON, _OLD_VOCAB_JSON, *PIECE_MODELS))
+        content = read_json(file)
+        return None if kind_of(content.get("model")) in (None, "WordPiece") else _read_with_json(path, file, content)
+    if not path.is_dir():
+        return read_content(path) if path.name in PIECE_MODELS else None
+    if (path / files.VOCAB_FILE).is_file():
+        return None
+    has_files = any((path / name).is_file() for name in (VOCAB_JSON, _OLD_VOCAB_JSON, *PIECE_MODELS))
+    return read_content(path) if has_files else None
 
 
 def read_content(path: Path) -> Content:
@@ -80,12 +84,9 @@ def read_content(path: Path) -> Content:
             from fastbert.tokenizers.piece_models import read_piece_model
 
             return _with_settings(path.parent, read_piece_model(path, {}), [], settings=False)
-        content, added = read_tokenizer_json(path)
-        return _with_settings(path.parent, content, added, settings=False)
-    if (path / files.TOKENIZER_FILE).is_file():
-        content, added = read_tokenizer_json(path / files.TOKENIZER_FILE)
-        _check_other_files(path, content, added)
-        return _with_settings(path, content, added)
+        return _read_with_json(path, path, read_json(path))
+    if (file := path / files.TOKENIZER_FILE).is_file():
+        return _read_with_json(path, file, read_json(file))
     config = {**_json_of(path / "config.json"), **_json_of(path / files.CONFIG_FILE)}
     for vocab_name, merges_name in ((VOCAB_JSON, MERGES_FILE), (_OLD_VOCAB_JSON, _OLD_MERGES)):
         if (path / vocab_name).is_file():
@@ -106,9 +107,16 @@ def _json_of(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def read_tokenizer_json(path: Path) -> tuple[Content, list[FileToken]]:
-    """Read a tokenizer.json and its added tokens."""
-    content = read_json(path)
+def _read_with_json(path: Path, file: Path, json: dict[str, Any]) -> Content:
+    """Return the content of a folder or a file, given that of its tokenizer.json."""
+    content, added = _read_tokenizer_json(json, file)
+    if path.is_dir():
+        _check_other_files(path, content, added)
+    return _with_settings(file.parent, content, added, settings=path.is_dir())
+
+
+def _read_tokenizer_json(content: dict[str, Any], path: Path) -> tuple[Content, list[FileToken]]:
+    """Read the parts of a tokenizer.json and its added tokens."""
     model = content.get("model")
     kind = kind_of(model)
     if not isinstance(model, dict) or kind not in ("BPE", "Unigram"):
@@ -150,8 +158,8 @@ def _read_unigram(model: Mapping[str, Any], path: Path) -> tuple[list[str], dict
         raise VocabularyError(f"{path}: its vocabulary is not a list; restore the file")
     try:
         vocab = [piece for piece, _ in pieces]
-        scores = [float(score) for _, score in pieces]
-        if set(map(type, vocab)) - {str}:
+        scores = [score for _, score in pieces]
+        if set(map(type, vocab)) - {str} or set(map(type, scores)) - {float, int}:
             raise TypeError
     except (TypeError, ValueError):
         index = next(index for index, item in enumerate(pieces) if not _is_piece(item))
@@ -249,12 +257,15 @@ def _with_settings(folder: Path, content: Content, added: Sequence[FileToken], *
         options["added_tokens"] = files.order_added_tokens(list(added), content.vocab)
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
         options.pop(name, None)  # of WordPiece; the normalizer decides
-    known = {*content.vocab, *(token.content for token in options["added_tokens"])}
+    added_tokens: list[AddedToken] = options["added_tokens"]
     processor = read_post_processor(content.pipeline.post_processor, content.pipeline.path)
     before, behind = processor.template.around()
     roles = dict(_USUAL)
     roles |= {"cls_token": tuple(before[:1]), "sep_token": tuple(behind[-1:])}
-    added_tokens: list[AddedToken] = options["added_tokens"]
+    named = {name for names in roles.values() for name in names} | {
+        str(options[role]) for role in roles if role in options
+    }
+    known = {token for token in content.vocab if token in named} | {token.content for token in added_tokens}
     recognised = {token.content for token in added_tokens if token.special}
     for role, names_of_role in roles.items():
         if options.get(role) not in known:

@@ -14,6 +14,7 @@ import numpy as np
 from fastbert import _C
 from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
 from fastbert.io.atomic_write import write_atomic, write_json_atomic
+from fastbert.io.collector import collector_paused
 from fastbert.tokenizers import call, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
 from fastbert.tokenizers.json_errors import VocabularyError
@@ -107,10 +108,11 @@ class PipelineTokenizer(Tokenizer):
             verify_files(path, TOKENIZER, verify=verify)
         else:
             verify_file(path, verify=verify)
-        content = read_content(path)
-        if content.kind != cls.kind:
-            raise VocabularyError(f"{path}: holds a {content.kind} tokenizer, not {cls.kind}; use load_tokenizer")
-        return cls.from_content(content, path, **options)
+        with collector_paused():
+            content = read_content(path)
+            if content.kind != cls.kind:
+                raise VocabularyError(f"{path}: holds a {content.kind} tokenizer, not {cls.kind}; use load_tokenizer")
+            return cls.from_content(content, path, **options)
 
     @classmethod
     def from_content(cls, content: Content, path: Path, **options: Any) -> Self:

@@ -70,8 +70,9 @@ class UnigramTokenizer(PipelineTokenizer):
                     f" first is {missing[0]}); restore the vocabulary or set byte_fallback to false"
                 )
             self._byte_ids = [ids[name] for name in names]
-        if zeros := [index for index, token in enumerate(tokens) if "\0" in token]:
-            raise VocabularyError(f"{pipeline.path}: piece {zeros[0]} holds a zero byte; remove it")
+        if "\0" in "".join(tokens):
+            index = next(index for index, token in enumerate(tokens) if "\0" in token)
+            raise VocabularyError(f"{pipeline.path}: piece {index} holds a zero byte; remove it")
         self._steps = pipeline.compiled_pre_tokenizer()
         super().__init__(tokens, pipeline=pipeline, **options)
 
