@@ -62,6 +62,8 @@ std::unique_ptr<ByteLevelBpe> make_tokenizer(std::vector<std::string> tokens,
                                              bool expects_prefix, bool whole_words) {
     check_added_tokens(added, handle.normalizer);
     if (merges.ndim() != 2 || merges.shape(1) != 3) throw py::value_error("merges must have 3 columns");
+    if (static_cast<std::size_t>(merges.shape(0)) > Merges::kMost) throw py::value_error("there are too many merges");
+    if (tokens.size() > Merges::kMostTokens) throw py::value_error("there are too many tokens");
     const auto size = static_cast<std::int64_t>(tokens.size());
     std::vector<std::array<std::int32_t, 3>> rows(static_cast<std::size_t>(merges.shape(0)));
     const std::int32_t* from = merges.data();

@@ -68,7 +68,6 @@ private:
     std::vector<std::string> tokens_;
     std::vector<Spaces> spaces_;  // of each token
     Merges merges_;
-    std::array<std::int32_t, 256> byte_ids_;
     std::unordered_map<std::string_view, std::int32_t> words_;  // the vocabulary, if `whole_words`
     AddedTokens raw_tokens_, normalized_tokens_;
     normalizer::Normalizer normalizer_;

@@ -18,14 +18,14 @@ using unicode::count_characters;
 
 // Kept between calls, with the memory of the longest words.
 struct MergerScratch final : tokenizer::Scratch {
-    MergerScratch(const Merges& merges, const std::array<std::int32_t, 256>& byte_ids) : merger(merges, byte_ids) {}
+    explicit MergerScratch(const Merges& merges) : merger(merges) {}
     Merger merger;
 };
 
 class ByteLevelBpe::Reader {
 public:
     Reader(const ByteLevelBpe& kind, Workspace& workspace) : kind_(kind), workspace_(workspace) {
-        if (!workspace.scratch) workspace.scratch = std::make_unique<MergerScratch>(kind.merges_, kind.byte_ids_);
+        if (!workspace.scratch) workspace.scratch = std::make_unique<MergerScratch>(kind.merges_);
     }
 
     // Added tokens are searched in the normalised text; sources lead back from there.
@@ -48,8 +48,8 @@ public:
             }
         }
         static_cast<MergerScratch&>(*workspace_.scratch).merger.merge(
-            raw, size, [&pieces](std::int32_t id, std::uint32_t begin, std::uint32_t end) {
-                pieces.push_back({id, begin, end, 0});
+            raw, size, [&pieces](std::int32_t id, std::size_t begin, std::size_t end) {
+                pieces.push_back({id, static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end), 0});
             });
         tokenizer::count_in_characters(raw, size, pieces);
     }

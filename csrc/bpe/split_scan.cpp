@@ -124,11 +124,15 @@ void find_starts(const std::uint8_t* text, std::size_t size, const ByteClasses* 
 void scan_slowly(const std::uint8_t* text, std::size_t size, std::array<std::uint64_t, kBlocks + 1>& starts) {
     starts.fill(0);
     const std::uint8_t* const end = text + size;
+    const std::uint8_t* text_end = std::find(text, end, kSeparator);
     for (const std::uint8_t* at = text; at < end;) {
         const auto offset = static_cast<std::size_t>(at - text);
         starts[offset / kBlock] |= std::uint64_t{1} << offset % kBlock;
-        const std::uint8_t* const text_end = std::find(at, end, kSeparator);
-        at += at == text_end ? 1 : first_chunk(at, text_end);
+        if (at == text_end) {
+            text_end = std::find(++at, end, kSeparator);
+        } else {
+            at += first_chunk(at, text_end);
+        }
     }
 }
 
