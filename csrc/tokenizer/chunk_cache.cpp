@@ -10,48 +10,37 @@
 namespace fastbert::tokenizer {
 
 // Mapped directly: its pages are zero, and untouched pages are free.
-template <class Entry>
-ChunkCache::Table<Entry>::Table(unsigned bits) : bytes((sizeof(Entry) << bits) + kAlignment) {
+template <class Item>
+ChunkCache::Table<Item>::Table(unsigned bits) : bytes((sizeof(Item) << bits) + kAlignment) {
     memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     const auto address = reinterpret_cast<std::uintptr_t>(memory);
-    entries = reinterpret_cast<Entry*>((address + kAlignment - 1) & ~(kAlignment - 1));
-    advise_huge_pages(entries, sizeof(Entry) << bits);
+    entries = reinterpret_cast<Item*>((address + kAlignment - 1) & ~(kAlignment - 1));
+    advise_huge_pages(entries, sizeof(Item) << bits);
 }
 
-template <class Entry>
-ChunkCache::Table<Entry>::~Table() {
+template <class Item>
+ChunkCache::Table<Item>::~Table() {
     munmap(memory, bytes);
 }
 
 template struct ChunkCache::Table<ChunkCache::ShortLine>;
+template struct ChunkCache::Table<ChunkCache::MiddleEntry>;
 template struct ChunkCache::Table<ChunkCache::LongEntry>;
 
-ChunkCache::ChunkCache() : short_lines_(kShortBits), long_entries_(kLongBits) {}
-
-// Whole words, zero past the chunk: bytes that the loop skips do not affect the hash.
-ChunkCache::LongKey ChunkCache::long_key(const std::uint8_t* chunk, std::size_t size) {
-    LongKey key{};
-    for (std::size_t i = 0; 8 * i < size; ++i) {
-        key.words[i] = load(chunk + 8 * i) & kFirstBytes[std::min<std::size_t>(size - 8 * i, 8)];
-    }
-    key.words[7] |= static_cast<std::uint64_t>(size) << 56;
-    return key;
-}
-
-std::size_t ChunkCache::slot_of(const LongKey& key) const {
-    std::uint64_t hash = 0;
-    for (const std::uint64_t word : key.words) hash = (std::rotl(hash, 29) ^ word) * 0x9E3779B97F4A7C15U;
-    return hash >> (64 - kLongBits);
-}
+ChunkCache::ChunkCache() : short_lines_(kShortBits), middle_entries_(kMiddleBits), long_entries_(kLongBits) {}
 
 void ChunkCache::insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
     if (size > kLongBytes || pieces.size() > LongPieces::kMax) return;
-    if (size > kShortBytes) return insert_long(chunk, size, pieces, keep);
+    const auto insert_elsewhere = [&] {
+        const bool is_middle = size <= kMiddleBytes && pieces.size() <= MiddlePieces::kMax;
+        is_middle ? insert_middle(chunk, size, pieces, keep) : insert_long(chunk, size, pieces, keep);
+    };
+    if (size > kShortBytes) return insert_elsewhere();
     const bool few = pieces.size() <= ShortPieces::kMax;
     if (!few && find_short(chunk, size, short_slot(chunk, size)) != nullptr) {
-        // Second occurrence: only now is it worth a long entry.
-        return insert_long(chunk, size, pieces, keep);
+        // Second occurrence: only now is it worth an entry of its own.
+        return insert_elsewhere();
     }
     ShortPieces value{};
     value.alignment = (few ? static_cast<std::uint32_t>(pieces.size()) : ShortPieces::kElsewhere) << 28 |
@@ -92,23 +81,39 @@ void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
         put(random & 3, [](const ShortKey&, const ShortPieces& pieces) { return !pieces.pinned(); });
 }
 
+void ChunkCache::insert_middle(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
+    MiddlePieces value{};
+    value.flags = static_cast<std::uint32_t>(pieces.size()) | static_cast<std::uint32_t>(keep) << 3;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+        value.ids[i] = pieces[i].id;
+        value.places |= static_cast<std::uint64_t>(pieces[i].begin | pieces[i].end << 5) << 10 * i;
+        if (i > 0 && pieces[i].word != pieces[i - 1].word) value.flags |= 1U << (4 + i);
+    }
+    put(middle_entries_, middle_key(chunk, size), value);
+}
+
 void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
     LongPieces value{};
     value.number = static_cast<std::uint8_t>(pieces.size());
-    value.pinned = keep;
+    value.is_pinned = keep;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const bool new_word = i > 0 && pieces[i].word != pieces[i - 1].word;
         value.ids[i] = pieces[i].id;
         value.begins[i] = static_cast<std::uint8_t>(pieces[i].begin | (new_word ? LongPieces::kNewWord : 0));
         value.ends[i] = static_cast<std::uint8_t>(pieces[i].end);
     }
-    const LongKey key = long_key(chunk, size);
+    put(long_entries_, long_key(chunk, size), value);
+}
+
+// Into a free place of two, else into either that may be evicted.
+template <class KeyType, class Pieces>
+void ChunkCache::put(Table<Entry<KeyType, Pieces>>& table, const KeyType& key, const Pieces& value) {
     const std::size_t slot = slot_of(key);
-    const auto is_free = [this](std::size_t at) { return long_entries_[at].key.words[7] == 0; };
+    const auto is_free = [&table](std::size_t at) { return table[at].key.words.back() == 0; };
     std::size_t at = is_free(slot) ? slot : is_free(slot ^ 1) ? slot ^ 1 : slot ^ (next_random() & 1);
-    if (!is_free(at) && long_entries_[at].pieces.pinned) at ^= 1;
-    if (!is_free(at) && long_entries_[at].pieces.pinned) return;
-    long_entries_[at] = {key, value};
+    if (!is_free(at) && table[at].pieces.pinned()) at ^= 1;
+    if (!is_free(at) && table[at].pieces.pinned()) return;
+    table[at] = {key, value};
 }
 
 // xorshift: which chunk is evicted does not matter, as long as a text cannot predict it.

@@ -1,6 +1,6 @@
-// A cache of the tokens of chunks. A chunk's tokens depend on its bytes alone (see scanner.h), which are the key: a
-// cache line holds two chunks of at most 15 bytes with up to three tokens each; two lines hold a chunk of at most 63
-// bytes with up to ten. The tokens' offsets within the chunk are stored with them.
+// A cache of the tokens of chunks. A chunk's tokens depend on its bytes alone (see window.h), which are the key: a cache
+// line holds two chunks of at most 15 bytes with up to three tokens each, or one of at most 31 bytes with up to five; two
+// lines hold a chunk of at most 63 bytes with up to ten. The tokens' offsets within the chunk are stored with them.
 //
 // The tables have a fixed size, and a lookup reads at most two entries of each, so no text makes them slow.
 #pragma once
@@ -40,6 +40,26 @@ struct ShortPieces {
     std::uint32_t word(std::size_t i) const { return i == 0 ? 0 : i == 1 ? alignment >> 24 & 1 : alignment >> 25 & 3; }
 };
 
+// Up to five tokens of a chunk of at most 31 bytes.
+struct MiddlePieces {
+    static constexpr std::size_t kMax = 5;
+
+    std::array<std::int32_t, kMax> ids;
+    // From bit 0: the number of tokens; bit 3: pinned; from bit 4: one bit for each token that begins a new word.
+    std::uint32_t flags;
+    std::uint64_t places;  // five bits begin and five bits end of each token
+
+    std::size_t count() const { return flags & 7; }
+    bool pinned() const { return flags >> 3 & 1; }
+    std::uint32_t begin(std::size_t i) const { return static_cast<std::uint32_t>(places >> 10 * i) & 31; }
+    std::uint32_t end(std::size_t i) const { return static_cast<std::uint32_t>(places >> (10 * i + 5)) & 31; }
+    std::uint32_t word(std::size_t i) const {
+        std::uint32_t words = 0;
+        for (std::size_t j = 1; j <= i; ++j) words += flags >> (4 + j) & 1;
+        return words;
+    }
+};
+
 // Up to ten tokens of a chunk of at most 63 bytes.
 struct LongPieces {
     static constexpr std::size_t kMax = 10;
@@ -49,10 +69,11 @@ struct LongPieces {
     std::array<std::uint8_t, kMax> begins;
     std::array<std::uint8_t, kMax> ends;
     std::uint8_t number;
-    std::uint8_t pinned;  // never evicted
+    std::uint8_t is_pinned;  // never evicted
     std::uint16_t unused;
 
     std::size_t count() const { return number; }
+    bool pinned() const { return is_pinned; }
     std::uint32_t begin(std::size_t i) const { return begins[i] & (kNewWord - 1U); }
     std::uint32_t end(std::size_t i) const { return ends[i]; }
     std::uint32_t word(std::size_t i) const {
@@ -65,6 +86,7 @@ struct LongPieces {
 class ChunkCache {
 public:
     static constexpr std::size_t kShortBytes = 15;
+    static constexpr std::size_t kMiddleBytes = 31;
     static constexpr std::size_t kLongBytes = 63;
 
     ChunkCache();
@@ -74,6 +96,11 @@ public:
         return slot_of(short_key(chunk, size));
     }
     void prefetch(std::size_t short_slot) const { __builtin_prefetch(&short_lines_[short_slot]); }
+    // The same for one of at most kMiddleBytes.
+    std::size_t middle_slot(const std::uint8_t* chunk, std::size_t size) const {
+        return slot_of(middle_key(chunk, size));
+    }
+    void prefetch_middle(std::size_t slot) const { __builtin_prefetch(&middle_entries_[slot]); }
 
     // Return the tokens of a chunk, or null. As many bytes as the longest chunk of the kind, plus one, must be
     // readable.
@@ -86,6 +113,13 @@ public:
         };
         if (const ShortPieces* pieces = look_in(short_lines_[slot])) [[likely]] return pieces;
         return look_in(short_lines_[slot ^ 1]);
+    }
+    const MiddlePieces* find_middle(const std::uint8_t* chunk, std::size_t size, std::size_t slot) const {
+        const MiddleKey key = middle_key(chunk, size);
+        for (const std::size_t at : {slot, slot ^ 1}) {
+            if (middle_entries_[at].key == key) return &middle_entries_[at].pieces;
+        }
+        return nullptr;
     }
     const LongPieces* find_long(const std::uint8_t* chunk, std::size_t size) const {
         const LongKey key = long_key(chunk, size);
@@ -106,38 +140,44 @@ private:
         std::uint64_t low, high;  // the bytes; the size in the topmost one, so that an empty slot equals no chunk
         bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
     };
-    struct LongKey {
-        std::array<std::uint64_t, 8> words;
-        bool operator==(const LongKey& other) const {
+    template <std::size_t kWords>
+    struct Key {
+        std::array<std::uint64_t, kWords> words;
+        bool operator==(const Key& other) const {
             std::uint64_t difference = 0;
-            for (std::size_t i = 0; i < words.size(); ++i) difference |= words[i] ^ other.words[i];
+            for (std::size_t i = 0; i < kWords; ++i) difference |= words[i] ^ other.words[i];
             return difference == 0;
         }
     };
+    using MiddleKey = Key<4>;
+    using LongKey = Key<8>;
     struct alignas(64) ShortLine {
         std::array<ShortKey, 2> keys;
         std::array<ShortPieces, 2> pieces;
     };
-    struct alignas(64) LongEntry {
-        LongKey key;
-        LongPieces pieces;
+    template <class KeyType, class Pieces>
+    struct alignas(64) Entry {
+        KeyType key;
+        Pieces pieces;
     };
-    static_assert(sizeof(ShortLine) == 64 && sizeof(LongEntry) == 128);
+    using MiddleEntry = Entry<MiddleKey, MiddlePieces>;
+    using LongEntry = Entry<LongKey, LongPieces>;
+    static_assert(sizeof(ShortLine) == 64 && sizeof(MiddleEntry) == 64 && sizeof(LongEntry) == 128);
 
-    static constexpr unsigned kShortBits = 17, kLongBits = 15;  // of 8 and 4 MB
+    static constexpr unsigned kShortBits = 17, kMiddleBits = 17, kLongBits = 14;  // of 8, 8 and 2 MB
 
     // 2^bits entries on huge pages, initially zero.
-    template <class Entry>
+    template <class Item>
     struct Table {
         explicit Table(unsigned bits);
         Table(const Table&) = delete;
         Table& operator=(const Table&) = delete;
         ~Table();
-        Entry& operator[](std::size_t i) { return entries[i]; }
-        const Entry& operator[](std::size_t i) const { return entries[i]; }
+        Item& operator[](std::size_t i) { return entries[i]; }
+        const Item& operator[](std::size_t i) const { return entries[i]; }
 
         static constexpr std::size_t kAlignment = std::size_t{1} << 21;  // of a huge page
-        Entry* entries;
+        Item* entries;
         void* memory;
         std::size_t bytes;
     };
@@ -172,18 +212,42 @@ private:
         const ShortMask& mask = kShortMasks[size];
         return {load(chunk) & mask.low, (load(chunk + 8) & mask.high) | mask.size};
     }
-    static LongKey long_key(const std::uint8_t* chunk, std::size_t size);
+    // Whole words, zero past the chunk: bytes that the loop skips do not affect the hash.
+    template <std::size_t kWords>
+    static Key<kWords> key_of(const std::uint8_t* chunk, std::size_t size) {
+        Key<kWords> key{};
+        for (std::size_t i = 0; 8 * i < size; ++i) {
+            const std::size_t left = size - 8 * i;
+            key.words[i] = load(chunk + 8 * i) & kFirstBytes[left < 8 ? left : 8];
+        }
+        key.words[kWords - 1] |= static_cast<std::uint64_t>(size) << 56;
+        return key;
+    }
+    static MiddleKey middle_key(const std::uint8_t* chunk, std::size_t size) { return key_of<4>(chunk, size); }
+    static LongKey long_key(const std::uint8_t* chunk, std::size_t size) { return key_of<8>(chunk, size); }
+
+    template <std::size_t kWords>
+    static std::uint64_t hash_of(const Key<kWords>& key) {
+        std::uint64_t hash = 0;
+        for (const std::uint64_t word : key.words) hash = (std::rotl(hash, 29) ^ word) * 0x9E3779B97F4A7C15U;
+        return hash;
+    }
 
     std::size_t slot_of(const ShortKey& key) const {
         return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> (64 - kShortBits);
     }
-    std::size_t slot_of(const LongKey& key) const;
+    std::size_t slot_of(const MiddleKey& key) const { return hash_of(key) >> (64 - kMiddleBits); }
+    std::size_t slot_of(const LongKey& key) const { return hash_of(key) >> (64 - kLongBits); }
 
     void insert_short(const ShortKey& key, const ShortPieces& value);
+    void insert_middle(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
     void insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
+    template <class KeyType, class Pieces>
+    void put(Table<Entry<KeyType, Pieces>>& table, const KeyType& key, const Pieces& value);
     std::uint32_t next_random();
 
     Table<ShortLine> short_lines_;
+    Table<MiddleEntry> middle_entries_;
     Table<LongEntry> long_entries_;
     std::uint32_t random_ = 1;
 };

@@ -353,10 +353,16 @@ private:
         std::uint32_t* const values = workspace_.chunk_values.data();
         const auto fetch = [&](std::size_t i) {
             const std::size_t size = window.lasts[i] - window.starts[i] + 1u;
-            const std::size_t slot =
-                cache.short_slot(window.bytes.data() + window.starts[i], std::min(size, ChunkCache::kShortBytes));
-            cache.prefetch(slot);
-            values[i] = static_cast<std::uint32_t>(slot);
+            const std::uint8_t* const chunk = window.bytes.data() + window.starts[i];
+            if (size <= ChunkCache::kShortBytes) [[likely]] {
+                const std::size_t slot = cache.short_slot(chunk, size);
+                cache.prefetch(slot);
+                values[i] = static_cast<std::uint32_t>(slot);
+            } else if (size <= ChunkCache::kMiddleBytes) {
+                const std::size_t slot = cache.middle_slot(chunk, size);
+                cache.prefetch_middle(slot);
+                values[i] = static_cast<std::uint32_t>(slot);
+            }
         };
         for (std::size_t i = 0; i < std::min(kPrefetched, window.count); ++i) fetch(i);
         for (std::size_t i = 0; i < window.count; ++i) {
@@ -373,6 +379,14 @@ private:
                     continue;
                 }
                 look_further = pieces != nullptr;
+            }
+            if (look_further && size <= ChunkCache::kMiddleBytes) {
+                const std::size_t slot = size <= ChunkCache::kShortBytes ? cache.middle_slot(chunk, size) : values[i];
+                if (const MiddlePieces* const pieces = cache.find_middle(chunk, size, slot)) {
+                    at = write(*pieces, at, characters, start);
+                    values[i] = static_cast<std::uint32_t>(at - before);
+                    continue;
+                }
             }
             const LongPieces* const pieces = look_further ? cache.find_long(chunk, size) : nullptr;
             if (pieces != nullptr) {

@@ -135,7 +135,7 @@ private:
         tokenizer::count_in_characters(bytes_of(word), word.size(), pieces_);
         // The first character is that of the space, or has the place of the next one.
         const std::uint32_t shift = has_space ? 0 : 1;
-        const std::uint32_t first = has_space && !kind_.keeps_space_ ? 1 : 0;
+        const std::uint32_t first = has_space && kind_.drops_space_ ? 1 : 0;
         for (Piece& piece : pieces_) {
             piece.begin = piece.begin == 0 ? first : piece.begin - shift;
             piece.end = std::max(piece.end - shift, first + 1);
@@ -167,10 +167,10 @@ private:
         word.clear();
         for (const unicode::NormalizedCharacter& character : text) {
             const bool is_replacement = character.point == kind_.replacement_point_;
-            if (kind_.keeps_space_ ? character.point == ' ' || is_replacement : is_replacement) {
+            if (is_replacement || (!kind_.drops_space_ && character.point == ' ')) {
                 finish();
                 start(character.source);
-            } else if (!kind_.keeps_space_ && unicode::is_whitespace(character.point)) {
+            } else if (kind_.drops_space_ && unicode::is_whitespace(character.point)) {
                 finish();
             } else {
                 if (word.empty()) start(character.source);

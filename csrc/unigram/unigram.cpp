@@ -58,7 +58,6 @@ void Unigram::find_spaces() {
     using normalizer::ReplaceRunsStep;
     bool splits = false, known = true;
     const MetaspaceStep* metaspace = nullptr;
-    bool drops_space = false;
     for (const SplittingStep& step : pre_tokenizer_.steps()) {
         if (const auto* const found = std::get_if<MetaspaceStep>(&step)) {
             splits = splits || found->split;
@@ -67,7 +66,7 @@ void Unigram::find_spaces() {
             first_matters_ = found->prepend == MetaspaceStep::Prepend::kFirst;
         } else if (std::holds_alternative<WhitespaceSplitStep>(step)) {
             splits = true;
-            drops_space = drops_space || metaspace == nullptr;
+            drops_space_ = drops_space_ || metaspace == nullptr;
         } else if (std::holds_alternative<SplitStep>(step)) {
             known = false;
         }
@@ -99,9 +98,8 @@ void Unigram::find_spaces() {
     }
     const auto& steps = pre_tokenizer_.steps();
     is_usual_ = metaspace != nullptr && metaspace->prepend == MetaspaceStep::Prepend::kAlways && metaspace->split &&
-                (steps.size() == 1 || (steps.size() == 2 && drops_space && std::get_if<MetaspaceStep>(&steps[1])));
+                (steps.size() == 1 || (steps.size() == 2 && drops_space_ && std::get_if<MetaspaceStep>(&steps[1])));
     if (metaspace == nullptr) return;
-    keeps_space_ = !drops_space;
     replacement_point_ = metaspace->replacement;
     std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
     replacement_.assign(unicode::chars(encoded.data()), unicode::encode(metaspace->replacement, encoded.data()));
@@ -126,7 +124,7 @@ void Unigram::find_hazards() {
     for (char32_t point = 0; point < kPoints; ++point) {
         if (point == 0xD800) point = 0xE000;
         // A cluster of such a character and a space may be replaced as a whole.
-        if (charsmap && unicode::is_prepended(point)) set(point);
+        if (charsmap && unicode::is_prepended(point) && normalizer_.is_key_start(point)) set(point);
         if (!runs || (point < 0x80 && is_space(static_cast<std::uint8_t>(point)))) continue;
         // What becomes white space, or goes, may stand in a run with a space.
         const bool is_space_class = unicode::split_class_of(point) == unicode::SplitClass::kSpace;
@@ -140,8 +138,8 @@ void Unigram::find_hazards() {
             if (!is_space(*at)) set(unicode::decode(at));
         }
     }
-    // "\r\n" is one cluster.
-    if (charsmap) set('\r');
+    // "\r\n" is one cluster, which may become a single space; a difference only where spaces count.
+    if (charsmap && !drops_space_) set('\r');
 }
 
 std::unique_ptr<Workspace> Unigram::make_workspace() const { return std::make_unique<Workspace>(); }

@@ -71,6 +71,7 @@ private:
     // Chunks: whether text may be cut before spaces, which bytes are spaces, and whether a run of them stands together.
     bool cuts_ = false, in_runs_ = false;
     SpaceBytes spaces_{' ', ' ', ' '};
+    bool drops_space_ = false;  // white space is removed, or else becomes part of words
     bool strips_left_ = false, strips_right_ = false;
     // Characters beside which text must not be cut, by code point; whether any of them is beyond ASCII.
     std::vector<std::uint64_t> hazards_;
@@ -79,7 +80,6 @@ private:
 
     // The usual way from a chunk to a word: `replacement_` before the characters of the chunk.
     bool is_usual_ = false;
-    bool keeps_space_ = false;  // the replacement stands for the chunk's space, which counts in offsets
     std::string replacement_;
     char32_t replacement_point_ = 0;
 };
