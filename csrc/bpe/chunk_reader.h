@@ -71,13 +71,14 @@ public:
             while (match != matches_.end() && match->index < i) ++match;
             const bool is_match = match != matches_.end() && match->index == i;
             const Spaces& spaces = kind_.spaces_[is_match ? 0 : static_cast<std::size_t>(tokens.ids[i])];
-            auto leading = static_cast<std::int32_t>(is_match ? match->leading : spaces.leading);
+            const auto leading = static_cast<std::int32_t>(is_match ? match->leading : spaces.leading);
             const auto trailing = static_cast<std::int32_t>(is_match ? match->trailing : spaces.trailing);
             std::int32_t& from = tokens.begins[i];
             std::int32_t& to = tokens.ends[i];
             if (leading > 0) {
-                if ((i == first || from == 0) && kind_.options_.expects_prefix) --leading;
-                from = std::min(from + leading, to);
+                // A single space counts as added by the prefix; several do not.
+                const bool is_prefix = (i == first || from == 0) && kind_.options_.expects_prefix && leading == 1;
+                if (!is_prefix) from = std::min(from + leading, to);
             }
             if (trailing > 0 && to >= trailing) to = std::max(to - trailing, from);
         }

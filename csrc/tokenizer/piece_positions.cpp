@@ -33,11 +33,22 @@ void count_in_characters(const std::uint8_t* text, std::size_t size, std::vector
         for (; byte < end; ++byte) characters += (text[byte] & 0xC0) != 0x80;
         return characters;
     };
+    std::uint32_t last_begin = 0, last_end = 0;  // in bytes
+    const Piece* last = nullptr;
     for (Piece& piece : pieces) {
-        const bool is_inside = piece.begin < size && (text[piece.begin] & 0xC0) == 0x80;
-        const std::uint32_t end = piece.end;
-        piece.begin = count_to(piece.begin) - is_inside;
-        piece.end = count_to(end);
+        const std::uint32_t begin = piece.begin, end = piece.end;
+        if (last != nullptr && begin == last_begin && end == last_end) {
+            // Another byte of the same characters.
+            piece.begin = last->begin;
+            piece.end = last->end;
+        } else {
+            const bool is_inside = begin < size && (text[begin] & 0xC0) == 0x80;
+            piece.begin = count_to(begin) - is_inside;
+            piece.end = count_to(end);
+        }
+        last = &piece;
+        last_begin = begin;
+        last_end = end;
     }
 }
 

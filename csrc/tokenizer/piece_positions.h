@@ -17,7 +17,7 @@ std::size_t leading_space(std::string_view text);
 std::size_t trailing_space(std::string_view text);
 
 // Turn the byte ranges of pieces, which cover `text` in order, into ranges of characters: those that a piece has any byte
-// of.
+// of. Several pieces in a row may cover the same range.
 void count_in_characters(const std::uint8_t* text, std::size_t size, std::vector<Piece>& pieces);
 
 // Encode the bytes of normalised text by encode(bytes), and lead positions back to the raw text of `characters`

@@ -38,9 +38,8 @@ public:
             return encode_normalized(encoder, text, is_first);
         }
         if (kind_.normalized_tokens_.empty()) return encode_part(encoder, text, is_first);
-        std::size_t done = 0;
         tokenizer::encode_between(encoder, kind_.normalized_tokens_, text, [&](std::string_view part) {
-            encode_part(encoder, part, is_first && std::exchange(done, 1) == 0 && part.data() == text.data());
+            encode_part(encoder, part, is_first && part.data() == text.data());
         });
     }
 
@@ -74,7 +73,7 @@ private:
             trim();
         } else {
             encoder.set_position(position + static_cast<std::size_t>(text.data() - whole.data()));
-            if (is_first && kind_.first_matters_) {
+            if (is_first && kind_.first_matters_ && text.data() == whole.data()) {
                 const std::uint8_t* const begin = bytes_of(text);
                 const auto size = static_cast<std::size_t>(kind_.chunk_end(begin, begin + text.size()) - begin);
                 const std::string_view chunk = text.substr(0, size);
@@ -106,7 +105,7 @@ private:
             if (match.begin > last_end) {
                 pieces_.clear();
                 first_index_ = encoder.size();
-                split_words({in_text(last_end), in_text(match.begin)}, is_first && last_end == 0);
+                split_words({in_text(last_end), in_text(match.begin)}, is_first);
                 encoder.append_read();
             }
             if (match.id != Trie::kNone) {
@@ -198,12 +197,14 @@ private:
         });
     }
 
+    // `is_first`: of the part of the text with which it begins.
     void split_words(normalizer::Characters characters, bool is_first) {
         if (characters.empty()) return;
         if (kind_.is_usual_) return split_usual(characters);
         std::vector<Word>& words = scratch_->words;
         words.clear();
-        words.push_back({std::move(characters), is_first});
+        const bool at_start = is_first && characters.front().source == 0;
+        words.push_back({std::move(characters), at_start});
         kind_.pre_tokenizer_.split(words);
         for (std::size_t index = 0; index < words.size(); ++index) {
             scratch_->word = normalizer::bytes_of(words[index].text);

@@ -65,7 +65,8 @@ void Unigram::find_spaces() {
             metaspace = found;
             first_matters_ = found->prepend == MetaspaceStep::Prepend::kFirst;
         } else if (std::holds_alternative<WhitespaceSplitStep>(step)) {
-            splits = true;
+            // Behind a Metaspace step there are no spaces.
+            splits = splits || metaspace == nullptr;
             drops_space_ = drops_space_ || metaspace == nullptr;
         } else if (std::holds_alternative<SplitStep>(step)) {
             known = false;
@@ -112,6 +113,7 @@ void Unigram::find_hazards() {
         hazards_[point / 64] |= std::uint64_t{1} << point % 64;
         has_hazards_ = true;
         has_wide_hazards_ = has_wide_hazards_ || point >= 0x80;
+        has_visible_hazards_ = has_visible_hazards_ || (point >= ' ' && point < 0x7F);
     };
     std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
     const auto vanishes = [&](char32_t point) {
@@ -140,6 +142,35 @@ void Unigram::find_hazards() {
     }
     // "\r\n" is one cluster, which may become a single space; a difference only where spaces count.
     if (charsmap && !drops_space_) set('\r');
+    find_vanishing();
+}
+
+// Visible characters that may leave nothing behind, alone or at the ends of a pattern.
+void Unigram::find_vanishing() {
+    const auto set = [this](char32_t point) {
+        if (point < may_vanish_.size()) may_vanish_[point] = true;
+    };
+    for (char32_t point = '!'; point < may_vanish_.size(); ++point) {
+        const char character = static_cast<char>(point);
+        if (normalized(local_normalizer_, {&character, 1}).empty()) set(point);
+    }
+    for (const Step& step : normalizer_.steps()) {
+        if (const auto* const replace = std::get_if<normalizer::ReplaceStep>(&step)) {
+            if (!replace->content.empty()) continue;
+            set(replace->pattern.front());
+            set(replace->pattern.back());
+        } else if (const auto* const runs = std::get_if<normalizer::ReplaceRunsStep>(&step)) {
+            if (!runs->content.empty()) continue;
+            for (const auto& run : runs->alternatives) std::for_each(run.characters.begin(), run.characters.end(), set);
+        } else if (const auto* const charsmap = std::get_if<normalizer::CharsmapStep>(&step)) {
+            for (const std::string& key : charsmap->map->keys()) {
+                const auto value = charsmap->map->find(key);
+                if (!value || !value->empty()) continue;
+                set(static_cast<std::uint8_t>(key.front()));
+                set(static_cast<std::uint8_t>(key.back()));
+            }
+        }
+    }
 }
 
 std::unique_ptr<Workspace> Unigram::make_workspace() const { return std::make_unique<Workspace>(); }
@@ -149,7 +180,7 @@ std::unique_ptr<Workspace> Unigram::make_workspace() const { return std::make_un
 bool Unigram::is_local(std::string_view text) const {
     if (!cuts_) return false;
     const auto first = static_cast<std::uint8_t>(text.front()), last = static_cast<std::uint8_t>(text.back());
-    const auto is_visible = [](std::uint8_t byte) { return byte > ' ' && byte < 0x7F; };
+    const auto is_visible = [this](std::uint8_t byte) { return byte > ' ' && byte < 0x7F && !may_vanish_[byte]; };
     if (!is_visible(first) && (strips_left_ || first != ' ')) {
         const std::uint8_t* at = unicode::bytes_of(text);
         const char32_t point = unicode::decode(at);
@@ -167,7 +198,7 @@ bool Unigram::is_local(std::string_view text) const {
     const std::uint8_t* const end = at + text.size();
     while (at < end) {
         // Eight bytes from ' ' to '~' at a time.
-        while (end - at >= 8) {
+        while (end - at >= 8 && !has_visible_hazards_) {
             std::uint64_t word;
             __builtin_memcpy(&word, at, 8);
             constexpr std::uint64_t kOnes = 0x0101010101010101U;

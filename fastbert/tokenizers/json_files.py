@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastbert import _C
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.collector import collector_paused
 from fastbert.io.log import logger
@@ -50,10 +51,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object."""
+    """Return a file's JSON object; numbers are those that the `tokenizers` library reads, to the last bit."""
     try:
         with collector_paused():
-            value = json.loads(read_bytes(path))
+            value = json.loads(read_bytes(path), parse_float=_C.read_decimal)
     except (ValueError, RecursionError) as error:
         raise VocabularyError(f"{path}: not JSON ({error}); restore the file") from None
     if not isinstance(value, dict):

@@ -92,10 +92,11 @@ class UnigramTokenizer(PipelineTokenizer):
         return [self.unknown_id]
 
     def _model_json(self) -> dict[str, Any]:
+        scores = _C.written_decimals(self._scores).tolist()
         return {
             "type": "Unigram",
             "unk_id": self.unknown_id,
-            "vocab": [list(item) for item in zip(self._tokens, self._scores.tolist(), strict=True)],
+            "vocab": [list(item) for item in zip(self._tokens, scores, strict=True)],
             "byte_fallback": self.byte_fallback,
         }
 
