@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include "unicode/utf8.h"
+
 namespace fastbert::unigram {
 namespace {
 
@@ -69,6 +71,14 @@ PieceTrie::PieceTrie(const std::vector<std::string>& pieces) {
             nodes_[base + bytes[i]].tag = bytes[i];
             stack.push_back({base + bytes[i], starts[i], starts[i + 1], range.depth + 1, range.chain});
         }
+    }
+    first_.resize(1 << 16);
+    for (char32_t point = 0; point < first_.size(); ++point) {
+        std::uint8_t encoded[unicode::kMaxUtf8Bytes];
+        const std::size_t size = unicode::encode(point, encoded);
+        std::uint32_t node = kRoot;
+        for (std::size_t i = 0; i < size && node != kNoNode; ++i) node = child(node, encoded[i]);
+        first_[point] = node;
     }
 }
 

@@ -29,6 +29,9 @@ public:
     }
     void prefetch(std::uint32_t node) const { __builtin_prefetch(&nodes_[node]); }
 
+    // The node of a character below U+10000; kNoNode if no piece begins with it.
+    std::uint32_t first(char32_t point) const { return first_[point]; }
+
     // The most pieces that one text begins with.
     std::size_t longest_chain() const { return longest_chain_; }
 
@@ -52,6 +55,7 @@ private:
     std::vector<bool> is_base_;
     std::size_t first_free_ = kAlphabet + 1;
     std::size_t longest_chain_ = 1;
+    std::vector<std::uint32_t> first_;
 };
 
 }  // namespace fastbert::unigram

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "unicode/utf8.h"
+
 namespace fastbert::unigram {
 namespace {
 
@@ -43,12 +45,26 @@ void Pieces::find_pieces(std::string_view word, Lattice& lattice) const {
     lattice.counts.assign(places, 0);
     std::array<Walk, kLanes> walks;
     std::size_t next_place = 0, active = 0;
+    // Begin at the next place where a piece begins with the character; return false if there is none.
     const auto begin = [&](Walk& walk) {
-        const std::uint32_t at = lattice.begins[next_place];
-        walk = {trie_.step(PieceTrie::kRoot, bytes[at]), at + 1, static_cast<std::uint32_t>(next_place++)};
-        trie_.prefetch(walk.next);
+        while (next_place < places) {
+            const std::uint32_t from = lattice.begins[next_place];
+            const std::uint8_t* at = bytes + from;
+            std::uint32_t next;
+            if (*at < 0xF0) {
+                next = trie_.first(unicode::decode(at));
+            } else {
+                next = trie_.step(PieceTrie::kRoot, *at++);
+            }
+            const auto place = static_cast<std::uint32_t>(next_place++);
+            if (next == PieceTrie::kNoNode) continue;
+            walk = {next, static_cast<std::uint32_t>(at - bytes), place};
+            trie_.prefetch(next);
+            return true;
+        }
+        return false;
     };
-    while (active < kLanes && next_place < places) begin(walks[active++]);
+    while (active < kLanes && begin(walks[active])) ++active;
     while (active > 0) {
         for (std::size_t i = 0; i < active;) {
             Walk& walk = walks[i];
@@ -64,8 +80,7 @@ void Pieces::find_pieces(std::string_view word, Lattice& lattice) const {
                 walk.next = trie_.step(walk.next, bytes[walk.at++]);
                 trie_.prefetch(walk.next);
                 ++i;
-            } else if (next_place < places) {
-                begin(walk);
+            } else if (begin(walk)) {
                 ++i;
             } else {
                 walk = walks[--active];
