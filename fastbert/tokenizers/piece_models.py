@@ -7,17 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_errors import VocabularyError
-from fastbert.tokenizers.json_files import check_count, read_bytes
+from fastbert.tokenizers.json_files import FileToken, check_count, read_bytes
 from fastbert.tokenizers.pipeline import SPACE, Pipeline
 from fastbert.tokenizers.pipeline_files import Content
 from fastbert.tokenizers.template import RowTemplate, bert_template, roberta_template
 
 _UNIGRAM = 1  # of TrainerSpec.ModelType
+_CONTROL, _USER_DEFINED = 3, 4  # of SentencePiece.Type
 
 
-def read_piece_model(path: Path, config: Mapping[str, Any]) -> Content:
-    """Read a model of sentencepiece, with the ids, steps and rows of its folder's architecture.
+def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, list[FileToken]]:
+    """Read a model of sentencepiece, with the ids, steps and rows of its folder's architecture, and its added tokens:
+    control symbols, and those that its users defined.
 
     `config` holds the values of config.json and tokenizer_config.json. The rules are those of transformers' converters:
     XLM-RoBERTa and CamemBERT number their pieces behind fairseq's special tokens, ALBERT lower-cases and joins quotes,
@@ -78,7 +81,15 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> Content:
         "unknown_id": unknown_id,
         "byte_fallback": False,
     }
-    return Content("Unigram", [piece for piece, _ in pieces], arguments, pipeline, options)
+    content = Content("Unigram", [piece for piece, _ in pieces], arguments, pipeline, options)
+    if family in ("xlmroberta", "camembert"):
+        return content, []
+    added = [
+        FileToken(AddedToken(piece.piece, special=piece.type == _CONTROL, normalized=False), index, str(path))
+        for index, piece in enumerate(model.pieces)
+        if piece.type in (_CONTROL, _USER_DEFINED)
+    ]
+    return content, added
 
 
 _FAMILIES = ("xlmroberta", "camembert", "albert", "deberta", "t5")

@@ -83,7 +83,7 @@ def read_content(path: Path) -> Content:
         if path.name in PIECE_MODELS:
             from fastbert.tokenizers.piece_models import read_piece_model
 
-            return _with_settings(path.parent, read_piece_model(path, {}), [], settings=False)
+            return _with_settings(path.parent, *read_piece_model(path, {}), settings=False)
         return _read_with_json(path, path, read_json(path))
     if (file := path / files.TOKENIZER_FILE).is_file():
         return _read_with_json(path, file, read_json(file))
@@ -95,7 +95,7 @@ def read_content(path: Path) -> Content:
         if (path / name).is_file():
             from fastbert.tokenizers.piece_models import read_piece_model
 
-            return _with_settings(path, read_piece_model(path / name, config), [])
+            return _with_settings(path, *read_piece_model(path / name, config))
     raise VocabularyError(
         f"{path}: holds no tokenizer: none of {files.TOKENIZER_FILE}, {files.VOCAB_FILE}, {VOCAB_JSON},"
         f" {', '.join(PIECE_MODELS)}; name a tokenizer's folder"
