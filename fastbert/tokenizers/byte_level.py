@@ -15,6 +15,13 @@ from fastbert.tokenizers.json_errors import VocabularyError
 from fastbert.tokenizers.pipeline import Pipeline
 from fastbert.tokenizers.pipeline_tokenizer import PipelineTokenizer, check_distinct, hash_of, write_lines
 
+# The characters that stand for the bytes of UTF-8, which every vocabulary has.
+BYTES = {
+    byte: character
+    for byte, character in enumerate(_C.byte_level_alphabet())
+    if byte < 0xF5 and byte not in (0xC0, 0xC1)
+}
+
 
 class ByteLevelBPETokenizer(PipelineTokenizer):
     """Byte-level BPE: text is cut by GPT-2's expression, and the bytes of each part are merged.
@@ -48,18 +55,17 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
         tokens = list(vocab)
         check_distinct(tokens, pipeline.path)
         ids = {token: index for index, token in enumerate(tokens)}
-        self._merges = list(merges)
+        self.merges = list(merges)
         try:
-            table = [(ids[left], ids[right], ids[left + right]) for left, right in self._merges]
+            table = [(ids[left], ids[right], ids[left + right]) for left, right in self.merges]
         except KeyError as error:
-            rank = next(i for i, (a, b) in enumerate(self._merges) if a not in ids or b not in ids or a + b not in ids)
-            left, right = self._merges[rank]
+            rank = next(i for i, (a, b) in enumerate(self.merges) if a not in ids or b not in ids or a + b not in ids)
+            left, right = self.merges[rank]
             raise VocabularyError(
                 f"{pipeline.path}: merge {rank + 1} ({left!r} {right!r}) names {error.args[0]!r}, which is not in the"
                 " vocabulary; the merges belong to another vocabulary, or one of the two is damaged"
             ) from None
-        missing = [byte for byte, character in enumerate(_C.byte_level_alphabet()) if character not in ids]
-        missing = [byte for byte in missing if byte < 0xF5 and byte not in (0xC0, 0xC1)]  # others are never in UTF-8
+        missing = [byte for byte, character in BYTES.items() if character not in ids]
         if missing:
             raise VocabularyError(
                 f"{pipeline.path}: {len(missing)} of the 256 bytes are not in the vocabulary (the first is"
@@ -100,13 +106,13 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
             "byte_fallback": False,
             "ignore_merges": self.whole_words,
             "vocab": {token: index for index, token in enumerate(self._tokens)},
-            "merges": [list(merge) for merge in self._merges],
+            "merges": [list(merge) for merge in self.merges],
         }
 
     def _write_model(self, folder: Path) -> list[str]:
         write_json_atomic(folder / "vocab.json", self._model_json()["vocab"], ensure_ascii=False)
-        write_lines(folder / "merges.txt", ["#version: 0.2", *(" ".join(merge) for merge in self._merges)])
+        write_lines(folder / "merges.txt", ["#version: 0.2", *(" ".join(merge) for merge in self.merges)])
         return ["vocab.json", "merges.txt"]
 
     def _model_fingerprint(self) -> str:
-        return hash_of({"merges": json.dumps(self._merges), "whole_words": self.whole_words})
+        return hash_of({"merges": json.dumps(self.merges), "whole_words": self.whole_words})
