@@ -111,9 +111,9 @@ def propose(
         min_frequency: words that occur less often are not candidates.
         window, share: entries are worth adding while the next `window` save at least `share` of all tokens.
 
-    Unknown words are not candidates: they have no pieces for an initial embedding. Nor is white space. Of Unigram's
-    words, which include punctuation, candidates are those without it, with the counts of all forms ("▁word" of "▁word,"
-    too). The result depends only on the arguments.
+    Unknown words are not candidates: they have no pieces for an initial embedding. Nor are byte-level BPE's chunks
+    without a letter or digit. Of Unigram's words, which include punctuation, candidates are those without it, with the
+    counts of all forms ("▁word" of "▁word," too). The result depends only on the arguments.
     """
     if min_frequency < 1 or window < 1 or not 0 < share < 1:
         raise UserError(
@@ -149,17 +149,23 @@ def propose(
 
 
 def _possible_entries(tokenizer: Tokenizer, words: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the words of a text that could be entries, with their counts."""
+    """Return the words of a text that could be new entries, with their counts."""
     if isinstance(tokenizer, WordPieceTokenizer):
         return words
+    entries = tokenizer.vocab
     if not isinstance(tokenizer, UnigramTokenizer):
-        return {word: count for word, count in words.items() if not word.isspace()}
+        return {
+            word: count
+            for word, count in words.items()
+            if any(map(str.isalnum, word)) and entry_of(tokenizer, word) not in entries
+        }
     counts: Counter[str] = Counter()
     for word, count in words.items():
         end = len(word)
         while end and not word[end - 1].isalnum() and not _is_mark(word[end - 1]):
             end -= 1
-        if end > 1 and word[0] == SPACE and word[1].isalnum():
+        # An entry may split into other pieces that are more probable together.
+        if end > 1 and word[0] == SPACE and word[1].isalnum() and word[:end] not in entries:
             counts[word[:end]] += count
     return counts
 
