@@ -91,9 +91,9 @@ class _Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(_Output, _Extension, _Data):
-    """Build a vocabulary (--kind wordpiece, bpe or unigram) and report how well it covers held-out text; the same corpus
-    always gives the same files. With --tokenizer: measure an existing one instead. With --tokenizer and --extend: add
-    the words of a domain to it, and to --model."""
+    """Build a vocabulary (--kind wordpiece, bpe or unigram) and report how well it covers held-out text; the same
+    corpus always gives the same files. With --tokenizer: measure an existing one instead. With --tokenizer and
+    --extend: add the words of a domain to it, and to --model."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:
@@ -175,7 +175,8 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
     print(
-        f"{out}/{view.vocabulary_file(tokenizer)}: {tokenizer.vocab_size:,} entries\n\n{view.coverage_table(measured, split.unit)}\n\n"
+        f"{out}/{view.vocabulary_file(tokenizer)}: {tokenizer.vocab_size:,} entries\n\n"
+        f"{view.coverage_table(measured, split.unit)}\n\n"
         f"report: {report_file or out / REPORT}\n"
         f"{_next_command(config, out)}"
     )

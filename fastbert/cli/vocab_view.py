@@ -129,8 +129,8 @@ def written(out: Path, extension: Extension, model: PreTrainedModel | None) -> s
     replaced = sum(entry.replaced is not None for entry in extension.entries)
     appended = len(extension.entries) - replaced
     lines = [
-        f"{out}/{vocabulary_file(extension.tokenizer)}: {extension.tokenizer.vocab_size:,} entries; {replaced:,} words in"
-        f" place of [unusedN], {appended:,} at the end"
+        f"{out}/{vocabulary_file(extension.tokenizer)}: {extension.tokenizer.vocab_size:,} entries; {replaced:,} words"
+        f" in place of [unusedN], {appended:,} at the end"
     ]
     if model is not None:
         lines.append(

@@ -3,9 +3,9 @@
 Old entries keep their ids. New words replace `[unusedN]` entries first, so that the model's embedding need not grow;
 the rest is appended. `fastbert.models.vocabulary_extension` adds the model's new rows.
 
-A word that is an entry is one token. With WordPiece, a longer word that begins with it may split differently ("angio"
-changes "angiogram"), since the longest entry is matched first, and with Unigram a word that contains it; with byte-level
-BPE, whose chunks are compared as a whole, no other word does.
+A word that is an entry is one token. With WordPiece, which matches the longest entry first, a longer word that begins
+with it may split differently ("angio" changes "angiogram"), and with Unigram one whose pieces began with those of the
+word; byte-level BPE compares whole words with new entries. All other words are tokenized as before.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Extension:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedWord:
-    """A word that is not a new entry but begins with one (with Unigram: contains one), and now splits differently."""
+    """A word that is not a new entry but begins with one, and now splits differently."""
 
     word: str
     count: int
@@ -187,9 +187,9 @@ def extend_vocabulary(tokenizer: Tokenizer, words: Iterable[str], *, keep_unused
 
     Args:
         tokenizer: the original tokenizer, which is not changed.
-        words: normalised words, in order: the first ones replace the lowest `[unusedN]` entries of WordPiece. Words that
-            are entries already are ignored. A word of byte-level BPE begins with its space (" word"), one of Unigram with
-            the character that stands for it ("\u2581word").
+        words: normalised words, in order: the first ones replace the lowest `[unusedN]` entries of WordPiece. Words
+            that are entries already are ignored. A word of byte-level BPE begins with its space (" word"), one of
+            Unigram with the character that stands for it ("\u2581word").
         keep_unused: append all words instead of replacing `[unusedN]` entries first. Entries that are special tokens of
             the tokenizer are never replaced.
 
@@ -218,9 +218,7 @@ def extend_vocabulary(tokenizer: Tokenizer, words: Iterable[str], *, keep_unused
     return Extension(tokenizer=extended, base_size=len(tokenizer), entries=tuple(entries))
 
 
-def changed_words(
-    tokenizer: Tokenizer, extension: Extension, words: Mapping[str, int]
-) -> tuple[ChangedWord, ...]:
+def changed_words(tokenizer: Tokenizer, extension: Extension, words: Mapping[str, int]) -> tuple[ChangedWord, ...]:
     """Return the words of a text that are not new entries but split differently; the most frequent first."""
     added = {entry.word for entry in extension.entries}
     others = [word for word in sorted(words) if word not in added]

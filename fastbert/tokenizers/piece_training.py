@@ -1,8 +1,9 @@
 """Train a tokenizer of any kind: the same corpus always gives the same files.
 
-Words are counted by the C++ code that later tokenizes, and pieces are learned from them by the `tokenizers` library. Its
-BPE depends on the counts alone. Its Unigram adds floating-point numbers in the order of a randomly seeded hash map, and
-numbers rare characters in that order: what differs between runs is rounded off, and those characters get equal scores.
+Words are counted by the C++ code that later tokenizes, and pieces are learned from them by the `tokenizers` library.
+Its BPE depends on the counts alone. Its Unigram adds floating-point numbers in the order of a randomly seeded hash map,
+and numbers rare characters in that order: what differs between runs is rounded off, and those characters get equal
+scores.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def learn_tokenizer(
         words = _of_alphabet(words, alphabet_limit, size // 2)
         if not words:
             raise UserError(
-                f"vocab_size={vocab_size} (or alphabet_limit={alphabet_limit}) has no room for the characters of a single"
-                " word of the text; raise it"
+                f"vocab_size={vocab_size} has no room for the characters of any word of the text (at most"
+                f" {min(alphabet_limit, size // 2)}); raise it"
             )
         scores = in_thread(lambda stop: _learn_unigram(words, size, stop), heartbeat)
         tokenizer = layouts.unigram_tokenizer(list(scores), list(scores.values()), pipeline)

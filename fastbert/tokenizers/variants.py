@@ -1,9 +1,10 @@
-"""Tokenizers with the options of another one and other entries: a part of its vocabulary, more words, or words alone."""
+"""Tokenizers with the options of another one and different entries: the first ones, or more words."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,9 @@ def with_vocabulary(tokenizer: AnyTokenizer, tokens: Sequence[str], **model: Any
         parameters += inspect.signature(PipelineTokenizer.__init__).parameters
     # Each option of the constructor is an attribute of the same name.
     names = [name for name in parameters if name not in ("self", "vocab", "options") and hasattr(tokenizer, name)]
-    return type(tokenizer)(tokens, **({name: getattr(tokenizer, name) for name in names} | model))
+    kind: Any = type(tokenizer)
+    variant: AnyTokenizer = kind(tokens, **({name: getattr(tokenizer, name) for name in names} | model))
+    return variant
 
 
 def entry_of(tokenizer: Tokenizer, word: str) -> str:
@@ -72,7 +75,7 @@ def word_encoder(tokenizer: Tokenizer, size: int | None = None) -> Tokenizer | N
         return None
     return UnigramTokenizer(
         tokens,
-        tokenizer.scores[:size],
+        tokenizer.scores[:size].tolist(),
         unknown_id=tokenizer.unknown_id,
         pipeline=Pipeline(None, None, None, None, tokenizer.pipeline.path),
         byte_fallback=tokenizer.byte_fallback,
@@ -105,7 +108,7 @@ def _scores(tokenizer: UnigramTokenizer, words: Sequence[str], lowest: float) ->
     assert encoder is not None
     ids, offsets = encoder.encode_ragged(words)
     result = []
-    for begin, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for begin, end in pairwise(offsets.tolist()):
         pieces = ids[begin:end]
         known = not np.any(pieces == tokenizer.unknown_id)
         total = float(tokenizer.scores[pieces].sum()) if known else lowest
