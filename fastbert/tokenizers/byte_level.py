@@ -55,12 +55,12 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
         tokens = list(vocab)
         check_distinct(tokens, pipeline.path)
         ids = {token: index for index, token in enumerate(tokens)}
-        self.merges = list(merges)
+        self._merges = list(merges)
         try:
-            table = [(ids[left], ids[right], ids[left + right]) for left, right in self.merges]
+            table = [(ids[left], ids[right], ids[left + right]) for left, right in self._merges]
         except KeyError as error:
-            rank = next(i for i, (a, b) in enumerate(self.merges) if a not in ids or b not in ids or a + b not in ids)
-            left, right = self.merges[rank]
+            rank = next(i for i, (a, b) in enumerate(self._merges) if a not in ids or b not in ids or a + b not in ids)
+            left, right = self._merges[rank]
             raise VocabularyError(
                 f"{pipeline.path}: merge {rank + 1} ({left!r} {right!r}) names {error.args[0]!r}, which is not in the"
                 " vocabulary; the merges belong to another vocabulary, or one of the two is damaged"
@@ -81,6 +81,11 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
         self.whole_words = bool(whole_words)
         self._table = np.array(table, dtype=np.int32).reshape(-1, 3)
         super().__init__(tokens, pipeline=pipeline, **options)
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the pairs of tokens that merge, the first ones first."""
+        return self._merges
 
     def _build_core(self, split_special_tokens: bool) -> _C.ByteLevelBpe:
         return _C.ByteLevelBpe(
@@ -106,13 +111,13 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
             "byte_fallback": False,
             "ignore_merges": self.whole_words,
             "vocab": {token: index for index, token in enumerate(self._tokens)},
-            "merges": [list(merge) for merge in self.merges],
+            "merges": [list(merge) for merge in self._merges],
         }
 
     def _write_model(self, folder: Path) -> list[str]:
         write_json_atomic(folder / "vocab.json", self._model_json()["vocab"], ensure_ascii=False)
-        write_lines(folder / "merges.txt", ["#version: 0.2", *(" ".join(merge) for merge in self.merges)])
+        write_lines(folder / "merges.txt", ["#version: 0.2", *(" ".join(merge) for merge in self._merges)])
         return ["vocab.json", "merges.txt"]
 
     def _model_fingerprint(self) -> str:
-        return hash_of({"merges": json.dumps(self.merges), "whole_words": self.whole_words})
+        return hash_of({"merges": json.dumps(self._merges), "whole_words": self.whole_words})

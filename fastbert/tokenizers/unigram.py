@@ -45,13 +45,13 @@ class UnigramTokenizer(PipelineTokenizer):
     ) -> None:
         tokens = list(vocab)
         check_distinct(tokens, pipeline.path)
-        self.scores = np.asarray(scores, dtype=np.float64)
-        if self.scores.shape != (len(tokens),):
-            raise VocabularyError(f"{pipeline.path}: {len(tokens)} pieces, but {self.scores.size} scores")
-        if not np.isfinite(self.scores).all():
-            index = int(np.flatnonzero(~np.isfinite(self.scores))[0])
+        self._scores = np.asarray(scores, dtype=np.float64)
+        if self._scores.shape != (len(tokens),):
+            raise VocabularyError(f"{pipeline.path}: {len(tokens)} pieces, but {self._scores.size} scores")
+        if not np.isfinite(self._scores).all():
+            index = int(np.flatnonzero(~np.isfinite(self._scores))[0])
             raise VocabularyError(
-                f"{pipeline.path}: piece {index} ({tokens[index]!r}) has the score {self.scores[index]}, which is not"
+                f"{pipeline.path}: piece {index} ({tokens[index]!r}) has the score {self._scores[index]}, which is not"
                 " a finite number; restore the file"
             )
         if not 0 <= unknown_id < len(tokens):
@@ -75,10 +75,15 @@ class UnigramTokenizer(PipelineTokenizer):
         self._steps = pipeline.compiled_pre_tokenizer()
         super().__init__(tokens, pipeline=pipeline, **options)
 
+    @property
+    def scores(self) -> np.ndarray:
+        """Return the log probability of each piece, float64 (vocab_size,)."""
+        return self._scores
+
     def _build_core(self, split_special_tokens: bool) -> _C.Unigram:
         return _C.Unigram(
             self._tokens,
-            self.scores,
+            self._scores,
             self.unknown_id,
             self._byte_ids,
             self._added_of_core(),
@@ -94,10 +99,10 @@ class UnigramTokenizer(PipelineTokenizer):
         return {
             "type": "Unigram",
             "unk_id": self.unknown_id,
-            "vocab": [list(item) for item in zip(self._tokens, self.scores.tolist(), strict=True)],
+            "vocab": [list(item) for item in zip(self._tokens, self._scores.tolist(), strict=True)],
             "byte_fallback": self.byte_fallback,
         }
 
     def _model_fingerprint(self) -> str:
-        scores = self.scores.astype("<f8").tobytes().hex()
+        scores = self._scores.astype("<f8").tobytes().hex()
         return hash_of({"scores": scores, "unknown_id": self.unknown_id, "byte_fallback": self.byte_fallback})
