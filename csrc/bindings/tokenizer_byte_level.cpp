@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "bindings/counters.h"
 #include "bindings/normalizer.h"
 #include "bindings/registration.h"
 #include "bpe/byte_level.h"
+#include "bpe/chunk_counter.h"
 #include "unicode/utf8.h"
 
 namespace py = pybind11;
@@ -91,6 +93,12 @@ void bind_classes(py::module_& module) {
     py::class_<ByteLevelBpe, tokenizer::Tokenizer>(module, "ByteLevelBpe", "The tokenizer of GPT-2 and RoBERTa.")
         .def(py::init(&make_tokenizer), "tokens"_a, "merges"_a, "added"_a, "split_special"_a, "normalizer"_a,
              "prefix_space"_a, "trim_offsets"_a, "expects_prefix"_a, "whole_words"_a);
+
+    py::class_<ChunkCounter> counter(module, "ByteLevelCounter", "Counts the chunks of byte-level BPE.");
+    const auto make_counter = [](const NormalizerHandle& handle, bool prefix_space) {
+        return ChunkCounter(handle.normalizer, prefix_space);
+    };
+    bind_counting(counter.def(py::init(make_counter), "normalizer"_a, "prefix_space"_a));
 }
 
 void bind_functions(py::module_& module) {

@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "bindings/counters.h"
 #include "bindings/normalizer.h"
 #include "bindings/registration.h"
 #include "unigram/unigram.h"
+#include "unigram/word_counter.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -60,6 +62,12 @@ SplittingStep make_step(const py::tuple& step) {
     throw py::value_error("there is no step " + name);
 }
 
+PreTokenizer make_pre_tokenizer(const std::vector<py::tuple>& pre_tokenizer) {
+    std::vector<SplittingStep> steps;
+    for (const py::tuple& step : pre_tokenizer) steps.push_back(make_step(step));
+    return PreTokenizer(std::move(steps));
+}
+
 std::unique_ptr<Unigram> make_tokenizer(const std::vector<std::string>& tokens,
                                         const py::array_t<double, py::array::c_style>& score_array,
                                         std::int32_t unknown_id, std::vector<std::int32_t> byte_ids,
@@ -82,17 +90,22 @@ std::unique_ptr<Unigram> make_tokenizer(const std::vector<std::string>& tokens,
         if (token.empty()) throw py::value_error("a token is empty");
         if (token.find('\0') != std::string::npos) throw py::value_error("a token holds a zero byte");
     }
-    std::vector<SplittingStep> steps;
-    for (const py::tuple& step : pre_tokenizer) steps.push_back(make_step(step));
+    PreTokenizer steps = make_pre_tokenizer(pre_tokenizer);
     py::gil_scoped_release release;
     return std::make_unique<Unigram>(tokens, std::move(scores), unknown_id, std::move(byte_ids), added, split_special,
-                                     handle.normalizer, PreTokenizer(std::move(steps)));
+                                     handle.normalizer, std::move(steps));
 }
 
 void bind_classes(py::module_& module) {
     py::class_<Unigram, tokenizer::Tokenizer>(module, "Unigram", "The tokenizer of XLM-RoBERTa, ALBERT and DeBERTa-v3.")
         .def(py::init(&make_tokenizer), "tokens"_a, "scores"_a, "unknown_id"_a, "byte_ids"_a, "added"_a,
              "split_special"_a, "normalizer"_a, "pre_tokenizer"_a);
+
+    py::class_<WordCounter> counter(module, "UnigramCounter", "Counts the words of Unigram's pre-tokenizer.");
+    const auto make_counter = [](const NormalizerHandle& handle, const std::vector<py::tuple>& steps) {
+        return WordCounter(handle.normalizer, make_pre_tokenizer(steps));
+    };
+    bind_counting(counter.def(py::init(make_counter), "normalizer"_a, "pre_tokenizer"_a));
 }
 
 const Registration registration{"tokenizer_unigram", nullptr, &bind_classes};

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bindings/counters.h"
 #include "bindings/registration.h"
 #include "bindings/texts.h"
 #include "unicode/tables.h"
@@ -34,12 +35,6 @@ std::unique_ptr<WordPiece> make_tokenizer(std::vector<std::string> tokens, const
         }
     }
     return std::make_unique<WordPiece>(std::move(tokens), added, split_special, unknown_id, options);
-}
-
-void count_words(WordCounter& self, py::handle texts) {
-    const Texts inputs(texts, "texts");
-    py::gil_scoped_release release;
-    for (const std::string_view text : inputs.views()) self.add(text);
 }
 
 // One word per call of word(), as Python strings.
@@ -72,10 +67,8 @@ void bind_classes(py::module_& module) {
         .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a)
         .def("split_words", &split_words, "text"_a, "Return the normalised words of a text.");
 
-    py::class_<WordCounter>(module, "WordCounter", "Counts normalised words.")
-        .def(py::init<const NormalizerOptions&>(), "options"_a)
-        .def("add", &count_words, "texts"_a)
-        .def("counts", [](const WordCounter& self) { return self.counts(); }, "Return the count of each word so far.");
+    py::class_<WordCounter> counter(module, "WordCounter", "Counts normalised words.");
+    bind_counting(counter.def(py::init<const NormalizerOptions&>(), "options"_a));
 }
 
 void bind_functions(py::module_& module) {

@@ -1,4 +1,4 @@
-"""`fastbert vocab`: build a WordPiece vocabulary from a corpus, measure one on a text, or extend one for a domain."""
+"""`fastbert vocab`: build a vocabulary of any kind from a corpus, measure one on a text, or extend one for a domain."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, require, required
 from fastbert.io.output_files import check_writable
 from fastbert.io.progress import Bars
-from fastbert.tokenizers.training import check_size
+from fastbert.tokenizers.layouts import Kind, lower_cases
+from fastbert.tokenizers.piece_training import check_kind_size
 
 if TYPE_CHECKING:
     from fastbert.models.base import PreTrainedModel
-    from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.extension import Extension
-    from fastbert.tokenizers.word_counts import Normalization, Split
+    from fastbert.tokenizers.tokenizer import Tokenizer
+    from fastbert.tokenizers.word_counts import Split, Words
 
 REPORT = "vocab_report.json"
 _MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
+_TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
+# Of a tokenizer that was in the folder before: readers would prefer them, or compare them with the new files.
+_SUPERSEDED = (*_TOKENIZER_FILES, "vocab.json", "merges.txt", "added_tokens.json")
 
 EXAMPLES = (
     "fastbert vocab --corpus my_text/ --out vocab",
+    "fastbert vocab --corpus my_text/ --kind unigram --vocab-size 32000 --out vocab",
     "fastbert vocab --corpus my_text/ --model MiniLM --extend --out MiniLM-mine",
 )
 
@@ -38,12 +43,16 @@ class _Data(CorpusFlags):
 
     GROUP: ClassVar = DATA
 
+    kind: Kind = "wordpiece"
+    """Kind of the vocabulary: wordpiece in BERT's layout, byte-level bpe in RoBERTa's, or unigram in XLM-RoBERTa's."""
     vocab_size: int = 30522
     """Entries, special tokens included."""
     cased: bool = False
-    """Keep capitals and accents."""
+    """Keep capitals and accents, as bpe and unigram always do without --lower-case."""
+    lower_case: bool = False
+    """Lower-case text and remove accents, as wordpiece always does without --cased."""
     min_frequency: int | None = None
-    """Drop pieces that occur less often (default: 2); with --extend, words (default: 5)."""
+    """Drop pieces of wordpiece and bpe that occur less often (default: 2); with --extend, words (default: 5)."""
     validation_fraction: float = 0.05
     """Fraction of the documents held out to measure on; 0 learns from all documents and measures on them."""
 
@@ -55,7 +64,7 @@ class _Extension:
     GROUP: ClassVar = "Existing tokenizer"
 
     tokenizer: Path | None = None
-    """Folder or vocab.txt of a vocabulary to measure, or to extend."""
+    """Folder, tokenizer.json or vocab.txt of a vocabulary to measure, or to extend."""
     extend: bool = False
     """Add the words of the corpus whose splitting costs most tokens to --tokenizer; without --out only list them."""
     model: Path | None = None
@@ -63,7 +72,7 @@ class _Extension:
     add: int | Literal["auto"] = "auto"
     """With --extend: number of words to add; auto stops when the next 100 would save less than 0.1 % of the tokens."""
     keep_unused: bool = False
-    """With --extend: append all words, instead of filling [unusedN] entries first."""
+    """With --extend: append all words, instead of filling WordPiece's [unusedN] entries first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,7 @@ class _Output:
     GROUP: ClassVar = OUTPUT
 
     out: Path | None = required("the folder to write the vocabulary to", unless=("tokenizer", "extend"))
-    """Folder for vocab.txt, the tokenizer's configuration, the report, and the model with --model."""
+    """Folder for the tokenizer's files, the report, and the model with --model."""
     report: Path | None = None
     """JSON file for the report (default: vocab_report.json in --out)."""
     overwrite: bool = False
@@ -82,9 +91,9 @@ class _Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(_Output, _Extension, _Data):
-    """Build a WordPiece vocabulary and report how well it covers held-out text; the same corpus always gives the same
-    vocab.txt. With --tokenizer: measure an existing one instead. With --tokenizer and --extend: add the words of a
-    domain to it, and to --model."""
+    """Build a vocabulary (--kind wordpiece, bpe or unigram) and report how well it covers held-out text; the same
+    corpus always gives the same files. With --tokenizer: measure an existing one instead. With --tokenizer and
+    --extend: add the words of a domain to it, and to --model."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:
@@ -101,14 +110,23 @@ class Config(_Output, _Extension, _Data):
             raise UserError(
                 "--tokenizer is measured, not built, so --out has no effect; use --report FILE, or --extend"
             )
-        if (self.tokenizer is not None or self.extend) and self.cased:
-            raise UserError("--cased is for a new vocabulary; that of --tokenizer has its own setting")
+        lower_cases(self.kind, cased=self.cased, lower_case=self.lower_case)
+        if self.tokenizer is not None or self.extend:
+            for flag, is_set in (
+                ("cased", self.cased),
+                ("lower-case", self.lower_case),
+                (f"kind {self.kind}", self.kind != "wordpiece"),
+            ):
+                if is_set:
+                    raise UserError(f"--{flag} is for a new vocabulary; that of --tokenizer has its own setting")
+        elif self.kind == "unigram" and self.min_frequency is not None:
+            raise UserError("--min-frequency is for --kind wordpiece and bpe; unigram has no such limit, leave it out")
 
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.tokenizer is None and not config.extend:
-        check_size(config.vocab_size)
+        check_kind_size(config.kind, config.vocab_size)
     check_corpus(config)
     check_exists("--tokenizer", config.tokenizer)
     check_source("--model", config.model)
@@ -132,30 +150,33 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def _build(config: Config, quiet: bool) -> None:
-    from fastbert.cli.vocab_view import coverage_table
-    from fastbert.tokenizers import WordPieceTokenizer, coverage, training, word_counts
+    from fastbert.cli import vocab_view as view
+    from fastbert.tokenizers import coverage, piece_training
 
     out = require(config, "out")
-    _refuse_present(out, ("vocab.txt",), config.overwrite)
+    _refuse_present(out, _TOKENIZER_FILES, config.overwrite)
+    lower_case = lower_cases(config.kind, cased=config.cased, lower_case=config.lower_case)
     with Bars(quiet) as bars:
-        normalization = word_counts.Normalization(lower_case=not config.cased)
-        split = _count(config, bars, normalization, config.validation_fraction)
+        words = piece_training.words_of_kind(config.kind, lower_case)
+        split = _count(config, bars, words, config.validation_fraction)
         beat = bars.waiting("learning pieces")
-        vocabulary = training.learn_vocabulary(
+        tokenizer = piece_training.learn_tokenizer(
             split.learn.words,
+            config.kind,
             config.vocab_size,
+            lower_case=lower_case,
             min_frequency=config.min_frequency or _MIN_FREQUENCY,
             heartbeat=beat,
         )
         beat(0.0, done=True)
-        tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
         measured = coverage.measure_coverage(tokenizer, split.held_out)
     report = {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}
-    with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
+    with atomic_folder(out, superseded=_SUPERSEDED) as folder:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
     print(
-        f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, split.unit)}\n\n"
+        f"{out}/{view.vocabulary_file(tokenizer)}: {tokenizer.vocab_size:,} entries\n\n"
+        f"{view.coverage_table(measured, split.unit)}\n\n"
         f"report: {report_file or out / REPORT}\n"
         f"{_next_command(config, out)}"
     )
@@ -167,7 +188,7 @@ def _measure(config: Config, quiet: bool) -> None:
 
     tokenizer = _read_tokenizer(config)
     with Bars(quiet) as bars:
-        split = _count(config, bars, word_counts.Normalization.of(tokenizer), 0.0)
+        split = _count(config, bars, word_counts.words_of(tokenizer), 0.0)
         measured = coverage.measure_coverage(tokenizer, split.held_out)
     file = _write_report(config, {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}, None)
     print(f"{config.tokenizer}: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, 'all')}")
@@ -187,10 +208,10 @@ def _extend(config: Config, quiet: bool) -> None:
             raise UserError("--out is missing: the folder to write the extended tokenizer and model to")
         model = _read_model(config.model, tokenizer)
     if config.out is not None:
-        written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
+        written = _TOKENIZER_FILES + (("config.json", "model.safetensors") if config.model is not None else ())
         _refuse_present(config.out, written, config.overwrite, model is not None)
     with Bars(quiet) as bars:
-        split = _count(config, bars, word_counts.Normalization.of(tokenizer), config.validation_fraction)
+        split = _count(config, bars, word_counts.words_of(tokenizer), config.validation_fraction)
         working = bars.waiting("tokenizing its words")
         proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
         rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))
@@ -226,7 +247,7 @@ def _save_extension(
     config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
 ) -> Path:
     """Write tokenizer, report and model; return the path of the report."""
-    with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
+    with atomic_folder(out, superseded=_SUPERSEDED) as folder:
         extension.tokenizer.save_pretrained(folder)
         named = _write_report(config, report, folder)
         if config.model is not None and model is not None:
@@ -237,16 +258,20 @@ def _save_extension(
     return named or out / REPORT
 
 
-def _read_tokenizer(config: Config) -> WordPieceTokenizer:
-    from fastbert.tokenizers import WordPieceTokenizer
+def _read_tokenizer(config: Config) -> Tokenizer:
+    from fastbert.tokenizers.loading import load_tokenizer
+    from fastbert.tokenizers.words import WordTokenizer
 
     folder = config.tokenizer or config.model
     if folder is None:
         raise UserError("--tokenizer is missing: the folder or vocab.txt of the tokenizer to extend")
-    return WordPieceTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, WordTokenizer):
+        raise UserError(f"{folder}: holds a tokenizer of words for ELMo, which has no pieces to measure or extend")
+    return tokenizer
 
 
-def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
+def _read_model(folder: Path, tokenizer: Tokenizer) -> PreTrainedModel:
     """Read the model, before the corpus, so that a wrong one is reported at once."""
     from fastbert.checkpoints.manifest import check_fingerprint
     from fastbert.models import registry
@@ -257,7 +282,7 @@ def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
     return registry.load(folder)
 
 
-def _count(config: Config, bars: Bars, normalization: Normalization, holdout: float) -> Split:
+def _count(config: Config, bars: Bars, words: Words, holdout: float) -> Split:
     from fastbert.tokenizers.word_counts import count_documents
 
     corpus = config.find_corpus()
@@ -267,7 +292,7 @@ def _count(config: Config, bars: Bars, normalization: Normalization, holdout: fl
     def progress(done: int) -> None:
         update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
 
-    return count_documents(corpus.documents(progress), normalization, holdout=holdout)
+    return count_documents(corpus.documents(progress), words, holdout=holdout)
 
 
 def _source(config: Config, split: Split) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastbert.tokenizers.coverage import CoverageReport
 from fastbert.tokenizers.extension import ChangedWord, Extension, Proposal
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.word_counts import Split
+from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
 if TYPE_CHECKING:
     from fastbert.models.base import PreTrainedModel
@@ -33,9 +35,12 @@ def coverage_table(report: CoverageReport, unit: str) -> str:
         f"  bytes per token   {report.bytes_per_token:.2f}",
         f"  words that are    1 token {_percent(shares['1'])}, 2 {_percent(shares['2'])}, 3 {_percent(shares['3'])},"
         f" 4 or more {_percent(shares['4+'])}",
-        f"  [UNK]             {_percent(report.unknown_word_share)} of words,"
-        f" {_percent(report.unknown_token_share)} of tokens",
     ]
+    if report.unknown_token is not None:
+        lines.append(
+            f"  {report.unknown_token:<16}  {_percent(report.unknown_word_share)} of words,"
+            f" {_percent(report.unknown_token_share)} of tokens"
+        )
     if report.unknown_characters:
         shown = ", ".join(f"{_visible(char)} {count:,}" for char, count in report.unknown_characters[:8])
         lines.append(f"  without an entry  {shown}")
@@ -61,7 +66,7 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
         return head
     shown = proposal.candidates[: min(_ROWS_SHOWN, max(rows, 10))]
     pieces = [" ".join(candidate.pieces) for candidate in shown]
-    word_width = max(4, *(len(candidate.word) for candidate in shown))
+    word_width = max(4, *(len(_spelled(candidate.word)) for candidate in shown))
     piece_width = max(10, *map(len, pieces))
     lines = [
         head,
@@ -72,7 +77,7 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
     for rank, (candidate, split) in enumerate(zip(shown, pieces, strict=True), 1):
         total += candidate.saved
         lines.append(
-            f"  {rank:>4}  {candidate.word:<{word_width}}  {candidate.count:>9,}  {split:<{piece_width}}"
+            f"  {rank:>4}  {_spelled(candidate.word):<{word_width}}  {candidate.count:>9,}  {split:<{piece_width}}"
             f"  {candidate.saved:>6,}  {_percent(total / proposal.tokens):>10}"
         )
     if len(proposal.candidates) > len(shown):
@@ -99,10 +104,13 @@ def choice(proposal: Proposal, rows: int, limit: int | str) -> str:
 def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[ChangedWord], split: Split) -> str:
     """Return the effect of the extension on held-out text and on other words as text."""
     one_token = f"{_percent(before.pieces_per_word['1'])} -> {_percent(after.pieces_per_word['1'])}"
-    unknown = f"{_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)}"
+    unknown = ""
+    if before.unknown_token is not None:
+        shares = f"{_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)}"
+        unknown = f", {before.unknown_token} {shares} of words"
     lines = [
         f"on {_measured_on(before, split.unit)}: {before.tokens_per_word:.3f} -> {after.tokens_per_word:.3f} tokens"
-        f" per word, words that are one token {one_token}, [UNK] {unknown} of words"
+        f" per word, words that are one token {one_token}{unknown}"
     ]
     if changed:
         share = sum(change.count for change in changed) / split.learn.total_words
@@ -111,7 +119,7 @@ def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[Chan
         lines.append(
             f"{_number(len(changed), 'other word')} ({_percent(share)} of the text) begin with a new entry and split"
             f" differently, into {abs(saved):,} tokens {'fewer' if saved >= 0 else 'more'} in all; for example"
-            f" {example.word}: {' '.join(example.before)} -> {' '.join(example.after)}"
+            f" {_spelled(example.word)}: {' '.join(example.before)} -> {' '.join(example.after)}"
         )
     return "\n".join(lines)
 
@@ -121,8 +129,8 @@ def written(out: Path, extension: Extension, model: PreTrainedModel | None) -> s
     replaced = sum(entry.replaced is not None for entry in extension.entries)
     appended = len(extension.entries) - replaced
     lines = [
-        f"{out}/vocab.txt: {extension.tokenizer.vocab_size:,} entries; {replaced:,} words in place of [unusedN],"
-        f" {appended:,} at the end"
+        f"{out}/{vocabulary_file(extension.tokenizer)}: {extension.tokenizer.vocab_size:,} entries; {replaced:,} words"
+        f" in place of [unusedN], {appended:,} at the end"
     ]
     if model is not None:
         lines.append(
@@ -178,6 +186,16 @@ def _percent(share: float) -> str:
     """Format a share with one decimal, and below 1 % with two significant digits."""
     digits = 1 if share == 0 or share >= 0.01 else 1 - math.floor(math.log10(100 * share))
     return f"{100 * share:.{digits}f} %"
+
+
+def vocabulary_file(tokenizer: Tokenizer) -> str:
+    """Return the name of the file that holds a saved tokenizer's entries."""
+    return "vocab.txt" if isinstance(tokenizer, WordPieceTokenizer) else "tokenizer.json"
+
+
+def _spelled(word: str) -> str:
+    """Return a word with its space, of byte-level BPE, as tokens have it."""
+    return word.replace(" ", "\u0120")
 
 
 def _visible(char: str) -> str:

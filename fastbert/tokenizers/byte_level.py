@@ -15,6 +15,13 @@ from fastbert.tokenizers.json_errors import VocabularyError
 from fastbert.tokenizers.pipeline import Pipeline
 from fastbert.tokenizers.pipeline_tokenizer import PipelineTokenizer, check_distinct, hash_of, write_lines
 
+# The characters that stand for the bytes of UTF-8, which every vocabulary has.
+BYTES = {
+    byte: character
+    for byte, character in enumerate(_C.byte_level_alphabet())
+    if byte < 0xF5 and byte not in (0xC0, 0xC1)
+}
+
 
 class ByteLevelBPETokenizer(PipelineTokenizer):
     """Byte-level BPE: text is cut by GPT-2's expression, and the bytes of each part are merged.
@@ -58,8 +65,7 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
                 f"{pipeline.path}: merge {rank + 1} ({left!r} {right!r}) names {error.args[0]!r}, which is not in the"
                 " vocabulary; the merges belong to another vocabulary, or one of the two is damaged"
             ) from None
-        missing = [byte for byte, character in enumerate(_C.byte_level_alphabet()) if character not in ids]
-        missing = [byte for byte in missing if byte < 0xF5 and byte not in (0xC0, 0xC1)]  # others are never in UTF-8
+        missing = [byte for byte, character in BYTES.items() if character not in ids]
         if missing:
             raise VocabularyError(
                 f"{pipeline.path}: {len(missing)} of the 256 bytes are not in the vocabulary (the first is"
@@ -75,6 +81,11 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
         self.whole_words = bool(whole_words)
         self._table = np.array(table, dtype=np.int32).reshape(-1, 3)
         super().__init__(tokens, pipeline=pipeline, **options)
+
+    @property
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the pairs of tokens that merge, the first ones first."""
+        return self._merges
 
     def _build_core(self, split_special_tokens: bool) -> _C.ByteLevelBpe:
         return _C.ByteLevelBpe(

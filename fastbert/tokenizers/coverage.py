@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,9 @@ from numpy.typing import NDArray
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.tokenizers.tokenizer import Tokenizer
+from fastbert.tokenizers.unigram import UnigramTokenizer
+from fastbert.tokenizers.variants import unknown_id, word_encoder
 from fastbert.tokenizers.word_counts import TextCounts
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
@@ -31,7 +33,7 @@ class CurvePoint:
     whole_words: float
     """Share of words that are an entry."""
     unknown_words: float | None
-    """None if the special tokens are not among the entries."""
+    """None if the special tokens of WordPiece, Unigram's unknown token or BPE's bytes are not among the entries."""
     tokens_per_word: float | None
     """None if 1 % more of the words are unknown than with all entries: an unknown word is only one token."""
 
@@ -40,7 +42,8 @@ class CurvePoint:
 class CoverageReport:
     """The coverage of a text by a vocabulary.
 
-    Words are counted with repetitions, after normalisation; a punctuation mark is a word. Shares are from 0 to 1.
+    Words are counted with repetitions, after normalisation, as the tokenizer splits them: for WordPiece a punctuation
+    mark is a word, for BPE a run of them, and for Unigram what is between white space. Shares are from 0 to 1.
     Special tokens in the text count as the words that they consist of.
     """
 
@@ -57,6 +60,8 @@ class CoverageReport:
     bytes_per_token: float
     pieces_per_word: dict[str, float]
     """Share of words of 1, 2, 3 and 4+ tokens, and `unknown`: words with an [UNK]. The five shares add up to 1."""
+    unknown_token: str | None
+    """None if every text has tokens: byte-level BPE, and Unigram with bytes."""
     unknown_words: int
     unknown_tokens: int
     unknown_word_share: float
@@ -66,7 +71,7 @@ class CoverageReport:
     unknown_examples: tuple[tuple[str, int], ...]
     """The most frequent unknown words."""
     long_words: int
-    """Words of more than 100 characters, which are unknown to every vocabulary."""
+    """Words of more than 100 characters, which are unknown to WordPiece."""
     curve: tuple[CurvePoint, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,7 +86,7 @@ class CoverageReport:
         return values
 
 
-def measure_coverage(tokenizer: WordPieceTokenizer, text: TextCounts) -> CoverageReport:
+def measure_coverage(tokenizer: Tokenizer, text: TextCounts) -> CoverageReport:
     """Tokenize each distinct word of a text once, and weight it by its count.
 
     Raises:
@@ -113,6 +118,7 @@ def measure_coverage(tokenizer: WordPieceTokenizer, text: TextCounts) -> Coverag
         tokens_per_word=tokens / total,
         bytes_per_token=text.bytes / tokens,
         pieces_per_word={**shares, "unknown": unknown_words / total},
+        unknown_token=tokenizer.unk_token if _can_be_unknown(tokenizer) else None,
         unknown_words=unknown_words,
         unknown_tokens=unknown_tokens,
         unknown_word_share=unknown_words / total,
@@ -134,29 +140,38 @@ class WordPieces:
     unknown: NDArray[np.int64]
 
     @classmethod
-    def of(cls, tokenizer: WordPieceTokenizer, words: Sequence[str]) -> WordPieces:
-        """Tokenize words."""
-        ids, offsets = tokenizer.encode_ragged(words)
-        unknown_before = np.concatenate(([0], np.cumsum(ids == tokenizer.unk_token_id)))
+    def of(cls, tokenizer: Tokenizer, words: Sequence[str]) -> WordPieces:
+        """Tokenize words, split as by `words_of(tokenizer)`."""
+        encoder = word_encoder(tokenizer)
+        assert encoder is not None
+        return cls._encoded(encoder, words, unknown_id(tokenizer))
+
+    @classmethod
+    def of_first_entries(cls, tokenizer: Tokenizer, size: int, words: Sequence[str]) -> WordPieces | None:
+        """Tokenize words with the first `size` entries; None if these lack what every vocabulary needs."""
+        encoder = word_encoder(tokenizer, size)
+        return None if encoder is None else cls._encoded(encoder, words, unknown_id(tokenizer))
+
+    @classmethod
+    def _encoded(cls, encoder: Tokenizer, words: Sequence[str], unknown: int | None) -> WordPieces:
+        ids, offsets = encoder.encode_ragged(words)
+        unknown_before = np.concatenate(([0], np.cumsum(ids == (-1 if unknown is None else unknown))))
         return cls(ids, offsets, np.diff(offsets), np.diff(unknown_before[offsets]))
 
     def __getitem__(self, index: int) -> list[int]:
         return self.ids[self.offsets[index] : self.offsets[index + 1]].tolist()
 
 
-def with_vocabulary(tokenizer: WordPieceTokenizer, tokens: Sequence[str]) -> WordPieceTokenizer:
-    """Return a tokenizer with the same options and different entries."""
-    # Each option of the constructor is an attribute of the same name.
-    options = [name for name in inspect.signature(WordPieceTokenizer.__init__).parameters if hasattr(tokenizer, name)]
-    return WordPieceTokenizer(
-        tokens, **{name: getattr(tokenizer, name) for name in options if name not in ("self", "vocab")}
-    )
-
-
 def write_report(file: Path, report: dict[str, Any]) -> None:
     """Write a report as JSON; equal reports give equal bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(file, {"format_version": FORMAT_VERSION, **report}, ensure_ascii=False)
+
+
+def _can_be_unknown(tokenizer: Tokenizer) -> bool:
+    if isinstance(tokenizer, UnigramTokenizer):
+        return not tokenizer.byte_fallback
+    return isinstance(tokenizer, WordPieceTokenizer)
 
 
 def _has(lengths: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
@@ -167,18 +182,19 @@ def _most(counts: Counter[str]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_EXAMPLES])
 
 
-def _missing_characters(tokenizer: WordPieceTokenizer, unknown: Counter[str]) -> Counter[str]:
+def _missing_characters(tokenizer: Tokenizer, unknown: Counter[str]) -> Counter[str]:
     entries = tokenizer.vocab
+    inside = "##" if isinstance(tokenizer, WordPieceTokenizer) else ""
     missing: Counter[str] = Counter()
     for word, count in unknown.items():
         for index, char in enumerate(word):
-            if (f"##{char}" if index else char) not in entries:
+            if (f"{inside}{char}" if index else char) not in entries:
                 missing[char] += count
     return missing
 
 
 def _curve(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     words: Sequence[str],
     counts: NDArray[np.int64],
     pieces: WordPieces,
@@ -189,16 +205,13 @@ def _curve(
     whole = np.flatnonzero((pieces.lengths == 1) & (pieces.unknown == 0))
     first_ids = pieces.ids[pieces.offsets[whole]]
     long_words = total - int(counts.sum())
-    tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
-    special = [index for index in tokenizer.all_special_ids if index < tokenizer.vocab_size]
     least_unknown = (int(counts[pieces.unknown > 0].sum()) + long_words) / total
     points = []
     for size in [*sizes[1 - _CURVE_POINTS :], tokenizer.vocab_size]:
         tokens_per_word = unknown_words = None
-        if max(special, default=0) < size:
-            restricted = pieces
-            if size < tokenizer.vocab_size:
-                restricted = WordPieces.of(with_vocabulary(tokenizer, tokens[:size]), words)
+        whole_vocabulary = size == tokenizer.vocab_size
+        restricted = pieces if whole_vocabulary else WordPieces.of_first_entries(tokenizer, size, words)
+        if restricted is not None:
             unknown_words = (int(counts[restricted.unknown > 0].sum()) + long_words) / total
             if unknown_words <= least_unknown + _MORE_UNKNOWN:
                 tokens_per_word = (int(counts @ restricted.lengths) + long_words) / total

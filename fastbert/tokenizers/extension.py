@@ -3,20 +3,27 @@
 Old entries keep their ids. New words replace `[unusedN]` entries first, so that the model's embedding need not grow;
 the rest is appended. `fastbert.models.vocabulary_extension` adds the model's new rows.
 
-A word that is an entry is one token. A longer word that begins with it may split differently ("angio" changes
-"angiogram"), since WordPiece matches the longest entry first; all other words are tokenized as before.
+A word that is an entry is one token. With WordPiece, which matches the longest entry first, a longer word that begins
+with it may split differently ("angio" changes "angiogram"), and with Unigram one whose pieces began with those of the
+word; byte-level BPE compares whole words with new entries. All other words are tokenized as before.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
-from fastbert.tokenizers.coverage import WordPieces, with_vocabulary
-from fastbert.tokenizers.word_counts import Normalization, count_words
+from fastbert.tokenizers.coverage import WordPieces
+from fastbert.tokenizers.pipeline import SPACE
+from fastbert.tokenizers.tokenizer import Tokenizer
+from fastbert.tokenizers.unigram import UnigramTokenizer
+from fastbert.tokenizers.variants import entry_of, with_vocabulary, with_words
+from fastbert.tokenizers.word_counts import count_words, words_of
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -72,7 +79,7 @@ class NewEntry:
 class Extension:
     """A tokenizer with more words; ids of old entries, except replaced ones, are unchanged."""
 
-    tokenizer: WordPieceTokenizer
+    tokenizer: Tokenizer
     base_size: int
     """Number of tokens of the original tokenizer, including added ones."""
     entries: tuple[NewEntry, ...]
@@ -89,7 +96,7 @@ class ChangedWord:
 
 
 def propose(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     words: Mapping[str, int],
     *,
     min_frequency: int = 5,
@@ -100,20 +107,24 @@ def propose(
 
     Args:
         tokenizer: the tokenizer to extend.
-        words: the count of each word, normalised as by the tokenizer (`count_words`).
+        words: the count of each word, normalised and split as by the tokenizer (`count_words`, `words_of`).
         min_frequency: words that occur less often are not candidates.
         window, share: entries are worth adding while the next `window` save at least `share` of all tokens.
 
-    Unknown words are not candidates: they have no pieces for an initial embedding. The result depends only on the
-    arguments.
+    Unknown words are not candidates: they have no pieces for an initial embedding. Nor are byte-level BPE's chunks
+    without a letter or digit. Of Unigram's words, which include punctuation, candidates are those without it, with the
+    counts of all forms ("▁word" of "▁word," too). The result depends only on the arguments.
     """
     if min_frequency < 1 or window < 1 or not 0 < share < 1:
         raise UserError(
             f"min_frequency={min_frequency} and window={window} must be at least 1, share={share} between 0 and 1"
         )
     ordered = sorted(words)
+    lengths = WordPieces.of(tokenizer, ordered).lengths
+    tokens = sum(words[word] * int(length) for word, length in zip(ordered, lengths, strict=True))
+    words = _possible_entries(tokenizer, words)
+    ordered = sorted(words)
     pieces = WordPieces.of(tokenizer, ordered)
-    tokens = sum(words[word] * int(length) for word, length in zip(ordered, pieces.lengths, strict=True))
     candidates = [
         Candidate(word=word, count=words[word], pieces=tuple(tokenizer.convert_ids_to_tokens(pieces[index])))
         for index, word in enumerate(ordered)
@@ -125,7 +136,7 @@ def propose(
     candidates = [
         candidate
         for index, candidate in enumerate(candidates)
-        if as_entries[index] == probe.convert_tokens_to_ids([candidate.word])
+        if as_entries[index] == probe.convert_tokens_to_ids([entry_of(probe, candidate.word)])
     ]
     candidates.sort(key=lambda candidate: (-candidate.saved, candidate.word))
     return Proposal(
@@ -137,6 +148,32 @@ def propose(
     )
 
 
+def _possible_entries(tokenizer: Tokenizer, words: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the words of a text that could be new entries, with their counts."""
+    if isinstance(tokenizer, WordPieceTokenizer):
+        return words
+    entries = tokenizer.vocab
+    if not isinstance(tokenizer, UnigramTokenizer):
+        return {
+            word: count
+            for word, count in words.items()
+            if any(map(str.isalnum, word)) and entry_of(tokenizer, word) not in entries
+        }
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        end = len(word)
+        while end and not word[end - 1].isalnum() and not _is_mark(word[end - 1]):
+            end -= 1
+        # An entry may split into other pieces that are more probable together.
+        if end > 1 and word[0] == SPACE and word[1].isalnum() and word[:end] not in entries:
+            counts[word[:end]] += count
+    return counts
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
+
+
 def _worth(saved: Sequence[int], minimum: float, window: int) -> int:
     """Return the first index from which `window` entries save less than `minimum`; `saved` is descending."""
     for rows in range(len(saved)):
@@ -145,13 +182,14 @@ def _worth(saved: Sequence[int], minimum: float, window: int) -> int:
     return len(saved)
 
 
-def extend_vocabulary(tokenizer: WordPieceTokenizer, words: Iterable[str], *, keep_unused: bool = False) -> Extension:
+def extend_vocabulary(tokenizer: Tokenizer, words: Iterable[str], *, keep_unused: bool = False) -> Extension:
     """Add whole words to a tokenizer.
 
     Args:
         tokenizer: the original tokenizer, which is not changed.
-        words: normalised words, in order: the first ones replace the lowest `[unusedN]` entries. Words that are entries
-            already are ignored.
+        words: normalised words, in order: the first ones replace the lowest `[unusedN]` entries of WordPiece. Words
+            that are entries already are ignored. A word of byte-level BPE begins with its space (" word"), one of
+            Unigram with the character that stands for it ("\u2581word").
         keep_unused: append all words instead of replacing `[unusedN]` entries first. Entries that are special tokens of
             the tokenizer are never replaced.
 
@@ -165,24 +203,22 @@ def extend_vocabulary(tokenizer: WordPieceTokenizer, words: Iterable[str], *, ke
         raise _not_one_word(tokenizer, "")
     before = WordPieces.of(tokenizer, distinct)
     ids = tokenizer.vocab
-    new = [index for index, word in enumerate(distinct) if word not in ids]
+    new = [index for index, word in enumerate(distinct) if entry_of(tokenizer, word) not in ids]
     extended = _extended(tokenizer, [distinct[index] for index in new], keep_unused=keep_unused)
     extended_ids = extended.vocab
     after = WordPieces.of(extended, distinct)
     for index in new:
-        if after[index] != [extended_ids[distinct[index]]]:
+        if after[index] != [extended_ids[entry_of(tokenizer, distinct[index])]]:
             raise _not_one_word(tokenizer, distinct[index])
     entries = []
     for index in new:
-        new_id = extended_ids[distinct[index]]
+        new_id = extended_ids[entry_of(tokenizer, distinct[index])]
         replaced = tokenizer.convert_ids_to_tokens(new_id) if new_id < len(tokenizer) else None
         entries.append(NewEntry(word=distinct[index], id=new_id, pieces=tuple(before[index]), replaced=replaced))
     return Extension(tokenizer=extended, base_size=len(tokenizer), entries=tuple(entries))
 
 
-def changed_words(
-    tokenizer: WordPieceTokenizer, extension: Extension, words: Mapping[str, int]
-) -> tuple[ChangedWord, ...]:
+def changed_words(tokenizer: Tokenizer, extension: Extension, words: Mapping[str, int]) -> tuple[ChangedWord, ...]:
     """Return the words of a text that are not new entries but split differently; the most frequent first."""
     added = {entry.word for entry in extension.entries}
     others = [word for word in sorted(words) if word not in added]
@@ -201,7 +237,7 @@ def changed_words(
 
 
 def extend_for(
-    tokenizer: WordPieceTokenizer,
+    tokenizer: Tokenizer,
     candidates: Sequence[Candidate],
     words: Mapping[str, int],
     *,
@@ -226,32 +262,33 @@ def extend_for(
         chosen = [word for word in chosen if word not in harmful]
 
 
-def _not_one_word(tokenizer: WordPieceTokenizer, word: str) -> UserError:
-    actual = ", ".join(map(repr, count_words([word], normalization=Normalization.of(tokenizer)))) or "nothing"
+def _not_one_word(tokenizer: Tokenizer, word: str) -> UserError:
+    actual = ", ".join(map(repr, count_words([word], normalization=words_of(tokenizer)))) or "nothing"
     return UserError(
         f"{word!r} is not one word to this tokenizer, but {actual}; entries are whole words after its normalisation"
     )
 
 
-def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unused: bool) -> WordPieceTokenizer:
+def _extended(tokenizer: Tokenizer, words: Sequence[str], *, keep_unused: bool) -> Tokenizer:
     """Return the tokenizer with words in place of `[unusedN]` entries, then at the end."""
     tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
     recognised = tokenizer.added_tokens_encoder
-    free = [] if keep_unused else [i for i, token in enumerate(tokens) if _UNUSED.fullmatch(token)]
+    replaceable = isinstance(tokenizer, WordPieceTokenizer) and not keep_unused
+    free = [i for i, token in enumerate(tokens) if replaceable and _UNUSED.fullmatch(token)]
     free = [index for index in free if tokens[index] not in recognised]
     for index, word in zip(free, words, strict=False):
         tokens[index] = word
     at_end = words[len(free) :]
-    if at_end:
-        tokens += _as_entries(tokenizer)
-    return with_vocabulary(tokenizer, [*tokens, *at_end])
+    if not at_end:
+        return with_vocabulary(tokenizer, tokens)
+    return with_words(tokenizer, [*tokens, *_as_entries(tokenizer)], at_end)
 
 
-def _as_entries(tokenizer: WordPieceTokenizer) -> list[str]:
+def _as_entries(tokenizer: Tokenizer) -> list[str]:
     """Return the added tokens after the vocabulary, which become entries to keep their ids when words are appended."""
     added = list(tokenizer.vocab)[tokenizer.vocab_size :]
-    for token in added:
-        if token.startswith("##") or list(count_words([token], normalization=Normalization.of(tokenizer))) == [token]:
+    for token in added if isinstance(tokenizer, WordPieceTokenizer) else ():
+        if token.startswith("##") or list(count_words([token], normalization=words_of(tokenizer))) == [token]:
             raise UserError(
                 f"the added token {token!r} is after the vocabulary, where new words are appended, and would become a"
                 " word itself; extend the vocabulary first, then add tokens"

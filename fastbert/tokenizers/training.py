@@ -85,7 +85,7 @@ def learn_vocabulary(
     # The order of the words decides between equally frequent pieces.
     words = dict(sorted(words.items()))
     alphabet = _alphabet(words, alphabet_limit, room // 2)
-    pieces = _in_thread(lambda stop: _learn_pieces(words, alphabet, room, min_frequency, stop), heartbeat)
+    pieces = in_thread(lambda stop: _learn_pieces(words, alphabet, room, min_frequency, stop), heartbeat)
     if len(pieces) < room:
         logger.warning(
             "the text supports only %d of %d tokens of a vocabulary; add text for more",
@@ -103,14 +103,19 @@ def check_size(vocab_size: int, min_frequency: int = 2, alphabet_limit: int = 10
             f"vocab_size={vocab_size} has no room beside {len(SPECIAL_TOKENS)} special and {unused} unused tokens;"
             f" use at least {len(SPECIAL_TOKENS) + max(unused, 0) + 2}"
         )
+    check_limits(vocab_size, min_frequency, alphabet_limit)
+    return room
+
+
+def check_limits(vocab_size: int, min_frequency: int, alphabet_limit: int) -> None:
+    """Raise `UserError` for values that no kind of vocabulary can have."""
     if vocab_size >= 1 << 31:
         raise UserError(f"vocab_size={vocab_size} must be below 2^31")
     if min_frequency < 1 or alphabet_limit < 1:
         raise UserError(f"min_frequency={min_frequency} and alphabet_limit={alphabet_limit} must be at least 1")
-    return room
 
 
-def _in_thread(work: Callable[[threading.Event], Any], heartbeat: Callable[[float], None] | None) -> Any:
+def in_thread(work: Callable[[threading.Event], Any], heartbeat: Callable[[float], None] | None) -> Any:
     """Return the result of `work`, whose argument is an event that requests it to stop.
 
     Learning is one call into native code, which does not react to Ctrl-C. In a separate thread it leaves the caller
@@ -152,13 +157,18 @@ def _alphabet(words: Mapping[str, int], limit: int, room: int) -> list[str]:
     # A character that is only ever a word of its own (punctuation, Chinese) needs no continuing form.
     always_isolated = isolated - continuing
     alphabet: list[str] = []
-    for char, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    for char in most_frequent_characters(counts):
         tokens = [char] if char in always_isolated else [char, f"##{char}"]
         if limit == 0 or len(alphabet) + len(tokens) > room:
             break
         alphabet += tokens
         limit -= 1
     return sorted(alphabet, key=lambda token: (token.startswith("##") and len(token) > 1, token))
+
+
+def most_frequent_characters(counts: Mapping[str, int]) -> list[str]:
+    """Return the characters in the order of their counts, equally frequent ones by code point."""
+    return [char for char, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
 
 def _learn_pieces(
@@ -181,12 +191,12 @@ def _learn_pieces(
         special_tokens=list(alphabet),
         limit_alphabet=len(characters),
     )
-    learner.train_from_iterator(_texts(known, stop), trainer)
+    learner.train_from_iterator(repeated(known, stop), trainer)
     return [token for token, _ in sorted(learner.get_vocab().items(), key=lambda item: item[1])]
 
 
-def _texts(words: Mapping[str, int], stop: threading.Event) -> Iterator[str]:
-    """Yield each word as often as it was counted, in texts of bounded size."""
+def repeated(words: Mapping[str, int], stop: threading.Event) -> Iterator[str]:
+    """Yield each word as often as it was counted, in texts of bounded size, until `stop` is set."""
     for word, count in words.items():
         per_text = max(1, _CHARS_PER_TEXT // (len(word) + 1))
         full, rest = divmod(count, per_text)

@@ -76,6 +76,11 @@ class UnigramTokenizer(PipelineTokenizer):
         self._steps = pipeline.compiled_pre_tokenizer()
         super().__init__(tokens, pipeline=pipeline, **options)
 
+    @property
+    def scores(self) -> np.ndarray:
+        """Return the log probability of each piece, float64 (vocab_size,)."""
+        return self._scores
+
     def _build_core(self, split_special_tokens: bool) -> _C.Unigram:
         return _C.Unigram(
             self._tokens,

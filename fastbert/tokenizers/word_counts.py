@@ -1,6 +1,6 @@
 """Count the normalised words of a corpus, and hold out a part of the text.
 
-Words are split by the C++ code that tokenizes, so the counted words are WordPiece's input.
+Words are split by the C++ code that tokenizes, so the counted words are the input of WordPiece, BPE or Unigram.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Literal
 
 from fastbert import _C
 from fastbert.errors import UserError
+from fastbert.tokenizers.pipeline import Pipeline
+from fastbert.tokenizers.pipeline_tokenizer import PipelineTokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
 _SENTENCES_PER_BATCH = 4096
@@ -40,16 +43,44 @@ class Normalization:
         return _C.WordCounter(_C.NormalizerOptions(self.lower_case, strip, self.chinese_chars))
 
 
+@dataclass(frozen=True)
+class PipelineWords:
+    """The words of a tokenizer other than WordPiece: the chunks of byte-level BPE, in which a space before a word
+    belongs to it, or the words of Unigram's pre-tokenizer, in which a visible character stands for the space."""
+
+    pipeline: Pipeline
+
+    def counter(self) -> _C.ByteLevelCounter | _C.UnigramCounter:
+        """Return a C++ counter of words."""
+        normalizer = self.pipeline.compiled_normalizer()
+        prefix_space = self.pipeline.byte_level()
+        if prefix_space is not None:
+            return _C.ByteLevelCounter(normalizer, prefix_space)
+        return _C.UnigramCounter(normalizer, self.pipeline.compiled_pre_tokenizer())
+
+
+Words = Normalization | PipelineWords
+"""How text becomes words."""
+
+
+def words_of(tokenizer: Tokenizer) -> Words:
+    """Return how a tokenizer normalises and splits text into words. Special tokens in text are not searched."""
+    if isinstance(tokenizer, PipelineTokenizer):
+        return PipelineWords(tokenizer.pipeline)
+    assert isinstance(tokenizer, WordPieceTokenizer)
+    return Normalization.of(tokenizer)
+
+
 def count_words(
     sentences: Iterable[str],
     *,
     lower_case: bool = True,
-    normalization: Normalization | None = None,
+    normalization: Words | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
     """Count each normalised word (and each punctuation mark), in sorted order.
 
-    Words of more than 100 characters are omitted: they are unknown to every tokenizer. `normalization` replaces
+    Words of more than 100 characters are omitted: they are unknown to WordPiece. `normalization` replaces
     `lower_case`; `progress` is called with the number of sentences read since the last call.
     """
     counter = (normalization or Normalization(lower_case=lower_case)).counter()
@@ -71,7 +102,7 @@ class TextCounts:
     """The size of the sentences in UTF-8, without line ends."""
     words: Mapping[str, int]
     long_words: int
-    """Number of words of more than 100 characters, which are not in `words`: they are unknown to every tokenizer."""
+    """Number of words of more than 100 characters, which are not in `words`: they are unknown to WordPiece."""
 
     @property
     def total_words(self) -> int:
@@ -102,7 +133,7 @@ class Split:
 
 
 def count_documents(
-    documents: Iterable[Sequence[str]], normalization: Normalization | None = None, *, holdout: float = 0.0
+    documents: Iterable[Sequence[str]], normalization: Words | None = None, *, holdout: float = 0.0
 ) -> Split:
     """Count the words of documents, lists of sentences, in one pass, and hold out a share of the documents.
 
@@ -140,9 +171,13 @@ def count_documents(
 class _Counter:
     """Count the words of documents, one document at a time."""
 
-    def __init__(self, normalization: Normalization) -> None:
+    def __init__(self, normalization: Words) -> None:
         self.documents = self.sentences = self.bytes = self.all_words = 0
         self._counter = normalization.counter()
+        self._all_unknown: WordPieceTokenizer | None = None
+        self._pending: list[str] = []
+        if isinstance(normalization, PipelineWords):
+            return  # no word is too long
         # With a vocabulary without words, every word is one [UNK], including words too long for the counter.
         self._all_unknown = WordPieceTokenizer(
             ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
@@ -151,7 +186,6 @@ class _Counter:
             tokenize_chinese_chars=normalization.chinese_chars,
             split_special_tokens=True,
         )
-        self._pending: list[str] = []
 
     def add(self, document: Sequence[str]) -> None:
         self.documents += 1
@@ -163,7 +197,8 @@ class _Counter:
         self.sentences += len(self._pending)
         self.bytes += sum(len(sentence.encode()) for sentence in self._pending)
         self._counter.add(self._pending)
-        self.all_words += len(self._all_unknown.encode_ragged(self._pending)[0])
+        if self._all_unknown is not None:
+            self.all_words += len(self._all_unknown.encode_ragged(self._pending)[0])
         self._pending = []
 
     def counts(self) -> TextCounts:
@@ -175,5 +210,5 @@ class _Counter:
             sentences=self.sentences,
             bytes=self.bytes,
             words=words,
-            long_words=self.all_words - sum(words.values()),
+            long_words=0 if self._all_unknown is None else self.all_words - sum(words.values()),
         )

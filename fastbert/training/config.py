@@ -10,6 +10,7 @@ from fastbert.config import PRESETS
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
+from fastbert.tokenizers.layouts import Kind
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
@@ -42,8 +43,13 @@ class _Data(CorpusFlags):
     vocab_size: int | None = None
     """Entries of the vocabulary that is built without --tokenizer; for ELMo the most frequent words, which it predicts
     (default: by the size of the corpus, 2048 to 30522)."""
+    vocab_kind: Kind | None = rare(None)
+    """Kind of the vocabulary that is built without --tokenizer (default: that of the architecture: bpe for RoBERTa,
+    unigram for XLM-RoBERTa and CamemBERT, wordpiece for the others; ELMo has words)."""
     cased: bool = False
-    """Build a cased vocabulary: keep capitals and accents."""
+    """Build a cased vocabulary: keep capitals and accents, as bpe and unigram always do without --lower-case."""
+    lower_case: bool = rare(False)
+    """Lower-case text and remove accents, as wordpiece always does without --cased."""
     max_length: int = 128
     """Tokens per sequence, special tokens included."""
     short_sequence_prob: float = rare(0.1)
@@ -223,6 +229,11 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
                 raise UserError(
                     f"{flag(name)} is about masked tokens, and --objective {objective} has none; leave it out"
                 )
+        if self.cased and self.lower_case:
+            raise UserError("--cased and --lower-case exclude each other; leave one out")
+        if self.vocab_kind is not None and (self.tokenizer or self.data or self.teacher or objective == "bilm"):
+            what = next((flag(name) for name in ("tokenizer", "data", "teacher") if getattr(self, name)), "ELMo")
+            raise UserError(f"--vocab-kind is for a vocabulary that is built, and {what} has its own; leave one out")
         if self.teacher is not None and objective in UNMASKED:
             raise UserError(f"--teacher teaches masked tokens, and --objective {objective} has none; leave one out")
         if self.teacher is not None and objective == "rtd":

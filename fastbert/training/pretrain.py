@@ -30,10 +30,10 @@ from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.layouts import kind_of_architecture, lower_cases
 from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.tokenizers.piece_training import train_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
-from fastbert.tokenizers.training import train_vocabulary
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import PretrainingBatches
@@ -345,8 +345,9 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
     assert config.vocab_size is not None
     if config.objective == "bilm":
         return word_tokenizer(sentences, config.vocab_size)
-    vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
-    return WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
+    kind = config.vocab_kind or kind_of_architecture(model_config(config, None).model_type)
+    lower_case = lower_cases(kind, cased=config.cased, lower_case=config.lower_case)
+    return train_tokenizer(sentences, kind, config.vocab_size, lower_case=lower_case)
 
 
 def _tokenizer_source(config: PretrainConfig) -> Path | None:

@@ -72,6 +72,55 @@ def test_a_vocabulary_and_its_report(general: Path, tmp_path: Path, capsys: pyte
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+@pytest.mark.parametrize(("kind", "size"), [("bpe", 400), ("unigram", 200)])
+def test_other_kinds(
+    kind: str, size: int, general: Path, domain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Built twice with equal bytes, measured, and extended with the model of the family."""
+    from fastbert import load, load_tokenizer
+    from fastbert.models.registry import ARCHITECTURES, model_classes
+
+    base, again = tmp_path / "a", tmp_path / "b"
+    for folder in (base, again):
+        assert vocab("--corpus", general, "--kind", kind, "--vocab-size", size, "--out", folder) == 0
+    printed = capsys.readouterr().out
+    tokenizer = load_tokenizer(base)
+    assert f"{base}/tokenizer.json: {len(tokenizer)} entries" in printed
+    assert "tokens per word" in printed
+    assert ("<unk>   " in printed) == (kind == "unigram")
+    expected = sorted(
+        {*FILES, "tokenizer.json", *(("vocab.json", "merges.txt") if kind == "bpe" else ())} - {"vocab.txt"}
+    )
+    assert names(base) == names(again) == expected
+    for name in expected:
+        assert (base / name).read_bytes() == (again / name).read_bytes()
+    assert vocab("--corpus", domain, "--tokenizer", base, "--report", tmp_path / "r.json") == 0
+    measured = json.loads((tmp_path / "r.json").read_text())["coverage"]
+    assert measured["tokens"] == len(tokenizer.encode_ragged(domain.read_text().split("\n"))[0])
+    assert vocab("--corpus", general, "--kind", kind, "--out", base) == 2
+    assert "already holds a tokenizer.json" in capsys.readouterr().err
+    # The model of the family.
+    architecture = ARCHITECTURES["roberta" if kind == "bpe" else "xlm-roberta"]
+    assert architecture.config is not None
+    config = architecture.config.preset(
+        "tiny", vocab_size=len(tokenizer), hidden_size=16, num_attention_heads=2, intermediate_size=32, pad_token_id=1
+    )
+    model = tmp_path / "model"
+    kinds = model_classes(architecture)
+    kinds[f"{architecture.class_prefix}ForMaskedLM"](config).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    assert vocab("--extend", "--model", model, "--corpus", domain, "--out", tmp_path / "c", "--add", 5) == 0
+    extended, old, new = load_tokenizer(tmp_path / "c"), load(model), load(tmp_path / "c")
+    assert len(extended) == new.config.vocab_size == len(tokenizer) + 5
+    report = json.loads((tmp_path / "c" / "vocab_report.json").read_text())
+    assert report["after"]["tokens_per_word"] < report["before"]["tokens_per_word"]
+    table, larger = (loaded.get_input_embeddings().weight for loaded in (old, new))
+    assert larger[: len(tokenizer)].equal(table)
+    for entry in report["extension"]["added"]:
+        pieces = tokenizer.convert_tokens_to_ids(entry["pieces"])
+        assert larger[entry["id"]].allclose(table[pieces].mean(0), atol=1e-6)
+
+
 def test_nothing_held_out(general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "r.json"
     assert (
@@ -184,7 +233,9 @@ def test_the_model_follows(tokenizer: Path, domain: Path, tmp_path: Path, capsys
 def test_an_older_tokenizer_json_goes(tokenizer: Path, domain: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "mine.txt").write_text("stays")
-    assert vocab("--extend", "--tokenizer", tokenizer, "--corpus", domain, "--out", tmp_path) == 0
+    call = ("--extend", "--tokenizer", tokenizer, "--corpus", domain, "--out", tmp_path)
+    assert vocab(*call) == 2  # it may be another tokenizer
+    assert vocab(*call, "--overwrite") == 0
     assert names(tmp_path) == sorted(["mine.txt", *FILES])
 
 

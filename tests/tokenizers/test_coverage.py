@@ -7,7 +7,8 @@ import pytest
 
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.tokenizers.coverage import measure_coverage, with_vocabulary, write_report
+from fastbert.tokenizers.coverage import measure_coverage, write_report
+from fastbert.tokenizers.variants import with_vocabulary
 from fastbert.tokenizers.word_counts import Normalization, count_documents, count_words
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##a", "##b", "##c", "cab", ".", "##d", "d"]

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import fastbert
+from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
+from fastbert.tokenizers import ByteLevelBPETokenizer, UnigramTokenizer
 from fastbert.training.config import PretrainConfig, default_objective
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
@@ -45,6 +47,28 @@ def test_trained_folders_are_those_of_transformers(config: PretrainConfig) -> No
             with torch.no_grad():
                 actual, expected = ours(**inputs).logits[mask], theirs.eval()(**inputs).logits[mask]
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: name + text)
+
+
+def test_a_vocabulary_of_the_familys_kind_is_built(config: PretrainConfig) -> None:
+    """Without --tokenizer; its padding token has id 1, so that positions begin at 2."""
+    kinds = {"roberta": ByteLevelBPETokenizer, "xlm-roberta": UnigramTokenizer, "electra": WordPieceTokenizer}
+    for name, kind in kinds.items():
+        run = replace(
+            config, architecture=name, model="tiny", steps=1, tokenizer=None, vocab_size=300, objective=None,
+            out=config.out.with_name(name),
+        )  # fmt: skip
+        folder = pretrain(run).model
+        tokenizer, model = fastbert.load_tokenizer(folder), fastbert.load(folder)
+        assert type(tokenizer) is kind
+        assert len(tokenizer) == model.config.vocab_size
+        assert tokenizer.fingerprint == fastbert.load_tokenizer(run.out / "tokenizer").fingerprint
+        if kind is not WordPieceTokenizer:
+            assert tokenizer.pad_token_id == model.config.pad_token_id == 1
+            assert model.position_offset == 2
+            theirs = transformers.AutoTokenizer.from_pretrained(folder)
+            assert theirs("a b <mask>.")["input_ids"] == tokenizer("a b <mask>.")["input_ids"]
+    chosen = replace(run, architecture="roberta", vocab_kind="wordpiece", overwrite=True)
+    assert type(fastbert.load_tokenizer(pretrain(chosen).model)) is WordPieceTokenizer
 
 
 def test_a_config_gets_the_padding_token_of_the_vocabulary(config: PretrainConfig, tmp_path: Any) -> None:

@@ -128,14 +128,14 @@ def test_a_vocabulary_and_shards_that_are_complete_are_kept(
     shape = json.loads(Path(config.model).read_text())
     Path(config.model).write_text(json.dumps({**shape, "vocab_size": 60}))
     for failing, expected in (
-        ("train_vocabulary", ["train_vocabulary"]),
-        ("prepare", ["train_vocabulary", "prepare"]),
+        ("train_tokenizer", ["train_tokenizer"]),
+        ("prepare", ["train_tokenizer", "prepare"]),
         ("unigram_counts", ["prepare", "unigram_counts"]),
         ("", ["unigram_counts"]),
         ("", []),
     ):
         made.clear()
-        for name in ("train_vocabulary", "prepare", "unigram_counts"):
+        for name in ("train_tokenizer", "prepare", "unigram_counts"):
             counted(name, name == failing)
         if failing:
             with pytest.raises(KeyboardInterrupt):
