@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from fastbert.checkpoints.source import GENERATOR, MODEL
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.pretraining import Objective as Samples
 from fastbert.errors import UserError
@@ -19,7 +20,6 @@ from fastbert.models.roberta.config import RobertaConfig
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
 
-MODEL, GENERATOR = "model", "generator"
 """The folders of a run's models: the trained one, and the generator of `rtd` beside its discriminator."""
 
 
