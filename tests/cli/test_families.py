@@ -285,6 +285,11 @@ def test_a_decoder_with_byte_level_bpe(tmp_path: Path, seed: int, capsys: pytest
         output = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=end)
         new = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
         assert line["text"] == new
+    (tmp_path / "corpus.txt").write_text("\n".join(corpus()[:40]) + "\n")
+    run("prepare", "--corpus", tmp_path / "corpus.txt", "--tokenizer", folder, "--out", tmp_path / "shards")
+    flags = ("--model", folder / "config.json", "--data", tmp_path / "shards", "--out", tmp_path / "run", "--steps", 2)
+    run("pretrain", *flags, "--batch-size", 8, "--max-length", 32, "--device", "cpu", "--dtype", "fp32")
+    assert fastbert.load(tmp_path / "run").config.pad_token_id == end
     scores = score_with(load_scorer(folder), ["the house", "a"])
     ids = torch.tensor([[end, *tokenizer("the house")["input_ids"]]])
     with torch.no_grad():
