@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,12 +12,9 @@ from typing import Any
 import pytest
 import torch
 from toy_tasks import VOCABULARY, sentence
-from transformers_tokenizer import TransformersTokenizer
 
 from fastbert import WordPieceTokenizer
-from fastbert.errors import UserError
 from fastbert.models import registry
-from fastbert.tokenizers import loading
 
 BERT_SHAPE = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
@@ -111,19 +107,3 @@ def save_family(family: str, folder: Path, seed: int, head: str = "ForMaskedLM",
     model = getattr(transformers, f"{prefix}{head}")(made)
     model.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def any_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load tokenizers of kinds that fastbert lacks by means of transformers."""
-    choose: Callable[[Path], Any] = loading._kind_of
-
-    def kind_of(path: Path) -> Any:
-        kind = choose(path)
-        try:
-            kind.from_pretrained(path, verify=False)
-        except UserError:
-            return TransformersTokenizer
-        return kind
-
-    monkeypatch.setattr(loading, "_kind_of", kind_of)

@@ -18,7 +18,10 @@ from fastbert.checkpoints.formats.names import (
     index_file,
 )
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import shown
+
+MODEL, GENERATOR = "model", "generator"  # the models in the folder of a run
 
 
 def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
@@ -43,6 +46,17 @@ def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
     raise UserError(f"{path}: no such folder; name one with config.json and {WEIGHTS}, or a model in the Hub's cache")
 
 
+def find_masked_lm(source: str | Path, revision: str = hub.MAIN) -> Path:
+    """Return what `find_source` returns, but of a run of ELECTRA RUN/generator: RUN/model, its discriminator, predicts
+    no tokens."""
+    path = find_source(source, revision)
+    generator = path.parent / GENERATOR
+    if path.name == MODEL and (generator / "config.json").is_file():
+        logger.info("%s: is a discriminator; %s, the generator of its run, predicts tokens", path, generator)
+        return generator
+    return path
+
+
 def config_folder(source: Path) -> Path:
     """Return the folder with the configuration of a path from `find_source`."""
     return source if source.is_dir() else source.parent
@@ -52,7 +66,7 @@ def _model_of_run(folder: Path) -> Path:
     """Return RUN/model of the folder of a run, else the folder."""
     if any((folder / name).exists() for name in (WEIGHTS, WEIGHTS_INDEX, PICKLED, PICKLED_INDEX)):
         return folder
-    model = folder / "model"
+    model = folder / MODEL
     if (model / "config.json").is_file():
         return model
     if (folder / "metrics.jsonl").is_file() and (folder / "checkpoints").is_dir():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.source import find_masked_lm
 from fastbert.cli.checks import check_model
 from fastbert.flags import require, required
 
@@ -43,7 +43,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.tasks.fill_mask import fill_mask
     from fastbert.tokenizers.loading import load_tokenizer
 
-    folder = find_source(require(config, "model"))
+    folder = find_masked_lm(require(config, "model"))
     require(config, "text")
     registry.refuse_decoder(registry.read_config(folder), f"--model {config.model}")
     model = registry.load_with_head(folder, "ForMaskedLM")

@@ -89,8 +89,12 @@ def _train_details(metrics: dict[str, float]) -> list[str]:
     """Format the metrics of a step, the loss first; in pre-training it is that of predicted tokens."""
     if "mlm_loss" not in metrics:
         return [f"loss {metrics['loss']:.3f}"]
-    pairs = [f"pairs {metrics['nsp_accuracy']:.0%}"] if "nsp_accuracy" in metrics else []
-    return [f"loss {metrics['mlm_loss']:.2f}", f"accuracy {metrics['mlm_accuracy']:.0%}", *pairs]
+    losses = [f"loss {metrics['mlm_loss']:.2f}", f"accuracy {metrics['mlm_accuracy']:.0%}"]
+    if "nsp_accuracy" in metrics:
+        losses.append(f"pairs {metrics['nsp_accuracy']:.0%}")
+    if "rtd_accuracy" in metrics:
+        losses.append(f"replaced {metrics['rtd_loss']:.2f}, {metrics['rtd_accuracy']:.0%}")
+    return losses
 
 
 def _validation_detail(record: Record) -> str:
@@ -101,6 +105,8 @@ def _validation_detail(record: Record) -> str:
             for file, scores in record["scores"].items()
         )
     pairs = "" if record["nsp_accuracy"] is None else f", pairs {record['nsp_accuracy']:.1%}"
+    if record.get("rtd_accuracy") is not None:
+        pairs += f"; replaced tokens: loss {record['rtd_loss']:.3f}, accuracy {record['rtd_accuracy']:.1%}"
     losses = f"loss {record['mlm_loss']:.3f}, accuracy {record['mlm_accuracy']:.1%}"
     reference = f"; {record['reference']}" if "reference" in record else ""
     return f"validation: {losses}{pairs}{reference}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.source import find_masked_lm, find_source
 from fastbert.cli.checks import SMALL, check_file, check_new_file, check_source, named
 from fastbert.cli.counts import counted
 from fastbert.errors import UserError
@@ -107,7 +107,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     name = require(config, "model")
     if Path(name).is_dir():  # else an id of the Hub, by which transformers finds it too
-        name = str(find_source(name))
+        name = str(find_masked_lm(name) if config.task == "fill-mask" else find_source(name))
     texts = _texts(require(config, "text"))
     device = config.device
     if device == "auto":

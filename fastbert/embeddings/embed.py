@@ -196,9 +196,9 @@ class _Embedder:
             yield chunk
 
     def _read(self, chunk: list[str], first: int) -> Rows:
-        if self.prompt or self.settings.lower_case:
+        if self.prompt:
             check_texts(chunk, first)
-            chunk = [self.settings.prepared(text, self.prompt) for text in chunk]
+            chunk = [self.prompt + text for text in chunk]
         return read_rows(self.tokenizer, chunk, self.truncation, first)
 
     def _vectors(self, rows: Rows, texts: int, before: int) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
 from fastbert.checkpoints.source import find_source
+from fastbert.embeddings.lower_case import load_with_case
 from fastbert.embeddings.pooling import POOLINGS
 from fastbert.embeddings.settings import ACTIVATIONS, Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import read_json_object, shown
 from fastbert.models import registry
 from fastbert.models.encoder import EncoderModel
-from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
 
 MOST_WIDTH = 1 << 16
@@ -60,13 +58,7 @@ def load_embedder(
     encoder_folder, settings, lower_case = read_settings(folder)
     model = registry.load_encoder(encoder_folder, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))
-    tokenizer = load_tokenizer(encoder_folder)
-    if not isinstance(tokenizer, WordPieceTokenizer):
-        settings = replace(settings, lower_case=lower_case)
-    elif lower_case and not tokenizer.do_lower_case:
-        # As in sentence-transformers, accents stay unless the tokenizer strips them.
-        options = {"do_lower_case": True, "strip_accents": bool(tokenizer.strip_accents)}
-        tokenizer = load_tokenizer(encoder_folder, **options)
+    tokenizer = load_with_case(encoder_folder, lower_case)
     model.embed_settings = settings
     return model, tokenizer, settings
 

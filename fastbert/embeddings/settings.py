@@ -89,8 +89,6 @@ class EmbedSettings:
     """The prompt that is used if none is named."""
     dense: tuple[Dense, ...] = ()
     """Layers after pooling and before normalisation."""
-    lower_case: bool = False
-    """Texts are converted to lower case before they are tokenized (WordPiece tokenizers do that themselves)."""
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
@@ -114,11 +112,6 @@ class EmbedSettings:
             path = folder / name
             if name and os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
                 raise UserError(f"{path}: is a link or a file, where a module's folder belongs; move it away")
-
-    def prepared(self, text: str, prompt: str = "") -> str:
-        """Return a text as the tokenizer gets it: behind the text of a prompt, and in lower case if that is set."""
-        # Character by character, as in transformers: Python lower-cases a sigma by its place in the word.
-        return (prompt + text).replace("Σ", "σ").lower() if self.lower_case else prompt + text
 
     def prompt(self, name: str | None) -> str:
         """Return the text of a prompt: by default that of the default prompt, "" if there is none."""
@@ -151,9 +144,7 @@ class EmbedSettings:
                 elif kind == "Dense":
                     self.dense[index - 2].save(folder / name)
                     files += [f"{name}/config.json", f"{name}/{WEIGHTS}"]
-            write_json_atomic(
-                folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}
-            )
+            write_json_atomic(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
             write_json_atomic(
                 folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
             )

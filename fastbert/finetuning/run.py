@@ -51,7 +51,7 @@ from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import check_configuration, locked_run, remove_run
+from fastbert.training.run_files import check_configuration, locked_run, remove_run, save_tokenizer
 from fastbert.training.stopping import StopRequest
 
 MAX_NAMES = 6  # of new weights in a message
@@ -373,7 +373,7 @@ class _Run:
         model = start.finished(self.task, self.source, self.config, newest.trial.seed, best)
         with atomic_folder(out / "model") as folder:
             model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            save_tokenizer(self.tokenizer, folder, segments=self.model_config.type_vocab_size > 1)
             save_task(self.task, folder, self.scored if self.evaluations else None)
         if self.model_config.bilstm_size is not None:
             self.reporter.on_message(f"{out / 'model'}: has a BiLSTM, which fastbert loads and transformers does not")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.source import find_masked_lm, find_source
 from fastbert.errors import UserError
 from fastbert.models import registry
 from fastbert.models.heads.causal import ForCausalLM
@@ -136,7 +136,7 @@ def load_with_trained_head(source: str | Path, head: str, dtype: torch.dtype) ->
 
     Raises `UserError` for a folder that lacks weights of the head, whose scores would be random.
     """
-    folder = find_source(source)
+    folder = find_masked_lm(source) if head == "ForMaskedLM" else find_source(source)
     if head == "ForMaskedLM":
         registry.refuse_decoder(registry.read_config(folder), source)
     model = registry.load_with_head(folder, head, dtype=dtype)

@@ -42,6 +42,7 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
 
     kind: ClassVar[str] = "BPE"
     _space = "\u0120"
+    _vocabulary_beside_json = True
 
     def __init__(
         self,
@@ -114,10 +115,11 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
             "merges": [list(merge) for merge in self._merges],
         }
 
-    def _write_model(self, folder: Path) -> list[str]:
-        write_json_atomic(folder / "vocab.json", self._model_json()["vocab"], ensure_ascii=False)
-        write_lines(folder / "merges.txt", ["#version: 0.2", *(" ".join(merge) for merge in self._merges)])
-        return ["vocab.json", "merges.txt"]
+    def _write_vocabulary(self, folder: Path, prefix: str = "") -> list[str]:
+        names = [f"{prefix}vocab.json", f"{prefix}merges.txt"]
+        write_json_atomic(folder / names[0], self._model_json()["vocab"], ensure_ascii=False)
+        write_lines(folder / names[1], ["#version: 0.2", *(" ".join(merge) for merge in self._merges)])
+        return names
 
     def _model_fingerprint(self) -> str:
         return hash_of({"merges": json.dumps(self._merges), "whole_words": self.whole_words})

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastbert import _C
 from fastbert.io.log import logger
+from fastbert.tokenizers import files
 
 TRUNCATIONS = {
     False: _C.TruncationStrategy.NONE,
@@ -194,6 +195,15 @@ def checked_max_length(max_length: int | None) -> int | None:
     if max_length < 0:
         raise ValueError(f"max_length={max_length} must be at least 0")
     return max_length
+
+
+def checked_model_max_length(length: int | float | None) -> int:
+    """Validate a length; None (no limit) becomes transformers' very large number, which compares with other lengths."""
+    if length is None or length > files.UNLIMITED_LENGTH:
+        return files.NO_LIMIT
+    if length != int(length) or length < 1:
+        raise ValueError(f"model_max_length={length} must be a whole number of at least 1 (None for no limit)")
+    return int(length)
 
 
 def checked_count(value: int | None, name: str, least: int) -> int | None:

@@ -21,7 +21,7 @@ from fastbert.tokenizers.json_files import (
     read_json,
     read_token,
     read_tokenizer_json,
-    write_tokenizer_json,
+    tokenizer_json,
 )
 
 VOCAB_FILE = "vocab.txt"
@@ -173,7 +173,21 @@ def read_settings(
         added += extra_tokens.values()
         if extra_tokens:
             options["additional_special_tokens"] = list(extra_tokens)
+    if input_names := _input_names(folder, contents.get(config_path, {})):
+        options["model_input_names"] = input_names
     return options | {"added_tokens": order_added_tokens(added, vocab)}
+
+
+def _input_names(folder: Path, config: Mapping[str, Any]) -> list[str] | None:
+    """Return what calls of a folder's tokenizer return, where its files or its architecture decide it."""
+    names = config.get("model_input_names")
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return names
+    kind = config.get("tokenizer_class")
+    if kind is None and (folder / "config.json").is_file():
+        kind = read_json(folder / "config.json").get("model_type")
+    # The only architecture whose tokenizer is BERT's in all but this.
+    return ["input_ids", "attention_mask"] if str(kind).lower().startswith("distilbert") else None
 
 
 def read_tokenizer_file(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -218,7 +232,8 @@ def write_folder(
     write_json_atomic(folder / SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)
     # transformers prefers the vocabulary of an existing tokenizer.json, and strips white space from vocab.txt.
     if (folder / TOKENIZER_FILE).exists() or "row_format" in options or any(token != token.rstrip() for token in vocab):
-        write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
+        content = tokenizer_json(vocab, options, special_tokens, added)
+        write_json_atomic(folder / TOKENIZER_FILE, content, ensure_ascii=False)
     names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
     return tuple(str(folder / name) for name in names if (folder / name).exists())
 

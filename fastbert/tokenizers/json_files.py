@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastbert import _C
-from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.collector import collector_paused
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_regular, shown
@@ -158,18 +157,17 @@ def sorted_by_id(ids: dict[str, Any], path: Path) -> list[str]:
     return [token for token, _ in by_id]
 
 
-def write_tokenizer_json(
-    path: Path,
+def tokenizer_json(
     vocab: Sequence[str],
     options: dict[str, Any],
     special_tokens: dict[str, Any],
     added: Mapping[int, AddedToken],
-) -> None:
-    """Write a tokenizer as a tokenizer.json."""
+) -> dict[str, Any]:
+    """Return the content of a tokenizer's tokenizer.json."""
     ids = {token: index for index, token in enumerate(vocab)} | {token.content: index for index, token in added.items()}
     build = roberta_template if options.get("row_format") == "roberta" else bert_template
     template = build(special_tokens["cls_token"], special_tokens["sep_token"])
-    content = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -192,7 +190,6 @@ def write_tokenizer_json(
             "vocab": {token: index for index, token in enumerate(vocab)},
         },
     }
-    write_json_atomic(path, content, ensure_ascii=False)
 
 
 def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:

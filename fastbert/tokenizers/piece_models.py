@@ -10,8 +10,7 @@ from typing import Any
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_errors import VocabularyError
 from fastbert.tokenizers.json_files import FileToken, check_count, read_bytes
-from fastbert.tokenizers.pipeline import SPACE, Pipeline
-from fastbert.tokenizers.pipeline_files import Content
+from fastbert.tokenizers.pipeline import SPACE, Content, Pipeline
 from fastbert.tokenizers.template import RowTemplate, bert_template, roberta_template
 
 _UNIGRAM = 1  # of TrainerSpec.ModelType

@@ -10,9 +10,9 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastbert import _C
 from fastbert.io.untrusted_input import shown
@@ -55,6 +55,13 @@ class Pipeline:
                 " the file"
             ) from None
 
+    def lower_cased(self) -> Pipeline:
+        """Return steps of which the first one converts texts to lower case; itself where a step of it does already."""
+        steps = list(_steps(self.normalizer, "normalizers", self.path))
+        if any(step.get("type") == "Lowercase" for step in steps):
+            return self
+        return replace(self, normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]})
+
     def byte_level(self) -> bool | None:
         """Return `add_prefix_space` if the pre-tokenizer is the byte-level one with its own expression, else None."""
         steps = list(_steps(self.pre_tokenizer, "pretokenizers", self.path))
@@ -71,6 +78,17 @@ class Pipeline:
     def decode(self, tokens: Iterable[str]) -> str:
         """Join tokens to text."""
         return decoder_of(self.decoder, self.path)(list(tokens))
+
+
+class Content(NamedTuple):
+    """A tokenizer's files: the model's name in a tokenizer.json ("WordPiece", "BPE", "Unigram"), the vocabulary by id,
+    the constructor's arguments for the model, the steps, and the other arguments."""
+
+    kind: str
+    vocab: list[str]
+    model: dict[str, Any]
+    pipeline: Pipeline
+    options: dict[str, Any]
 
 
 def _steps(part: Json | None, key: str, path: Path) -> Iterable[Json]:

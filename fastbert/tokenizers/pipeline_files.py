@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastbert.io.untrusted_input import read_json_file, shown
 from fastbert.tokenizers import files
@@ -23,7 +23,7 @@ from fastbert.tokenizers.json_files import (
     read_sides,
     sorted_by_id,
 )
-from fastbert.tokenizers.pipeline import Pipeline
+from fastbert.tokenizers.pipeline import Content, Pipeline
 from fastbert.tokenizers.template import read_post_processor
 
 VOCAB_JSON, MERGES_FILE = "vocab.json", "merges.txt"
@@ -39,17 +39,6 @@ _USUAL = {
     "bos_token": ("<s>", "[CLS]", "<|endoftext|>"),
     "eos_token": ("</s>", "[SEP]", "<|endoftext|>"),
 }
-
-
-class Content(NamedTuple):
-    """A tokenizer's files: the model's name in a tokenizer.json ("WordPiece", "BPE", "Unigram"), the vocabulary by id,
-    the constructor's arguments for the model, the steps, and the other arguments."""
-
-    kind: str
-    vocab: list[str]
-    model: dict[str, Any]
-    pipeline: Pipeline
-    options: dict[str, Any]
 
 
 def kind_of(model: Any) -> Any:
@@ -250,9 +239,6 @@ def _with_settings(folder: Path, content: Content, added: Sequence[FileToken], *
     options = dict(content.options)
     if settings:
         options |= files.read_settings(folder, options, added, content.vocab)
-        names = _json_of(folder / files.CONFIG_FILE).get("model_input_names")
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            options["model_input_names"] = names
     else:
         options["added_tokens"] = files.order_added_tokens(list(added), content.vocab)
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):

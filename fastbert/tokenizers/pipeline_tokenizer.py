@@ -18,12 +18,11 @@ from fastbert.io.collector import collector_paused
 from fastbert.tokenizers import call, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
 from fastbert.tokenizers.json_errors import VocabularyError
-from fastbert.tokenizers.pipeline import SPACE, Pipeline
-from fastbert.tokenizers.pipeline_files import Content, read_content
+from fastbert.tokenizers.pipeline import SPACE, Content, Pipeline
+from fastbert.tokenizers.pipeline_files import read_content
 from fastbert.tokenizers.template import PostProcessor, RowTemplate, read_post_processor
 from fastbert.tokenizers.tokenizer import Tokenizer
-from fastbert.tokenizers.transformers_interface import check_save_options
-from fastbert.tokenizers.vocabulary import checked_model_max_length
+from fastbert.tokenizers.transformers_interface import check_save_options, fast_tokenizer
 
 
 class PipelineTokenizer(Tokenizer):
@@ -71,7 +70,7 @@ class PipelineTokenizer(Tokenizer):
         self.split_special_tokens = bool(split_special_tokens)
         self.padding_side = call.checked_side(padding_side, "padding_side")
         self.truncation_side = call.checked_side(truncation_side, "truncation_side")
-        self.model_max_length = checked_model_max_length(model_max_length)
+        self.model_max_length = call.checked_model_max_length(model_max_length)
         self.bos_token, self.eos_token, self.unk_token = bos_token, eos_token, unk_token
         self.sep_token, self.pad_token = sep_token, pad_token
         self.cls_token, self.mask_token = cls_token, mask_token
@@ -167,24 +166,41 @@ class PipelineTokenizer(Tokenizer):
         write_json_atomic(folder / files.TOKENIZER_FILE, self.to_json(), ensure_ascii=False)
         write_json_atomic(folder / files.CONFIG_FILE, config, ensure_ascii=False)
         write_json_atomic(folder / files.SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)
-        names = [files.TOKENIZER_FILE, files.CONFIG_FILE, files.SPECIAL_TOKENS_FILE, *self._write_model(folder)]
+        names = [
+            files.TOKENIZER_FILE,
+            files.CONFIG_FILE,
+            files.SPECIAL_TOKENS_FILE,
+        ]
+        if self._vocabulary_beside_json:
+            names += self._write_vocabulary(folder)
         for stale in (files.VOCAB_FILE, files.ADDED_TOKENS_FILE, "vocab.json", "merges.txt"):
             if stale not in names:
                 (folder / stale).unlink(missing_ok=True)
         manifest = update_manifest(folder, names, self.fingerprint)
         return (*(str(folder / name) for name in names), str(manifest))
 
+    def to_transformers(self) -> Any:
+        """Return an equal `transformers.PreTrainedTokenizerFast`, as `Tokenizer.to_transformers`."""
+        return fast_tokenizer(self, self.to_json())
+
+    def lower_cased(self) -> Self:
+        """Return a tokenizer that converts texts to lower case before its other steps."""
+        tokenizer = object.__new__(type(self))
+        tokenizer.__dict__.update(self.__getstate__(), pipeline=self.pipeline.lower_cased())
+        tokenizer._normalizer = tokenizer.pipeline.compiled_normalizer()
+        tokenizer._update(self.name_or_path)
+        return tokenizer
+
     # The kind
 
     kind: ClassVar[str]
     """The name of the model in a tokenizer.json."""
 
+    _vocabulary_beside_json = False
+    """True if a folder has the vocabulary's own files beside the tokenizer.json."""
+
     def _model_json(self) -> dict[str, Any]:
         raise NotImplementedError
-
-    def _write_model(self, folder: Path) -> list[str]:
-        """Write further files of the model and return their names."""
-        return []
 
     def _model_fingerprint(self) -> str:
         """Return a hash of what the model holds beside its tokens."""

@@ -6,6 +6,7 @@ transformers is imported only when needed: `import fastbert` stays light.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -32,10 +33,9 @@ class TransformersInterface:
     """
 
     SPECIAL_TOKENS_ATTRIBUTES: ClassVar[list[str]] = [*files.SPECIAL_TOKEN_ROLES]
-    vocab_files_names: ClassVar[dict[str, str]] = {
-        "vocab_file": files.VOCAB_FILE,
-        "tokenizer_file": files.TOKENIZER_FILE,
-    }
+    vocab_files_names: ClassVar[dict[str, str]] = {"tokenizer_file": files.TOKENIZER_FILE}
+    option_names: ClassVar[tuple[str, ...]]
+    """The names of the constructor's options that files hold, beside special and added tokens."""
     pretrained_vocab_files_map: ClassVar[dict[str, Any]] = {}
     is_fast = True
     backend = "tokenizers"
@@ -78,7 +78,7 @@ class TransformersInterface:
     def init_kwargs(self) -> dict[str, Any]:
         """Return the options of an equal tokenizer, by transformers' names."""
         tokenizer: Any = self
-        options = {name: getattr(tokenizer, name) for name in files.OPTION_NAMES}
+        options = {name: getattr(tokenizer, name) for name in self.option_names}
         extra = {"extra_special_tokens": tokenizer.extra_special_tokens, "name_or_path": tokenizer.name_or_path}
         return options | tokenizer.special_tokens_map | extra
 
@@ -86,7 +86,7 @@ class TransformersInterface:
     def _tokenizer(self) -> Any:
         """Return an equal `tokenizers.Tokenizer`, a copy, from which pipelines read the prefix of continued words."""
         if self._backend is None:
-            self._backend = to_transformers(self).backend_tokenizer
+            self._backend = self.to_transformers().backend_tokenizer
         return self._backend
 
     @property
@@ -95,27 +95,30 @@ class TransformersInterface:
         return ReadOnlyBackend(self._tokenizer)
 
     def to_transformers(self) -> Any:
-        """Return an equal `transformers.BertTokenizerFast`, independent of this tokenizer.
+        """Return an equal fast tokenizer of transformers, independent of this tokenizer.
 
-        It has the same ids, special and added tokens, lengths and sides. Needed only for code that calls methods that
-        this tokenizer lacks; pipelines, collators, `Trainer` and sentence-transformers accept this tokenizer, which is
-        faster.
+        It is a `BertTokenizerFast` for WordPiece, else a `PreTrainedTokenizerFast`, and has the same ids, special and
+        added tokens, lengths and sides. Needed only for code that calls methods that this tokenizer lacks; pipelines,
+        collators, `Trainer` and sentence-transformers accept this tokenizer, which is faster.
 
         Raises:
             UserError: transformers is not installed.
         """
-        return to_transformers(self)
+        raise NotImplementedError
 
     def save_vocabulary(
         self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Write only the vocabulary, as `vocab.txt`, and return its path in a tuple."""
-        tokenizer: Any = self
+        """Write only the vocabulary and return the paths of its files: `vocab.txt` for WordPiece, `vocab.json` and
+        `merges.txt` for BPE, `unigram.json` for Unigram."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (f"{filename_prefix}-{files.VOCAB_FILE}" if filename_prefix else files.VOCAB_FILE)
-        files.write_vocab(path, list(tokenizer.vocab)[: tokenizer.vocab_size])
-        return (str(path),)
+        names = self._write_vocabulary(folder, f"{filename_prefix}-" if filename_prefix else "")
+        return tuple(str(folder / name) for name in names)
+
+    def _write_vocabulary(self, folder: Path, prefix: str = "") -> list[str]:
+        """Write the vocabulary's own files, with a prefix of their names; return the names."""
+        raise NotImplementedError
 
     def push_to_hub(self, *arguments: Any, **options: Any) -> NoReturn:
         """Raise UserError: fastbert does not upload."""
@@ -126,7 +129,7 @@ class TransformersInterface:
 
     def apply_chat_template(self, *arguments: Any, **options: Any) -> NoReturn:
         """Raise UserError: encoders have no chat template."""
-        raise UserError("a WordPiece tokenizer has no chat template; tokenize the text of the messages itself")
+        raise UserError("this tokenizer has no chat template; tokenize the text of the messages itself")
 
 
 class ReadOnlyBackend:
@@ -161,22 +164,16 @@ def check_save_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def to_transformers(tokenizer: Any) -> Any:
+def bert_tokenizer(tokenizer: Any) -> Any:
     """Return a `transformers.BertTokenizerFast` equal to a `WordPieceTokenizer`."""
-    try:
-        from tokenizers import AddedToken as TokenizersAddedToken
-        from transformers.models.bert.tokenization_bert import BertTokenizer
-    except ImportError as error:
-        raise UserError(f"to_transformers() needs transformers ({error}): `pip install -U transformers`") from None
+    from tokenizers import AddedToken as TokenizersAddedToken
+
+    BertTokenizer = _transformers().BertTokenizerFast
     tokens = list(tokenizer.vocab)
     added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
-    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in files.OPTION_NAMES}
-    if tokenizer.additional_special_tokens:
-        options["extra_special_tokens"] = list(tokenizer.additional_special_tokens)
     converted = BertTokenizer(
         vocab={token: index for index, token in enumerate(tokens[: tokenizer.vocab_size])},
-        **options,
-        **tokenizer.special_tokens_map,
+        **_arguments(tokenizer),
         added_tokens_decoder={
             index: TokenizersAddedToken(
                 token.content,
@@ -189,6 +186,36 @@ def to_transformers(tokenizer: Any) -> Any:
             for index, token in added.items()
         },
     )
+    return _checked(converted, tokenizer)
+
+
+def fast_tokenizer(tokenizer: Any, content: Mapping[str, Any]) -> Any:
+    """Return a `transformers.PreTrainedTokenizerFast` of a tokenizer.json's content, equal to a tokenizer with it."""
+    PreTrainedTokenizerFast = _transformers().PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(json.dumps(content))
+    converted = PreTrainedTokenizerFast(tokenizer_object=backend, **_arguments(tokenizer))
+    return _checked(converted, tokenizer)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError(f"to_transformers() needs transformers ({error}): `pip install -U transformers`") from None
+    return transformers
+
+
+def _arguments(tokenizer: Any) -> dict[str, Any]:
+    """Return the options and special tokens of a tokenizer as arguments of transformers' classes."""
+    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in tokenizer.option_names}
+    if tokenizer.additional_special_tokens:
+        options["extra_special_tokens"] = list(tokenizer.additional_special_tokens)
+    return options | {"model_input_names": list(tokenizer.model_input_names)} | tokenizer.special_tokens_map
+
+
+def _checked(converted: Any, tokenizer: Any) -> Any:
     converted.name_or_path = tokenizer.name_or_path
     if converted.get_vocab() != tokenizer.get_vocab():
         raise UserError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fastbert import _C
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.tokenizers.json_errors import VocabularyError
 from fastbert.tokenizers.pipeline import Pipeline
 from fastbert.tokenizers.pipeline_tokenizer import PipelineTokenizer, check_distinct, hash_of
@@ -104,6 +106,11 @@ class UnigramTokenizer(PipelineTokenizer):
             "vocab": [list(item) for item in zip(self._tokens, scores, strict=True)],
             "byte_fallback": self.byte_fallback,
         }
+
+    def _write_vocabulary(self, folder: Path, prefix: str = "") -> list[str]:
+        name = f"{prefix}unigram.json"
+        write_json_atomic(folder / name, self._model_json(), ensure_ascii=False)
+        return [name]
 
     def _model_fingerprint(self) -> str:
         scores = self._scores.astype("<f8").tobytes().hex()

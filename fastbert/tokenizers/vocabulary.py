@@ -91,7 +91,7 @@ class Vocabulary(TransformersInterface):
         elif name in ("padding_side", "truncation_side"):
             super().__setattr__(name, call.checked_side(value, name))
         elif name == "model_max_length":
-            super().__setattr__(name, checked_model_max_length(value))
+            super().__setattr__(name, call.checked_model_max_length(value))
         else:
             super().__setattr__(name, value)
 
@@ -390,12 +390,3 @@ def _checked_token(token: Any, index: int) -> str:
     if not isinstance(token, str):
         raise TypeError(f"tokens[{index}] must be a string, not {type(token).__name__}")
     return token
-
-
-def checked_model_max_length(length: int | float | None) -> int:
-    """Validate a length; None (no limit) becomes transformers' very large number, which compares with other lengths."""
-    if length is None or length > files.UNLIMITED_LENGTH:
-        return files.NO_LIMIT
-    if length != int(length) or length < 1:
-        raise ValueError(f"model_max_length={length} must be a whole number of at least 1 (None for no limit)")
-    return int(length)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from fastbert import _C
 from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
+from fastbert.tokenizers.json_files import tokenizer_json
 from fastbert.tokenizers.template import RowTemplate, bert_template, roberta_template
 from fastbert.tokenizers.tokenizer import Tokenizer
-from fastbert.tokenizers.transformers_interface import check_save_options
-from fastbert.tokenizers.vocabulary import checked_model_max_length
+from fastbert.tokenizers.transformers_interface import bert_tokenizer, check_save_options, fast_tokenizer
 
 ROW_FORMATS = ("bert", "roberta")
 
@@ -42,6 +42,8 @@ class WordPieceTokenizer(Tokenizer):
         added_tokens: strings or `AddedToken`s that are recognised as a whole. Tokens in the vocabulary keep their ids;
             the others get the ids after it, in order.
         padding_side, truncation_side: "right" or "left", the default of calls.
+        model_input_names: what calls return by default; None: "input_ids", "token_type_ids" and "attention_mask", and
+            without types for the row format "roberta".
 
     Raises:
         UserError: the vocabulary cannot be read, a token is empty or occurs twice, or a special token is missing.
@@ -49,6 +51,11 @@ class WordPieceTokenizer(Tokenizer):
         ValueError: a side or `model_max_length` has another value.
     """
 
+    option_names = files.OPTION_NAMES
+    vocab_files_names: ClassVar[dict[str, str]] = {
+        "vocab_file": files.VOCAB_FILE,
+        "tokenizer_file": files.TOKENIZER_FILE,
+    }
     _core_options = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
 
     def __init__(
@@ -72,6 +79,7 @@ class WordPieceTokenizer(Tokenizer):
         added_tokens: Sequence[str | AddedToken] = (),
         padding_side: str = "right",
         truncation_side: str = "right",
+        model_input_names: Sequence[str] | None = None,
     ) -> None:
         if isinstance(vocab, str | os.PathLike):
             source = str(vocab)
@@ -86,15 +94,16 @@ class WordPieceTokenizer(Tokenizer):
         self.split_special_tokens = bool(split_special_tokens)
         self.padding_side = call.checked_side(padding_side, "padding_side")
         self.truncation_side = call.checked_side(truncation_side, "truncation_side")
-        self.model_max_length = checked_model_max_length(model_max_length)
+        self.model_max_length = call.checked_model_max_length(model_max_length)
         self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
         self.cls_token, self.mask_token = cls_token, mask_token
         self.bos_token, self.eos_token = bos_token, eos_token
         if row_format not in ROW_FORMATS:
             raise ValueError(f"row_format={row_format!r} must be one of {', '.join(map(repr, ROW_FORMATS))}")
         self.row_format = row_format
-        if row_format == "roberta":
-            self.model_input_names = ["input_ids", "attention_mask"]
+        if model_input_names is None:
+            model_input_names = ["input_ids", *["token_type_ids"] * (row_format == "bert"), "attention_mask"]
+        self.model_input_names = list(model_input_names)
         self.additional_special_tokens = list(additional_special_tokens)
         self.added_tokens = as_added_tokens(added_tokens)
         self._tokens = tokens
@@ -139,15 +148,9 @@ class WordPieceTokenizer(Tokenizer):
             UserError: `push_to_hub` or `filename_prefix` is given, or a token holds a line end.
         """
         check_save_options(options)
-        options = {
-            "do_lower_case": self.do_lower_case,
-            "strip_accents": self.strip_accents,
-            "tokenize_chinese_chars": self.tokenize_chinese_chars,
-            "model_max_length": self.model_max_length,
-            "split_special_tokens": self.split_special_tokens,
-            "padding_side": self.padding_side,
-            "truncation_side": self.truncation_side,
-        }
+        options = {name: getattr(self, name) for name in self.option_names}
+        if self.model_input_names != Tokenizer.model_input_names:
+            options["model_input_names"] = self.model_input_names
         if self.row_format != "bert":
             options["row_format"] = self.row_format
         special_tokens: dict[str, Any] = dict(self.special_tokens_map)
@@ -156,6 +159,20 @@ class WordPieceTokenizer(Tokenizer):
         paths = files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
         manifest = update_manifest(Path(folder), [Path(path).name for path in paths], self.fingerprint)
         return (*paths, str(manifest))
+
+    def _write_vocabulary(self, folder: Path, prefix: str = "") -> list[str]:
+        name = f"{prefix}{files.VOCAB_FILE}"
+        files.write_vocab(folder / name, self._tokens)
+        return [name]
+
+    def to_transformers(self) -> Any:
+        """Return an equal `transformers.BertTokenizerFast`, as `Tokenizer.to_transformers`; for the rows of RoBERTa
+        a `PreTrainedTokenizerFast`."""
+        if self.row_format == "bert":
+            return bert_tokenizer(self)
+        options = {name: getattr(self, name) for name in (*self.option_names, "row_format")}
+        content = tokenizer_json(self._tokens, options, self.special_tokens_map, self.added_tokens_decoder)
+        return fast_tokenizer(self, content)
 
     # The kind
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from fastbert.checkpoints.source import GENERATOR, MODEL
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.pretraining import Objective as Samples
 from fastbert.errors import UserError
@@ -19,7 +20,6 @@ from fastbert.models.roberta.config import RobertaConfig
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
 
-MODEL, GENERATOR = "model", "generator"
 """The folders of a run's models: the trained one, and the generator of `rtd` beside its discriminator."""
 
 
@@ -67,7 +67,11 @@ def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertCon
     --max-length, --architecture, or with the tokenizer's vocabulary; without a tokenizer the last is not checked.
     """
     vocab_size = None if tokenizer is None else tokenizer.vocab_size
-    ids: dict[str, Any] = {} if tokenizer is None else {"pad_token_id": tokenizer.pad_token_id}
+    ids: dict[str, Any] = {}
+    if tokenizer is not None:
+        # As in configs of GPT-2, whose tokenizer pads nothing, the end of texts stands for padding, which is never read.
+        padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        ids = {} if padding is None else {"pad_token_id": padding}
     if config.model in PRESETS:
         record = registry.architecture(config.architecture or "bert")
         if record.config is None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.source import GENERATOR, find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, fold_rare, unigram_counts, unigram_cross_entropy
@@ -44,7 +44,6 @@ from fastbert.training.initialisation import can_be_structured, initialise_struc
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.objectives import (
-    GENERATOR,
     OBJECTIVES,
     described_generator,
     described_model,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import toy_tasks
-from family_folders import SHAPES, any_tokenizer, corpus, every_family, save_family, save_tokenizer
+from family_folders import SHAPES, corpus, every_family, save_family, save_tokenizer
 
 pytest.importorskip("tyro", reason="the command line needs tyro")
 transformers = pytest.importorskip("transformers")
@@ -24,8 +24,6 @@ from fastbert.scoring.scorer import load_scorer, score_with  # noqa: E402
 from fastbert.tasks.fill_mask import fill_mask  # noqa: E402
 from fastbert.tokenizers.loading import load_tokenizer  # noqa: E402
 
-__all__ = ["any_tokenizer"]
-pytestmark = pytest.mark.usefixtures("any_tokenizer")
 WITHOUT_SEGMENTS = ("distilbert", "roberta-wordpiece")  # with a tokenizer that returns token types
 TEXTS = ["the House was bright .", "they found a cold river and a day quite warm", "unkind", "a"]
 
@@ -110,7 +108,7 @@ def test_embeddings_and_features(family: str, tmp_path: Path, seed: int) -> None
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), expected, atol=2e-5)
 
     encoder = transformers.AutoModel.from_pretrained(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, add_prefix_space=True)
+    tokenizer = _tokenizer_of_words(folder)
     for per in ("token", "word"):
         out = tmp_path / f"{per}.npz"
         run("features", "--model", folder, "--text", text, "--out", out, "--per", per, "--layers", "1", *machine)
@@ -166,6 +164,16 @@ def _reference(folder: Path) -> tuple[Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
+def _tokenizer_of_words(folder: str | Path) -> Any:
+    """transformers' tokenizer with a space before the first word, too, which only the class of the family can add."""
+    byte_level = (
+        json.loads((Path(folder) / "config.json").read_text())["model_type"] == "roberta"
+        and (Path(folder) / "merges.txt").is_file()
+    )
+    kind = transformers.RobertaTokenizer if byte_level else transformers.AutoTokenizer
+    return kind.from_pretrained(folder, add_prefix_space=True)
+
+
 def _outputs(model: Any, tokenizer: Any, *texts: Any, **options: Any) -> tuple[Any, Any]:
     """The outputs for a batch of one, and its encoding; without segments where the model has none."""
     row = tokenizer(*texts, return_tensors="pt", **options)
@@ -184,8 +192,7 @@ def _check_regression(model: Any, tokenizer: Any, file: Path, predictions: list[
 
 
 def _check_tags(model: Any, tokenizer: Any, predictions: list[dict[str, Any]]) -> None:
-    folder = model.config.name_or_path
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, add_prefix_space=True)
+    tokenizer = _tokenizer_of_words(model.config.name_or_path)
     for prediction in predictions:
         output, row = _outputs(model, tokenizer, prediction["words"], is_split_into_words=True)
         numbers = row.word_ids()
@@ -278,6 +285,11 @@ def test_a_decoder_with_byte_level_bpe(tmp_path: Path, seed: int, capsys: pytest
         output = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=end)
         new = tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
         assert line["text"] == new
+    (tmp_path / "corpus.txt").write_text("\n".join(corpus()[:40]) + "\n")
+    run("prepare", "--corpus", tmp_path / "corpus.txt", "--tokenizer", folder, "--out", tmp_path / "shards")
+    flags = ("--model", folder / "config.json", "--data", tmp_path / "shards", "--out", tmp_path / "run", "--steps", 2)
+    run("pretrain", *flags, "--batch-size", 8, "--max-length", 32, "--device", "cpu", "--dtype", "fp32")
+    assert fastbert.load(tmp_path / "run").config.pad_token_id == end
     scores = score_with(load_scorer(folder), ["the house", "a"])
     ids = torch.tensor([[end, *tokenizer("the house")["input_ids"]]])
     with torch.no_grad():

@@ -14,6 +14,7 @@ rich_console = pytest.importorskip("rich.console", reason="progress needs rich")
 WIDTHS = [60, 80, 100, 200]
 RECORD = {"split": "train", "tokens": 3, "tokens_per_second": 123456.7, "learning_rate": 1e-4, "seconds": 2.0}
 PRETRAINING = {**RECORD, "loss": 7.1, "mlm_loss": 6.543, "nsp_loss": 0.6, "mlm_accuracy": 0.071, "nsp_accuracy": 0.55}
+ELECTRA = {**RECORD, "loss": 19.0, "mlm_loss": 6.543, "mlm_accuracy": 0.071, "rtd_loss": 0.25, "rtd_accuracy": 0.875}
 
 
 class Clock:
@@ -51,7 +52,9 @@ def train(view: TrainingView, clock: Clock, record: dict[str, Any], *, first: in
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("record", [PRETRAINING, {**RECORD, "loss": 0.693}], ids=["pretraining", "finetuning"])
+@pytest.mark.parametrize(
+    "record", [PRETRAINING, ELECTRA, {**RECORD, "loss": 0.693}], ids=["pretraining", "electra", "finetuning"]
+)
 def test_training_shows_bar_percentage_rate_and_time_left_at_every_width(width: int, record: dict[str, Any]) -> None:
     clock = Clock()
     bars = bars_on(width, clock)
@@ -69,7 +72,8 @@ def test_training_shows_bar_percentage_rate_and_time_left_at_every_width(width: 
     assert first.startswith("reading")
     if width >= 80:
         assert ("loss 0.693" if "mlm_loss" not in record else "loss 6.54") in second
-    assert ("pairs 55%" in second) == (width > 100 and "mlm_loss" in record)
+    assert ("pairs 55%" in second) == (width > 100 and "nsp_loss" in record)
+    assert ("replaced 0.25, 88%" in second) == (width > 100 and "rtd_loss" in record)
 
 
 @pytest.mark.parametrize("width", [10, 30, 45])

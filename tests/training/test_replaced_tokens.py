@@ -14,6 +14,7 @@ from pretrain_runs import stop_at, timeless
 from safetensors.torch import load_file
 
 import fastbert
+from fastbert import cli
 from fastbert.errors import UserError
 from fastbert.models.electra.config import ElectraConfig, generator_config
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT, GeneratorAndDiscriminator
@@ -138,7 +139,9 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path, seed: in
     assert int(output.rtd_count) == batch.num_tokens
 
 
-def test_a_run_learns_both_tasks_and_its_folders_load_in_transformers(electra: PretrainConfig) -> None:
+def test_a_run_learns_both_tasks_and_its_folders_load_in_transformers(
+    electra: PretrainConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     transformers = pytest.importorskip("transformers")
     shape = json.loads(Path(electra.model).read_text())
     shape |= {"embedding_size": 48, "hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 128}
@@ -170,6 +173,12 @@ def test_a_run_learns_both_tasks_and_its_folders_load_in_transformers(electra: P
     tables = [load_file(folder / "model.safetensors")["electra.embeddings.word_embeddings.weight"]
               for folder in (result.model, result.generator)]  # fmt: skip
     assert torch.equal(*tables)
+    # Its generator fills in blanks, whichever of the run's folders is named.
+    capsys.readouterr()
+    for folder in (electra.out, result.model, result.generator):
+        assert cli.main(["fill-mask", "abcd [MASK]", "--model", str(folder)]) == 0
+    first, second, third = capsys.readouterr().out.split("abcd [MASK]\n")[1:]
+    assert first == second == third
 
 
 def test_an_interrupted_run_continues_to_the_same_bits(electra: PretrainConfig) -> None:
