@@ -154,7 +154,8 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if json is not None:
-        records.write(json, records.record(KIND, report.record_rows(result), packages))
+        benchmark = KIND if options.shape is None else f"{KIND}-{options.shape}"
+        records.write(json, records.record(benchmark, report.record_rows(result), packages))
     if chart is not None and result.rows:
         title = command.title("Embeddings from text", packages, options.thread_count)
         report.chart(chart, result, title=title)
