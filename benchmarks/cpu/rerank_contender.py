@@ -10,6 +10,7 @@ import numpy as np
 
 from fastbert.benchmarks.cpu.embed_contender import EmbedLineup, TextWorkload
 from fastbert.benchmarks.cpu.lineup import Verdict, compare
+from fastbert.benchmarks.cpu.random_models import random_model
 from fastbert.benchmarks.cpu.workloads import SEED, encoder_operations, lognormal_lengths, unread_operations
 from fastbert.config import BertConfig
 from fastbert.tokenizers import WordPieceTokenizer
@@ -67,18 +68,9 @@ def random_cross_encoder(
     import torch
 
     from fastbert.models import BertForSequenceClassification
-    from fastbert.models.loading import outline
 
-    torch.manual_seed(seed)
-    model = outline(BertForSequenceClassification, config).to_empty(device="cpu").eval()  # without initial weights
+    model = random_model(BertForSequenceClassification, config, seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(float("LayerNorm.weight" in name))
-            elif "embeddings" in name:
-                parameter.normal_(0.0, 1.0 if "word" in name else 0.02)
-            else:
-                parameter.normal_(0.0, 0.8 / parameter.shape[1] ** 0.5)
         batch = tokenizer.pack([query] * len(texts), texts, max_length=config.max_position_embeddings)
         pooled = model.bert(batch).pooler_output
         model.classifier.weight.copy_(torch.linalg.svd(pooled - pooled.mean(0), full_matrices=False)[2][:1])

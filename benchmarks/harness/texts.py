@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import lzma
 import os
 import sysconfig
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastbert.benchmarks.tokenizer.hostile import hostile_mixture
 from fastbert.errors import UserError
@@ -33,14 +34,42 @@ class Vocabulary(NamedTuple):
     path: Path
     lower_case: bool
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return what a contender's constructor receives besides the path."""
+        return {"lower_case": self.lower_case}
+
+    @property
+    def entries(self) -> int:
+        """Return the number of tokens."""
+        return self.path.read_bytes().count(b"\n")
+
+
+class Family(NamedTuple):
+    """A folder with a tokenizer.json, and the name of its model: "BPE" or "Unigram"."""
+
+    name: str
+    path: Path
+    model: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return what a contender's constructor receives besides the path: nothing."""
+        return {}
+
+    @property
+    def entries(self) -> int:
+        """Return the number of pieces, added tokens not among them."""
+        return len(json.loads((self.path / "tokenizer.json").read_bytes())["model"]["vocab"])
+
 
 @dataclass(frozen=True)
 class Workload:
-    """Texts to encode with a vocabulary."""
+    """Texts to encode with a vocabulary, or with a family's tokenizer."""
 
     name: str
     texts: list[str]
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | Family
 
     @property
     def text_bytes(self) -> int:
@@ -65,6 +94,13 @@ def text_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Wor
     """Return workloads from the lines of a file, with the vocabulary of a vocab.txt."""
     from fastbert.tokenizers import WordPieceTokenizer
 
+    texts = lines_of(text, limit)
+    vocabulary = Vocabulary(vocab.name, vocab, WordPieceTokenizer.from_pretrained(vocab).do_lower_case)
+    return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, _of_others(limit, quick))]
+
+
+def lines_of(text: Path, limit: int) -> list[str]:
+    """Return the lines of a user's file that are not blank, at most `limit` bytes. Raises `UserError` without any."""
     require_regular_file(text)
     try:
         lines = text.read_text(encoding="utf-8").split("\n")
@@ -73,8 +109,7 @@ def text_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Wor
     texts = list(up_to(limit, (line for line in lines if line.strip())))
     if not texts:
         raise UserError(f"--text {text}: holds no text; give a file with one text per line")
-    vocabulary = Vocabulary(vocab.name, vocab, WordPieceTokenizer.from_pretrained(vocab).do_lower_case)
-    return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, _of_others(limit, quick))]
+    return texts
 
 
 def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
@@ -115,16 +150,16 @@ def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: C
             return
         table.append(Workload(name, list(up_to(limit, reader(data / path))), vocabulary_file))
 
-    add(ENGLISH, UNCASED, "wiki-en/wiki_en.sent.txt.xz", _lines)
+    add(ENGLISH, UNCASED, "wiki-en/wiki_en.sent.txt.xz", packed_lines)
     limit = _of_others(limit, quick)
     add("books-en paragraphs", UNCASED, "books-en/books_en.sent.txt.xz", lambda path: _paragraphs(_documents(path)))
     english = next((workload for workload in table if workload.name == ENGLISH), None)
     if english is not None:
         table += _derived(english.texts, english.vocabulary, limit)
     for language in QUICK_LANGUAGES if quick else LANGUAGES:
-        add(f"news {language}", MULTILINGUAL, "multilingual/ntrex.tar.xz", partial(_news, language=language))
+        add(f"news {language}", MULTILINGUAL, "multilingual/ntrex.tar.xz", partial(news, language=language))
     if not quick:
-        add("wiki-zh paragraphs", CHINESE, "multilingual/wiki-zh.txt.xz", _lines)
+        add("wiki-zh paragraphs", CHINESE, "multilingual/wiki-zh.txt.xz", packed_lines)
     return table
 
 
@@ -148,7 +183,7 @@ def _of_others(limit: int, quick: bool) -> int:
     return limit // 4 if quick else limit
 
 
-def _derived(texts: list[str], vocabulary: Vocabulary, limit: int) -> list[Workload]:
+def _derived(texts: list[str], vocabulary: Vocabulary | Family, limit: int) -> list[Workload]:
     """Return the workloads for any vocabulary: one long document, source code, hostile text."""
     return [
         Workload("one long document", [as_one_document(texts, limit)], vocabulary),
@@ -166,7 +201,8 @@ def _unpack_vocabulary(data: Path, folder: Path, name: str) -> Vocabulary | None
     return Vocabulary(name, path, LOWER_CASE[name])
 
 
-def _lines(path: Path) -> Iterator[str]:
+def packed_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a packed text that are not blank."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         for line in file:
             if line.strip():
@@ -188,12 +224,20 @@ def _paragraphs(documents: Iterable[list[str]]) -> Iterator[str]:
             yield " ".join(sentences[start : start + PARAGRAPH_SENTENCES])
 
 
-def _news(path: Path, language: str) -> list[str]:
+def news(path: Path, language: str) -> list[str]:
+    """Return the lines of one language of the parallel text."""
+    return next(lines for name, lines in all_news(path) if name == language)
+
+
+def all_news(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the languages of the parallel text, each with its lines that are not blank."""
     with tarfile.open(path, "r:xz") as archive:
-        member = archive.extractfile(f"ntrex/{language}.txt")
-        assert member is not None
-        lines = member.read().decode().replace("\r\n", "\n").split("\n")
-        return [line for line in lines if line.strip()]
+        for member in archive:
+            name = Path(member.name)
+            file = archive.extractfile(member) if name.suffix == ".txt" else None
+            if file is not None:
+                lines = file.read().decode().replace("\r\n", "\n").split("\n")
+                yield name.stem, [line for line in lines if line.strip()]
 
 
 def _source_code() -> Iterator[str]:

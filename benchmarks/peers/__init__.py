@@ -55,6 +55,28 @@ class TokenizerPeer(Protocol):
         """Clear caches that are shared with other tokenizer objects of this process."""
 
 
+class FolderTokenizerPeer(Protocol):
+    """A tokenizer loaded from a folder with a tokenizer.json of BPE or Unigram, with an exact number of threads.
+
+    `fastbert.benchmarks.peers.tokenizer_json` has the base class. A constructor raises an exception with the reason for
+    a folder that its package cannot read; the contender is then left out of its texts.
+    """
+
+    dtype: str
+    """The dtype of the ids, or "list"."""
+
+    def __init__(self, folder: Path, *, threads: int) -> None: ...
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Return the ids of the texts, without special tokens around them, in this tokenizer's fastest form."""
+
+    def rows(self, encoded: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Convert the result of `encode` to flat ids of the tokenizer.json and row offsets (not timed)."""
+
+    def forget(self) -> None:
+        """Clear caches that are shared with other tokenizer objects of this process."""
+
+
 class EncoderPeer(Protocol):
     """A BERT encoder on the CPU, or a matmul, with an exact number of threads.
 
@@ -160,6 +182,18 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "huggingface": Entry(
             "huggingface_tokenizer", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
         ),
+    },
+    "tokenizers": {
+        "fastbert": Entry("tokenizer_json", "Fastbert", *FASTBERT),
+        "huggingface": Entry("tokenizer_json", "HuggingFace", ("tokenizers",), ("tokenizers",)),
+        "gigatoken": Entry("tokenizer_json", "Gigatoken", ("gigatoken", "awkward"), ("gigatoken",)),
+        "fastokens": Entry("tokenizer_json", "Fastokens", ("fastokens",), ("fastokens",)),
+        "splintr": Entry("tokenizer_json", "Splintr", ("splintr",), ("splintr-rs",)),
+        "tokie": Entry("tokenizer_json", "Tokie", ("tokie",), ("tokie",)),
+        "iree": Entry("tokenizer_json", "Iree", ("iree",), ("iree-tokenizer",)),
+        "kitoken": Entry("tokenizer_json", "Kitoken", ("kitoken",), ("kitoken",)),
+        "tiktoken": Entry("piece_files", "Tiktoken", ("tiktoken",), ("tiktoken",)),
+        "sentencepiece": Entry("piece_files", "Sentencepiece", ("sentencepiece",), ("sentencepiece",)),
     },
     "encoder": {
         **{

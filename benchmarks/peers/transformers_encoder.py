@@ -1,4 +1,4 @@
-"""transformers' BertModel on padded batches: original, accelerated, and compiled with frozen weights."""
+"""transformers' models on padded batches: original, accelerated, and compiled with frozen weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(folder: Path, attention: str, dtype: torch.dtype = torch.float32) -> An
     """Load the model in evaluation mode; other libraries convert it."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return transformers.BertModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+    return transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
 
 
 def padded(arrays: Arrays) -> dict[str, np.ndarray]:
@@ -37,7 +37,7 @@ def real_tokens(hidden: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
 
 
 class Encoder:
-    """`transformers.BertModel`, all weights in one dtype, with its eager or SDPA attention."""
+    """A model of transformers, all weights in one dtype, with its eager or SDPA attention."""
 
     def __init__(self, folder: Path, *, dtype: str, attention: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)

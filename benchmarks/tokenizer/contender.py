@@ -32,13 +32,13 @@ def save_texts(path: Path, texts: list[str]) -> None:
 class TokenizerContender:
     """One tokenizer with a fixed number of threads."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.make = peers.load("tokenizer", name)
+    def __init__(self, name: str, threads: int, kind: str = "tokenizer") -> None:
+        self.make = peers.load(kind, name)
         self.threads = threads
 
-    def open(self, texts: str, vocab: str, lower_case: bool) -> dict[str, Any]:
-        """Read the texts and load the vocabulary for the calls that follow."""
-        self.vocab, self.lower_case = Path(vocab), lower_case
+    def open(self, texts: str, path: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Read the texts and load the vocabulary, or the folder, for the calls that follow."""
+        self.path, self.options = Path(path), options
         self.raw = [text.encode() for text in json.loads(Path(texts).read_text(encoding="utf-8"))]
         self.texts = self._fresh_texts()
         self.tokenizer = self._fresh_tokenizer()
@@ -58,9 +58,9 @@ class TokenizerContender:
         np.savez(path, ids=wide.reshape(-1), offsets=np.arange(len(wide) + 1) * wide.shape[1])
         return True
 
-    def time_load(self, vocab: str, lower_case: bool) -> Timing:
-        """Time the construction of a tokenizer from a vocab.txt."""
-        return clock(lambda: self.make(Path(vocab), lower_case=lower_case, threads=self.threads))
+    def time_load(self, path: str, options: dict[str, Any]) -> Timing:
+        """Time the construction of a tokenizer from a vocab.txt, or from a folder."""
+        return clock(lambda: self.make(Path(path), threads=self.threads, **options))
 
     def time_cold(self) -> Timing:
         """Time the first pass of a new tokenizer over new string objects."""
@@ -91,10 +91,11 @@ class TokenizerContender:
         text = hostile_text(kind, size, seed, self._tokens())
         return clock(lambda: self.tokenizer.encode([text]))
 
-    def time_part(self, start: int, size: int) -> Timing:
-        """Time a part of the opened texts as one text, for comparison with hostile text."""
+    def time_part(self, start: int, size: int, cold: bool = False) -> Timing:
+        """Time a part of the opened texts as one text, for comparison with hostile text; `cold`: by a new tokenizer."""
         text = b"\n".join(self.raw)[start : start + size].decode(errors="ignore")
-        return clock(lambda: self.tokenizer.encode([text]))
+        tokenizer = self._fresh_tokenizer() if cold else self.tokenizer
+        return clock(lambda: tokenizer.encode([text]))
 
     def grown_memory(self) -> int | None:
         """Return the growth of the process in bytes after two passes, results released; None if unknown.
@@ -114,13 +115,13 @@ class TokenizerContender:
         return [text.decode() for text in self.raw]
 
     def _fresh_tokenizer(self) -> Any:
-        tokenizer = self.make(self.vocab, lower_case=self.lower_case, threads=self.threads)
+        tokenizer = self.make(self.path, threads=self.threads, **self.options)
         tokenizer.forget()
         return tokenizer
 
     def _tokens(self) -> list[str]:
-        if getattr(self, "_read", None) != self.vocab:
-            self._read, self._read_tokens = self.vocab, read_tokens(self.vocab)
+        if getattr(self, "_read", None) != self.path:
+            self._read, self._read_tokens = self.path, read_tokens(self.path)
         return self._read_tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 MIXTURE_SEED = 20_260
+BYTE_LEVEL_SPACE, PIECE_SPACE = "\u0120", "\u2581"
 LETTERS = string.ascii_lowercase
 MARKS = "".join(map(chr, [*range(0x300, 0x346), 0x591, 0x64B, 0x93C, 0x302E, 0x3099, 0x1D165, 0x20D0]))
 HAN = "".join(map(chr, range(0x4E00, 0x9FA6)))
@@ -78,6 +80,12 @@ def _late_failures(rng: Rng, size: int, vocab: Sequence[str]) -> str:
     return " ".join(words)
 
 
+def _joined_pieces(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Generate one word of random pieces, in which many overlap."""
+    pieces = [token.removeprefix("##") for token in vocab if token.removeprefix("##").isalpha()] or ["a"]
+    return "".join([pieces[index] for index in rng.integers(len(pieces), size=size // 4 + 1)])
+
+
 def _numbered(rng: Rng, size: int, vocab: Sequence[str]) -> str:
     """Generate words that are all different, so that no cache of words helps."""
     start = int(rng.integers(1 << 40))
@@ -138,16 +146,44 @@ KINDS: dict[str, Generator] = {
 }
 
 
-def read_tokens(vocab: Path) -> list[str]:
-    """Return the tokens of a vocab.txt."""
-    return vocab.read_text(encoding="utf-8").split("\n")
+# Weaknesses of byte-level BPE and of Unigram, in addition to the kinds above.
+PIECE_KINDS: dict[str, Generator] = {
+    **KINDS,
+    "one space": _repeat(" "),
+    "runs of spaces": _words("  \n\t a", 3),
+    "digits": _random(string.digits),
+    "contractions": _pick(["'s", "'t", "'re", "'ll", "'", "''ve", " 'm", "'S"]),
+    "two letters": _random("ab"),
+    "pieces without spaces": _joined_pieces,
+    "letters of another alphabet": _random("абвгдежзиклмнопрстуфхцчшщыэюя"),
+    "composed and decomposed": _pick(
+        ["é", "e\u0301", "Å", "\u212b", "か\u3099", "が", "ậ", "a\u0323\u0302", "\u1100\u1161\u11a8"]
+    ),
+    "characters that expand": _pick(["\ufdfa", "\ufb03", "\u3300", "\u33ff", "\u2167", "\u00bd", "\uff21", "\u1d2c"]),
+    "spaces of the pieces": _pick(["\u2581", "\u2581\u2581", "a\u2581", " \u2581 ", "\u0120", "\u0120a"]),
+    "special tokens of pieces": _pick(
+        ["<s>", "</s>", "<mask>", "<pad>", "<unk>", "<|endoftext|>", "<", "<ma", "|||", " <mask> "]
+    ),
+}
+
+
+def read_tokens(path: Path) -> list[str]:
+    """Return the tokens of a vocab.txt, or those of a folder's tokenizer.json spelled as in a vocab.txt: pieces that do
+    not begin a word with ## before them."""
+    if not path.is_dir():
+        return path.read_text(encoding="utf-8").split("\n")
+    vocab = json.loads((path / "tokenizer.json").read_bytes())["model"]["vocab"]
+    pieces = vocab if isinstance(vocab, dict) else [piece for piece, _ in vocab]
+    # Bytes beyond ASCII stand for parts of characters in byte-level pieces.
+    readable = [piece for piece in pieces if not isinstance(vocab, dict) or piece.lstrip(BYTE_LEVEL_SPACE).isascii()]
+    return [piece[1:] if piece[:1] in (BYTE_LEVEL_SPACE, PIECE_SPACE) else f"##{piece}" for piece in readable if piece]
 
 
 def hostile_text(kind: str, size: int, seed: int, vocab: Sequence[str]) -> str:
     """Return a text of one kind, at most `size` bytes long and seldom much shorter; the same for the same arguments."""
-    rng = np.random.default_rng([seed, list(KINDS).index(kind)])
+    rng = np.random.default_rng([seed, list(PIECE_KINDS).index(kind)])
     # Generators count in characters or bytes, whichever is easier; with tiny vocabularies some fall short.
-    text = KINDS[kind](rng, size, vocab).encode()
+    text = PIECE_KINDS[kind](rng, size, vocab).encode()
     return (text * -(-size // len(text)))[:size].decode(errors="ignore")
 
 

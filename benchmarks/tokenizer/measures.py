@@ -28,12 +28,15 @@ Say = Callable[[str], None]
 
 
 class Lineup:
-    """The contenders that take part, each with the same number of threads; one that fails is reported and left out of
-    the workload."""
+    """The contenders of a kind that take part, each with the same number of threads; one that fails is reported and
+    left out of the workload, and one that cannot load a vocabulary out of all workloads with it."""
 
-    def __init__(self, names: Sequence[str], threads: int, *, isolate: bool, folder: Path, say: Say) -> None:
-        self.threads, self.isolate, self.folder, self.say = threads, isolate, folder, say
-        self.names = [name for name in names if peers.missing("tokenizer", name) is None]
+    def __init__(
+        self, names: Sequence[str], threads: int, *, isolate: bool, folder: Path, say: Say, kind: str = "tokenizer"
+    ) -> None:
+        self.threads, self.isolate, self.folder, self.say, self.kind = threads, isolate, folder, say, kind
+        self.names = [name for name in names if peers.missing(kind, name) is None]
+        self.unloadable: set[tuple[str, Path]] = set()
         self.members: dict[str, Contender] = {}
         self.active: list[str] = []
         self.dtypes: dict[str, str] = {}
@@ -55,13 +58,16 @@ class Lineup:
         save_texts(path, workload.texts)
         vocabulary = workload.vocabulary
         for name in self.names:
+            if (name, vocabulary.path) in self.unloadable:
+                continue
             try:
                 if name not in self.members:
                     self.members[name] = self._start(name)
                 answer = self.members[name].call(
-                    "open", texts=str(path), vocab=str(vocabulary.path), lower_case=vocabulary.lower_case
+                    "open", texts=str(path), path=str(vocabulary.path), options=vocabulary.options
                 )
             except ContenderFailed as error:
+                self.unloadable.add((name, vocabulary.path))
                 self.drop(name, error)
                 continue
             self.active.append(name)
@@ -115,7 +121,7 @@ class Lineup:
         )
 
     def _start(self, name: str) -> Contender:
-        arguments = {"name": name, "threads": self.threads}
+        arguments = {"kind": self.kind, "name": name, "threads": self.threads}
         if self.isolate:
             return Isolated(CLASS_PATH, arguments, peers.thread_environment(self.threads))
         return Local(CLASS_PATH, arguments)
@@ -215,14 +221,13 @@ def threads(single: Lineup, several: Lineup, rounds: int) -> list[Row]:
 
 
 def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) -> list[Row]:
-    """Measure the construction of a tokenizer from a vocab.txt."""
+    """Measure the construction of a tokenizer from a vocab.txt, or from a folder."""
     table = []
     for vocabulary in vocabularies:
-        measures = lineup.measures("time_load", vocab=str(vocabulary.path), lower_case=vocabulary.lower_case)
+        measures = lineup.measures("time_load", path=str(vocabulary.path), options=vocabulary.options)
         timings = measure.interleave(measures, rounds, failed=lineup.drop)
-        entries = vocabulary.path.read_bytes().count(b"\n")
         table += measure.make_rows(
-            f"load {vocabulary.name}, {entries:,} entries",
+            f"load {vocabulary.name}, {vocabulary.entries:,} entries",
             timings,
             dtype=lineup.dtypes,
             threads=lineup.threads,
@@ -231,11 +236,19 @@ def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) 
     return table
 
 
-def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, folder: Path, say: Say) -> dict[str, Any]:
+def memory(
+    names: Sequence[str],
+    counts: Sequence[int],
+    workload: Workload,
+    folder: Path,
+    say: Say,
+    *,
+    kind: str = "tokenizer",
+) -> dict[str, Any]:
     """Return the growth of new processes over two passes by contender, in megabytes per thread."""
     grown: dict[str, Any] = {}
     for count in counts:
-        with Lineup(names, count, isolate=True, folder=folder, say=say) as lineup:
+        with Lineup(names, count, isolate=True, folder=folder, say=say, kind=kind) as lineup:
             lineup.open(workload)
             for name in lineup.active:
                 grown_bytes = lineup.members[name].call("grown_memory")
@@ -247,12 +260,25 @@ def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, fold
     return grown
 
 
-def hostile(lineup: Lineup, *, count: int, size: int) -> list[Row]:
-    """Measure single texts designed to be slow, each new, beside ordinary text of the workload of that size."""
+def with_memory(rows: Sequence[Row], grown: Mapping[str, Any], workload: Workload) -> list[Row]:
+    """Add the memory to the warm rows of the workload on which it was measured."""
+    return [
+        _with(row, memory_megabytes_per_thread=grown[row.contender])
+        if row.workload.startswith(f"{workload.name}, warm") and row.contender in grown
+        else row
+        for row in rows
+    ]
+
+
+def hostile(
+    lineup: Lineup, *, count: int, size: int, kinds: Sequence[str] = tuple(KINDS), names: Iterable[str] | None = None
+) -> list[Row]:
+    """Measure single texts designed to be slow, each new, beside ordinary text of the workload of that size; `names`
+    are the contenders, by default all that are active."""
     table = []
-    for name in list(lineup.active):
+    for name in [name for name in lineup.active if names is None or name in names]:
         try:
-            table += _hostile(lineup, name, count, size)
+            table += _hostile(lineup, name, count, size, kinds)
         except ContenderFailed as error:
             lineup.drop(name, error)
     fastbert_ms = next((row.median_ms for row in table if row.contender == FASTBERT), None)
@@ -261,13 +287,17 @@ def hostile(lineup: Lineup, *, count: int, size: int) -> list[Row]:
     ]
 
 
-def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
+def _hostile(lineup: Lineup, name: str, count: int, size: int, kinds: Sequence[str]) -> list[Row]:
     member = lineup.members[name]
     room = max(lineup.workload.text_bytes - size, 1)
     starts = [room * part // ENGLISH_PARTS for part in range(ENGLISH_PARTS)]
     member.call("time_part", start=0, size=1000)
-    plain = statistics.median(Timing(*member.call("time_part", start=start, size=size)).seconds for start in starts)
-    kinds = list(KINDS)
+
+    def ordinary(**options: Any) -> float:
+        timings = [Timing(*member.call("time_part", start=start, size=size, **options)) for start in starts]
+        return statistics.median(timing.seconds for timing in timings)
+
+    plain, cold_plain = ordinary(), ordinary(cold=True)
     timings: list[Timing] = []
     for index in range(count):
         kind = kinds[index % len(kinds)]
@@ -292,9 +322,11 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
     )
     details = {
         "plain_ms": round(plain * 1e3, 3),
+        "cold_plain_ms": round(cold_plain * 1e3, 3),
         "worst_ms": round(timings[worst].seconds * 1e3, 3),
         "worst_kind": kinds[worst % len(kinds)],
         "worst_over_plain": round(ratio, 2),
+        "worst_over_cold_plain": round(timings[worst].seconds / cold_plain, 2),
         "worst_over_plain_by_kind": {kind: round(value / plain, 2) for kind, value in by_kind.items()},
         "note": f"worst {ratio:.1f}x plain text ({kinds[worst % len(kinds)]})",
     }
@@ -303,6 +335,11 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
 
 def _warm(lineup: Lineup) -> dict[str, Any]:
     return lineup.measures("time_warm")
+
+
+def renamed(row: Row, workload: str) -> Row:
+    """Return the row of a workload with a different name."""
+    return replace(row, workload=workload)
 
 
 def _with(row: Row, **details: Any) -> Row:

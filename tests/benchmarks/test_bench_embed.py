@@ -11,10 +11,11 @@ from embedding import random_texts, saved, small_model, small_tokenizer
 
 from fastbert.benchmarks import bench_embed, peers
 from fastbert.benchmarks.bench_embed import Options
-from fastbert.benchmarks.cpu import embed_contender, lineup, peak
+from fastbert.benchmarks.cpu import embed_contender, lineup, peak, random_models
 from fastbert.benchmarks.cpu.embed_contender import EmbedContender
 from fastbert.benchmarks.harness import measure
 from fastbert.errors import UserError
+from fastbert.models.roberta.config import XLMRobertaConfig
 
 QUICK = ("fastbert int8", "sentence-transformers bf16 by 32", "onnxruntime fp32 by 32")
 REFERENCE = "sentence-transformers fp32 by 32"
@@ -87,6 +88,57 @@ def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path
     assert lineup.compare(*results, dtype, "reference").outputs in measure.AGREEING
 
 
+@pytest.mark.parametrize("name", ["fastbert fp32", "onnxruntime fp32 by 32"])
+def test_a_random_model_of_a_shape_is_embedded_alike_by_all(name: str, seed: int, tmp_path: Path) -> None:
+    """XLM-R's layout with a Unigram tokenizer: sentence-transformers loads what was written."""
+    for contender_name in (REFERENCE, name):
+        if peers.missing("embed", contender_name):
+            pytest.skip(f"{contender_name} is not installed")
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    letters = [["\u2581", -3.0], *([letter, -4.0] for letter in "abcdefghijklmnopqrstuvwxyz"), ["\u2581the", -2.0]]
+    vocab = [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], *letters, ["<mask>", 0.0]]
+    special = {token: index for index, (token, _) in enumerate(vocab) if token[0] == "<"}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    around = [{"SpecialToken": {"id": token, "type_id": 0}} for token in ("<s>", "</s>")]
+    template = {
+        "type": "TemplateProcessing",
+        "single": [around[0], {"Sequence": {"id": "A", "type_id": 0}}, around[1]],
+        "pair": [around[0], *({"Sequence": {"id": part, "type_id": 0}} for part in "AB"), around[1]],
+        "special_tokens": {
+            token: {"id": token, "ids": [special[token]], "tokens": [token]} for token in ("<s>", "</s>")
+        },
+    }
+    content = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": space,
+        "decoder": space, "post_processor": template,
+        "added_tokens": [{"content": token, "id": index, **flags} for token, index in special.items()],
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": False},
+    }  # fmt: skip
+    (tokenizer / "tokenizer.json").write_text(json.dumps(content))
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+    (tokenizer / "tokenizer_config.json").write_text(
+        json.dumps({f"{name}_token": token for name, token in names.items()})
+    )
+    config = XLMRobertaConfig.preset("tiny", vocab_size=len(vocab), num_hidden_layers=2, max_position_embeddings=66)
+    folder = random_models.write_embedder(tmp_path / "model", config, tokenizer)
+    texts = ["the cat", "a much longer text about the words in it", "x"] * 12
+    work = embed_contender.workload("toy", texts, folder)
+    path = tmp_path / "workload.npz"
+    work.save(path)
+    results = []
+    for contender_name in (REFERENCE, name):
+        contender = EmbedContender("embed", contender_name, str(folder), 1, str(tmp_path / "scratch"))
+        contender.load()
+        contender.open(str(path))
+        contender.save(str(tmp_path / "values.npy"))
+        results.append(np.load(tmp_path / "values.npy"))
+    assert results[0].shape == (len(texts), config.hidden_size)
+    assert np.abs(results[0][0] - results[0][1]).max() > 1e-3, "different texts have different vectors"
+    assert lineup.compare(*results, "fp32", "reference").outputs in measure.AGREEING
+
+
 def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path) -> None:
     text = tmp_path / "texts.txt"
     text.write_text("\n\n".join(["a b", *random_texts(seed, 30)]))
@@ -110,12 +162,22 @@ def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path
     [
         ({"model": "tiny"}, "--folder"),
         ({"texts": 0}, "--texts 0"),
+        ({"shape": "bart"}, "--shape bart is not one of roberta-base, xlm-roberta-base"),
+        ({"shape": "roberta-base", "folder": Path("f")}, "--shape and --folder both name a model"),
         ({"contenders": ("nobody",)}, "no contender has 'nobody' in its name"),
     ],
 )
 def test_wrong_options_are_named(options: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Options(**options)
+
+
+def test_a_shape_needs_its_tokenizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FASTBERT_DATA", str(tmp_path))
+    text = tmp_path / "t.txt"
+    text.write_text("a text\n")
+    with pytest.raises(UserError, match="--shape roberta-base: its tokenizer comes from the data folder"):
+        bench_embed.run(Options(shape="roberta-base", text=text), lambda line: None)
 
 
 def test_a_text_file_without_text_is_an_error(model: Path, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from fastbert.benchmarks import (
     bench_generation,
     bench_rerank,
     bench_tokenizer,
+    bench_tokenizers,
     bench_training,
 )
 from fastbert.cli.bench import SUBCOMMANDS
 
 MODULES = {
     "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed,
-    "rerank": bench_rerank, "generation": bench_generation,
+    "rerank": bench_rerank, "generation": bench_generation, "tokenizers": bench_tokenizers,
 }  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     assert ("--matmuls" in printed) == (what == "encoder")
     assert ("--loss-curve" in printed) == (what == "training")
     assert ("--vocab" in printed) == (what in ("tokenizer", "training"))
-    assert ("--folder" in printed) == (what in ("embed", "rerank"))
+    assert ("--folder" in printed) == (what in ("embed", "rerank", "tokenizers"))
+    assert ("--shape" in printed) == (what == "embed")
     assert "--module" not in printed.lower()
     assert "None" not in printed
     assert "\nFlags:" not in printed
@@ -76,7 +78,7 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     [
         (
             "bench nope",
-            "bench 'nope': is not a workload; choose one of tokenizer, encoder, training, embed, rerank, gen",
+            "bench 'nope': is not a workload; choose one of tokenizer, tokenizers, encoder, training, embed,",
         ),
         ("bench tokenzer", "did you mean `fastbert bench tokenizer`?"),
         ("bench --quick", "bench '--quick': comes before the workload; choose one of tokenizer, "),
