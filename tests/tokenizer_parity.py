@@ -103,7 +103,7 @@ def random_call(rng: random.Random, ours: Any, texts: Sequence[Any], *, paired: 
     options: dict[str, Any] = {"add_special_tokens": rng.random() < 0.8, "is_split_into_words": words}
     options["truncation_side"] = rng.choice(["left", "right"])
     if rng.random() < 0.75:
-        # With room for a token of each: what becomes of the types of a sequence that vanishes is an accident.
+        # With room for a token of each: what becomes of a sequence that vanishes is an accident.
         options["max_length"] = added + rng.choice([1, 2, 3, 5, 8, 16, 40]) + paired
         options["truncation"] = rng.choice(STRATEGIES if paired else STRATEGIES[:2])
         options["stride"] = rng.randrange(min(options["max_length"] - added, 4))
@@ -150,6 +150,8 @@ def fields_of(ours: Any, options: dict[str, Any]) -> list[str]:
         left_out.add("sequence_ids")
     elif ours.pipeline.post_processor["type"] == "RobertaProcessing" and not options["add_special_tokens"]:
         left_out.add("type_ids")
+    if "max_length" in options and (1, 1) not in ours.template.pair:
+        left_out.add("type_ids")  # in windows of a second sequence
     processor = ours._post_processor
     if processor.trim_offsets and processor.expects_prefix:
         left_out.add("offsets")
