@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
@@ -180,6 +181,11 @@ py::array_t<std::int64_t> padded_column(const Rows& self, Column column, std::in
     return py::array_t<std::int64_t>({static_cast<py::ssize_t>(self.count()), static_cast<py::ssize_t>(width)}, data, owner);
 }
 
+std::array<std::int64_t, 2> starts(const Rows& self, std::size_t row) {
+    if (row >= self.count()) throw py::index_error("there is no such row");
+    return self.starts(row);
+}
+
 py::array_t<std::int64_t> samples(const Rows& self) {
     py::array_t<std::int64_t> result(static_cast<py::ssize_t>(self.count()));
     for (std::size_t i = 0; i < self.count(); ++i) result.mutable_at(i) = self.sample(i);
@@ -248,6 +254,7 @@ void bind_classes(py::module_& module) {
             return py::array_t<std::int64_t>(size, self.offsets().data());
         }, "int64 (rows + 1,): offset of each row in a column.")
         .def("samples", &samples, "int64 (rows,): index of each row's text.")
+        .def("starts", &starts, "row"_a, "The indices of a row's first tokens among all those of its two texts.")
         .def("column", &ragged_column, "column"_a, "int32: the concatenated rows; -1 for no word and no sequence.")
         .def("padded", &padded_column, "column"_a, "width"_a, "left"_a, "filler"_a, "threads"_a, "int64 (rows, width).");
 

@@ -119,6 +119,12 @@ std::optional<RowError> Rows::plan(const TruncationOptions& truncation) {
     return std::nullopt;
 }
 
+std::array<std::int64_t, 2> Rows::starts(std::size_t row) const {
+    const auto sample = static_cast<std::size_t>(rows_[row].sample);
+    return {rows_[row].first.begin - first_.offsets[sample],
+            second_ ? rows_[row].second.begin - second_->offsets[sample] : 0};
+}
+
 std::int64_t Rows::longest_main() const {
     std::int64_t longest = 0, sample = -1;
     for (const Row& row : rows_) {

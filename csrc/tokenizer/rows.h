@@ -4,6 +4,7 @@
 // alignment) are written on request, from the plan and the tokens, so that unused columns cost nothing.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -71,6 +72,8 @@ public:
     // Row i consists of the tokens offsets()[i] to offsets()[i + 1] of a column.
     const Buffer<std::int64_t>& offsets() const { return offsets_; }
     std::int64_t sample(std::size_t row) const { return rows_[row].sample; }
+    // The indices of a row's first tokens among all tokens of its first and its second sequence.
+    std::array<std::int64_t, 2> starts(std::size_t row) const;
     // The length of the longest main row, which determines padding to the longest.
     std::int64_t longest_main() const;
 

@@ -145,12 +145,11 @@ void Unigram::find_hazards() {
     find_vanishing();
 }
 
-// Visible characters that may leave nothing behind, alone or at the ends of a pattern.
+// Characters that may leave nothing behind, alone or at the ends of a pattern.
 void Unigram::find_vanishing() {
-    const auto set = [this](char32_t point) {
-        if (point < may_vanish_.size()) may_vanish_[point] = true;
-    };
-    for (char32_t point = '!'; point < may_vanish_.size(); ++point) {
+    vanishing_.assign(kPoints / 64, 0);
+    const auto set = [this](char32_t point) { vanishing_[point / 64] |= std::uint64_t{1} << point % 64; };
+    for (char32_t point = '!'; point < 0x7F; ++point) {
         const char character = static_cast<char>(point);
         if (normalized(local_normalizer_, {&character, 1}).empty()) set(point);
     }
@@ -165,9 +164,10 @@ void Unigram::find_vanishing() {
         } else if (const auto* const charsmap = std::get_if<normalizer::CharsmapStep>(&step)) {
             for (const std::string& key : charsmap->map->keys()) {
                 const auto value = charsmap->map->find(key);
-                if (!value || !value->empty()) continue;
-                set(static_cast<std::uint8_t>(key.front()));
-                set(static_cast<std::uint8_t>(key.back()));
+                if (!value || !value->empty() || !unicode::is_valid_utf8(key)) continue;
+                const Characters characters = normalizer::characters_of(key);
+                set(characters.front().point);
+                set(characters.back().point);
             }
         }
     }
@@ -180,18 +180,17 @@ std::unique_ptr<Workspace> Unigram::make_workspace() const { return std::make_un
 bool Unigram::is_local(std::string_view text) const {
     if (!cuts_) return false;
     const auto first = static_cast<std::uint8_t>(text.front()), last = static_cast<std::uint8_t>(text.back());
-    const auto is_visible = [this](std::uint8_t byte) { return byte > ' ' && byte < 0x7F && !may_vanish_[byte]; };
-    if (!is_visible(first) && (strips_left_ || first != ' ')) {
-        const std::uint8_t* at = unicode::bytes_of(text);
+    const auto is_visible = [this](std::uint8_t byte) { return byte > ' ' && byte < 0x7F && !is_vanishing(byte); };
+    const auto stays = [this](std::string_view character) {
+        const std::uint8_t* at = unicode::bytes_of(character);
         const char32_t point = unicode::decode(at);
-        if (normalizer_.changes(point) || unicode::is_whitespace(point)) return false;
-    }
+        return !is_vanishing(point) && !normalizer_.changes(point) && !unicode::is_whitespace(point);
+    };
+    if (!is_visible(first) && (strips_left_ || first != ' ') && !stays(text)) return false;
     if (strips_right_ && !is_visible(last)) {
         std::size_t begin = text.size() - 1;
         while ((static_cast<std::uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
-        const std::uint8_t* at = unicode::bytes_of(text.substr(begin));
-        const char32_t point = unicode::decode(at);
-        if (normalizer_.changes(point) || unicode::is_whitespace(point)) return false;
+        if (!stays(text.substr(begin))) return false;
     }
     if (!has_hazards_) return true;
     const std::uint8_t* at = unicode::bytes_of(text);

@@ -1,7 +1,6 @@
 // Unigram, the tokenizer of XLM-RoBERTa, DeBERTa-v3, ALBERT, CamemBERT and T5: the most probable pieces of words, which
 // begin with a visible space.
 #pragma once
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -58,6 +57,7 @@ private:
     void find_vanishing();
     bool is_space(std::uint8_t byte) const { return byte == spaces_[0] || byte == spaces_[1] || byte == spaces_[2]; }
     bool is_hazard(char32_t point) const { return (hazards_[point / 64] >> point % 64 & 1) != 0; }
+    bool is_vanishing(char32_t point) const { return (vanishing_[point / 64] >> point % 64 & 1) != 0; }
     bool is_local(std::string_view text) const;
     bool is_plain(std::string_view text) const;
 
@@ -78,7 +78,7 @@ private:
     // Characters beside which text must not be cut, by code point; whether any of them is beyond ASCII, or visible there.
     std::vector<std::uint64_t> hazards_;
     bool has_hazards_ = false, has_wide_hazards_ = false, has_visible_hazards_ = false;
-    std::array<bool, 0x7F> may_vanish_{};  // at the ends of a text
+    std::vector<std::uint64_t> vanishing_;  // characters that must not stand at the ends of a text, by code point
     bool first_matters_ = false;  // the beginning of the raw text is treated in another way
 
     // The usual way from a chunk to a word: `replacement_` before the characters of the chunk.

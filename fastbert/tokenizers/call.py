@@ -149,8 +149,10 @@ def read_lengths(
     overflow: bool,
     model_max_length: int | None,
     added: int,
+    added_to_single: int = 0,
 ) -> Lengths:
-    """Validate truncation and padding; `added` is the number of special tokens in a row."""
+    """Validate truncation and padding; `added` is the number of special tokens in a row, and `added_to_single` in a row
+    with one sequence."""
     max_length = checked_max_length(max_length)
     if max_length is not None and max_length > _NO_LIMIT:
         max_length = model_max_length = None
@@ -167,8 +169,8 @@ def read_lengths(
     if truncate != _C.TruncationStrategy.NONE:
         assert length is not None
         check_room(length, added)
-        # The reference always subtracts the two special tokens of a single sequence here.
-        if stride and (stride > length - 2 or (added and stride >= length - added)):
+        # The reference always subtracts the special tokens of a single sequence here.
+        if stride and (stride > length - added_to_single or (added and stride >= length - added)):
             raise ValueError(
                 f"stride={stride} must be below the {length - added} tokens that max_length={length} leaves beside the"
                 f" {added} special tokens; use a smaller stride or a larger max_length"

@@ -32,7 +32,7 @@ class TokenNames(NamedTuple):
 
     names: Sequence[str]
     varying: frozenset[int]
-    core: _C.WordPiece | None
+    core: _C.Tokenizer | None
 
 
 class RowTable:
@@ -78,30 +78,26 @@ class RowTable:
         """Return the added tokens of a row as spelled in its texts, by their index in the row."""
         if index in self._strings or self._names.core is None:
             return self._strings.get(index, {})
-        keys = list(zip(*(self.row(column, index) for column in (_C.Column.IDS, *_ALIGNED)), strict=True))
         sequences = self.row(_C.Column.SEQUENCES, index)
         strings_by_token = self._strings[index] = {}
+        assert self._rows is not None
+        starts = self._rows.starts(index)
         for sequence in {0, 1} & set(sequences):
             first, count = sequences.index(sequence), sequences.count(sequence)
-            row_keys = keys[first : first + count]
-            whole, strings = self._read_again(self._names.core, int(self.samples[index]), sequence)
-            # With overflow a row is a part of its text: search where it starts.
-            start = next(start for start in range(len(whole)) if whole[start : start + count] == row_keys)
+            strings = self._read_again(self._names.core, int(self.samples[index]), sequence)
             for token, string in strings.items():
-                if start <= token < start + count:
-                    strings_by_token[first + token - start] = string
+                if starts[sequence] <= token < starts[sequence] + count:
+                    strings_by_token[first + token - starts[sequence]] = string
         return strings_by_token
 
-    def _read_again(self, core: _C.WordPiece, sample: int, sequence: int) -> tuple[list[Any], dict[int, str]]:
-        """Return ids and positions of all tokens of a sequence, and its added tokens as spelled in the text."""
-        keys: list[Any] = []
+    def _read_again(self, core: _C.Tokenizer, sample: int, sequence: int) -> dict[int, str]:
+        """Return the added tokens of a sequence as spelled in the text, by their index among all of its tokens."""
         strings: dict[int, str] = {}
-        split = self._inputs.text_bounds is not None
-        for index, text in enumerate(self._inputs.texts_of(sample, sequence)):
-            ids, begins, ends, words, _ = (column.tolist() for column in core.encode_aligned_ragged([text], 1))
-            strings |= {len(keys) + token: string for token, string in core.added_strings(text)}
-            keys += zip(ids, begins, ends, [index] * len(ids) if split else words, strict=True)
-        return keys, strings
+        count = 0
+        for text in self._inputs.texts_of(sample, sequence):
+            strings |= {count + token: string for token, string in core.added_strings(text)}
+            count += len(core.encode_ragged([text], None, 1)[0])
+        return strings
 
     def padded(self, column: _C.Column, width: int, left: bool, filler: int, threads: int) -> np.ndarray:
         """Return a padded column, int64 (rows, width)."""

@@ -179,6 +179,7 @@ class Tokenizer(Vocabulary):
             overflow=return_overflowing_tokens,
             model_max_length=self._length_limit,
             added=self.num_special_tokens_to_add(inputs.pairs is not None) if add_special_tokens else 0,
+            added_to_single=self.num_special_tokens_to_add(),
         )
         core = self._core_for(split_special_tokens)
         plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.truncation, core=core)
