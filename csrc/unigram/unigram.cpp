@@ -186,7 +186,7 @@ bool Unigram::is_local(std::string_view text) const {
         const char32_t point = unicode::decode(at);
         return !is_vanishing(point) && !normalizer_.changes(point) && !unicode::is_whitespace(point);
     };
-    if (!is_visible(first) && (strips_left_ || first != ' ') && !stays(text)) return false;
+    if (!is_visible(first) && (strips_left_ || !is_space(first)) && !stays(text)) return false;
     if (strips_right_ && !is_visible(last)) {
         std::size_t begin = text.size() - 1;
         while ((static_cast<std::uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
