@@ -304,7 +304,7 @@ class Tokenizer(Vocabulary):
     def tokenize(
         self, text: str, pair: str | None = None, add_special_tokens: bool = False, **options: Any
     ) -> list[str]:
-        """Return the tokens of a text (or pair) as strings; options are those of a call. Raises the errors of a call."""
+        """Return the tokens of a text (or pair); options are those of a call. Raises the errors of a call."""
         return self(text, pair, add_special_tokens=add_special_tokens, verbose=False, **options).tokens()
 
     # Rows of ids
