@@ -23,7 +23,6 @@ from fastbert.tokenizers.template import PostProcessor, RowTemplate, read_post_p
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.transformers_interface import check_save_options, fast_tokenizer
 
-
 # transformers warns of wrong ids in any folder with more tokens whose config.json was not written by its version 5,
 # unless the tokenizer's options say that there is nothing to correct.
 _SUSPECTED_OF_MISTRAL = 100_000
