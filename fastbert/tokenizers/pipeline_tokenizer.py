@@ -24,6 +24,10 @@ from fastbert.tokenizers.template import PostProcessor, RowTemplate, read_post_p
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.transformers_interface import check_save_options, fast_tokenizer
 
+# transformers warns of wrong ids in any folder with more tokens whose config.json was not written by its version 5,
+# unless the tokenizer's options say that there is nothing to correct.
+_SUSPECTED_OF_MISTRAL = 100_000
+
 
 class PipelineTokenizer(Tokenizer):
     """A tokenizer whose normalizer, pre-tokenizer, rows and decoder are those of a tokenizer.json.
@@ -166,6 +170,8 @@ class PipelineTokenizer(Tokenizer):
             "clean_up_tokenization_spaces": False,
             **special_tokens,
         }
+        if len(self) > _SUSPECTED_OF_MISTRAL:
+            config["fix_mistral_regex"] = False
         write_json_atomic(folder / files.TOKENIZER_FILE, self.to_json(), ensure_ascii=False)
         write_json_atomic(folder / files.CONFIG_FILE, config, ensure_ascii=False)
         write_json_atomic(folder / files.SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)

@@ -69,7 +69,7 @@ def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertCon
     vocab_size = None if tokenizer is None else tokenizer.vocab_size
     ids: dict[str, Any] = {}
     if tokenizer is not None:
-        # As in configs of GPT-2, whose tokenizer pads nothing, the end of texts stands for padding; it is never read.
+        # As in configs of GPT-2, whose tokenizer pads nothing: the end of texts stands for padding, never read.
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         ids = {} if padding is None else {"pad_token_id": padding}
     if config.model in PRESETS:
