@@ -333,7 +333,7 @@ def order_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[Add
     for token, token_id, source in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
         known = ids.setdefault(token.content, new if token_id in (None, new) else -1)
         new += known == new
-        if token_id is not None and known != token_id:
+        if token_id is not None and (known != token_id or known < 0):
             raise VocabularyError(
                 f"{source}: added token {shown(token.content)} has id {shown(token_id)}, but the vocabulary has"
                 f" {'no such token' if known < 0 else known}; make them agree"

@@ -46,9 +46,9 @@ class Pipeline:
 
     def compiled_normalizer(self) -> _C.Normalizer:
         """Return the normalizer of the core."""
-        steps = list(_steps(self.normalizer, "normalizers", self.path))
+        steps = [_normalizer_step(step, self.path) for step in _steps(self.normalizer, "normalizers", self.path)]
         try:
-            return _C.Normalizer([_normalizer_step(step, self.path) for step in steps])
+            return _C.Normalizer(steps)
         except ValueError as error:
             raise VocabularyError(
                 f"{self.path}: the character map (precompiled_charsmap) of its normalizer is damaged: {error}; restore"
@@ -116,6 +116,15 @@ def _text(step: Json, name: str, path: Path, *, empty: bool = False) -> str:
     value = step.get(name)
     if not isinstance(value, str) or (not value and not empty):
         raise VocabularyError(f"{path}: {name}={shown(value)} of {shown(step.get('type'))} must be a text")
+    return _encodable(value, step, path)
+
+
+def _encodable(value: str, step: Json, path: Path) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise VocabularyError(
+            f"{path}: {shown(value)} of {shown(step.get('type'))} holds a lone surrogate (half of a character); remove"
+            " it"
+        )
     return value
 
 
@@ -148,9 +157,9 @@ def _normalizer_step(step: Json, path: Path) -> tuple[Any, ...]:
     if kind == "Replace":
         pattern, content = step.get("pattern"), _text(step, "content", path, empty=True)
         if isinstance(pattern, dict) and isinstance(pattern.get("String"), str) and pattern["String"]:
-            return "replace", pattern["String"], content
+            return "replace", _encodable(pattern["String"], step, path), content
         if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
-            return "replace_runs", _runs(pattern["Regex"], path), content
+            return "replace_runs", _runs(_encodable(pattern["Regex"], step, path), path), content
         raise VocabularyError(f"{path}: the pattern {shown(pattern)} of Replace is not a text or an expression")
     if kind == "Precompiled":
         try:
@@ -205,7 +214,7 @@ def _splitting_step(step: Json, path: Path) -> tuple[Any, ...]:
         pattern = step.get("pattern")
         if isinstance(pattern, dict) and isinstance(pattern.get("String"), str) and pattern["String"]:
             behavior = _choice(step, "behavior", _BEHAVIORS, path)
-            return "split", pattern["String"], behavior, _flag(step, "invert", False, path)
+            return "split", _encodable(pattern["String"], step, path), behavior, _flag(step, "invert", False, path)
         raise VocabularyError(f"{path}: the pattern {shown(pattern)} of Split is not supported; only a String is")
     raise _unsupported(step, "pre_tokenizer", path)
 

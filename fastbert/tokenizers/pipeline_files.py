@@ -147,18 +147,24 @@ def _read_unigram(model: Mapping[str, Any], path: Path) -> tuple[list[str], dict
         raise VocabularyError(f"{path}: its vocabulary is not a list; restore the file")
     try:
         vocab = [piece for piece, _ in pieces]
-        scores = [score for _, score in pieces]
-        if set(map(type, vocab)) - {str} or set(map(type, scores)) - {float, int}:
+        if set(map(type, vocab)) - {str} or {type(score) for _, score in pieces} - {int, float}:
             raise TypeError
-    except (TypeError, ValueError):
+        scores = [float(score) for _, score in pieces]
+    except (TypeError, ValueError, OverflowError):
         index = next(index for index, item in enumerate(pieces) if not _is_piece(item))
         raise VocabularyError(
             f"{path}: piece {index} is {shown(pieces[index])}, not a text and its score; restore the file"
         ) from None
     unknown = model.get("unk_id")
-    if not is_id(unknown):
-        raise VocabularyError(f"{path}: unk_id={shown(unknown)} must be the id of a piece for unknown characters")
-    return vocab, {"scores": scores, "unknown_id": unknown, "byte_fallback": model.get("byte_fallback") is True}
+    if not isinstance(unknown, int) or isinstance(unknown, bool) or not 0 <= unknown < len(vocab):
+        raise VocabularyError(
+            f"{path}: unk_id={shown(unknown)} must be the id of a piece for unknown characters, one of {len(vocab)};"
+            " restore the file"
+        )
+    fallback = model.get("byte_fallback", False)
+    if not isinstance(fallback, bool | None):
+        raise VocabularyError(f"{path}: byte_fallback={shown(fallback)} must be true or false")
+    return vocab, {"scores": scores, "unknown_id": unknown, "byte_fallback": bool(fallback)}
 
 
 def _is_piece(item: Any) -> bool:
@@ -166,8 +172,7 @@ def _is_piece(item: Any) -> bool:
         isinstance(item, list)
         and len(item) == 2
         and isinstance(item[0], str)
-        and isinstance(item[1], int | float)
-        and not isinstance(item[1], bool)
+        and (isinstance(item[1], float) or (is_id(item[1]) and abs(item[1]) < 1 << 63))
     )
 
 

@@ -18,7 +18,7 @@ from fastbert.io.collector import collector_paused
 from fastbert.tokenizers import call, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
 from fastbert.tokenizers.json_errors import VocabularyError
-from fastbert.tokenizers.pipeline import SPACE, Content, Pipeline
+from fastbert.tokenizers.pipeline import SPACE, Content, Pipeline, decoder_of
 from fastbert.tokenizers.pipeline_files import read_content
 from fastbert.tokenizers.template import PostProcessor, RowTemplate, read_post_processor
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -71,6 +71,7 @@ class PipelineTokenizer(Tokenizer):
         self.pipeline = pipeline
         self._post_processor: PostProcessor = read_post_processor(pipeline.post_processor, pipeline.path)
         self._normalizer = pipeline.compiled_normalizer()
+        decoder_of(pipeline.decoder, pipeline.path)  # refuses a step that is not supported
         self.split_special_tokens = bool(split_special_tokens)
         self.padding_side = call.checked_side(padding_side, "padding_side")
         self.truncation_side = call.checked_side(truncation_side, "truncation_side")

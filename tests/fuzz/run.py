@@ -1,8 +1,8 @@
-"""Builds the tokenizer's C++ core with sanitizers and runs it against a plain implementation of the same rules.
+"""Builds the tokenizers' C++ core with sanitizers and runs it against plain implementations of the same rules.
 
     python tests/fuzz/run.py check                     # random hostile texts, AddressSanitizer and UBSan
     python tests/fuzz/run.py threads                   # the same texts on four threads at once, ThreadSanitizer
-    python tests/fuzz/run.py fuzz --seconds 1800       # libFuzzer (clang), AddressSanitizer and UBSan
+    python tests/fuzz/run.py fuzz --target unigram --seconds 1800   # libFuzzer (clang), AddressSanitizer and UBSan
 
 The first text that differs is printed as hexadecimal bytes; libFuzzer also leaves it in a file. Exit code 0 means no
 finding.
@@ -19,14 +19,20 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
-SOURCES = [*sorted(CSRC.glob("wordpiece/*.cpp")), *sorted(CSRC.glob("unicode/*.cpp")), CSRC / "common/cpu_features.cpp"]
+FOLDERS = ("tokenizer", "normalizer", "unicode", "wordpiece", "bpe", "unigram")
+SOURCES = [
+    *(file for folder in FOLDERS for file in sorted(CSRC.glob(f"{folder}/*.cpp"))),
+    CSRC / "common/cpu_features.cpp",
+]
+CHECKS = [HERE / f"{name}.cpp" for name in ("checks", "wordpiece_checks", "byte_level_checks", "unigram_checks")]
+TARGETS = ("wordpiece", "byte_level", "unigram", "charsmap")
 FLAGS = ["-std=c++20", "-O1", "-g", "-pthread", "-fno-omit-frame-pointer", f"-I{CSRC}", f"-I{HERE}"]
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def build(target: Path, main: str, flags: Sequence[str], compiler: str) -> None:
     """Compile the core, the checks and a main program; raises CalledProcessError with the compiler's messages."""
-    sources = [*SOURCES, HERE / "wordpiece_checks.cpp", HERE / main]
+    sources = [*SOURCES, *CHECKS, HERE / main]
     objects = [target.with_name(f"{target.name}-{source.stem}-{index}.o") for index, source in enumerate(sources)]
     for first in range(0, len(sources), jobs := os.cpu_count() or 1):
         running = [
@@ -42,32 +48,34 @@ def build(target: Path, main: str, flags: Sequence[str], compiler: str) -> None:
 def check(folder: Path, seed: int, texts: int, flags: Sequence[str] = ()) -> int:
     """Random texts under AddressSanitizer and UBSan."""
     program = folder / "check"
-    build(program, "check_wordpiece.cpp", [*ADDRESS, *flags], os.environ.get("CXX", "c++"))
+    build(program, "check_texts.cpp", [*ADDRESS, *flags], os.environ.get("CXX", "c++"))
     return subprocess.run([program, str(seed), str(texts)]).returncode
 
 
 def threads(folder: Path, seed: int, texts: int) -> int:
     """Random texts on four threads under ThreadSanitizer."""
     program = folder / "threads"
-    build(program, "check_wordpiece.cpp", ["-fsanitize=thread"], os.environ.get("CXX", "c++"))
+    build(program, "check_texts.cpp", ["-fsanitize=thread"], os.environ.get("CXX", "c++"))
     return subprocess.run([program, str(seed), str(texts), "4"]).returncode
 
 
-def fuzz(folder: Path, seed: int, seconds: int) -> int:
-    """libFuzzer for a while; what it finds stays in the working directory."""
+def fuzz(folder: Path, seed: int, seconds: int, target: str = "wordpiece") -> int:
+    """libFuzzer for a while on one of TARGETS; what it finds stays in the working directory."""
     compiler = os.environ.get("CXX", "clang++")
     if shutil.which(compiler) is None:
         sys.exit(f"{compiler} is missing: libFuzzer comes with clang (Debian: apt-get install clang)")
-    program, corpus = folder / "fuzz", folder / "corpus"
+    program, corpus = folder / f"fuzz-{target}", folder / f"corpus-{target}"
     corpus.mkdir(exist_ok=True)
-    build(program, "fuzz_wordpiece.cpp", ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"], compiler)
+    flags = ["-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", f"-DCHECK=check_{target}"]
+    build(program, "fuzz_target.cpp", flags, compiler)
     options = [f"-max_total_time={seconds}", f"-seed={seed}", "-max_len=6000", "-print_final_stats=1", "-timeout=20"]
-    return subprocess.run([program, corpus, f"-dict={HERE / 'wordpiece.dict'}", *options]).returncode
+    return subprocess.run([program, corpus, f"-dict={HERE / 'texts.dict'}", *options]).returncode
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["check", "threads", "fuzz"])
+    parser.add_argument("--target", choices=TARGETS, default="wordpiece", help="what is fuzzed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--texts", type=int, help="random texts (check: 3000, threads: 6)")
     parser.add_argument("--seconds", type=int, default=1800, help="of fuzzing")
@@ -80,7 +88,7 @@ def main() -> int:
             return check(folder, arguments.seed, arguments.texts or 3000)
         if arguments.what == "threads":
             return threads(folder, arguments.seed, arguments.texts or 6)
-        return fuzz(folder, arguments.seed, arguments.seconds)
+        return fuzz(folder, arguments.seed, arguments.seconds, arguments.target)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,24 @@
-#include "wordpiece_checks.h"
+#include "checks.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <set>
 #include <thread>
 #include <vector>
 
+#include "tokenizer/batch.h"
 #include "unicode/utf8.h"
-#include "wordpiece/batch.h"
 #include "wordpiece/tokenizer.h"
 
 namespace fastbert::checks {
 namespace {
 
+using namespace tokenizer;
 using namespace wordpiece;
 
 constexpr unsigned kOptions = 8;
 constexpr std::int32_t kUnknown = 1;
-
-struct Token {
-    std::int32_t id;
-    std::uint32_t begin, end, word;
-    bool operator==(const Token&) const = default;
-};
-using Tokens = std::vector<Token>;
 
 // Pieces of every script class, many of them beginnings of each other, so that matches often have to be taken back.
 const std::vector<std::string>& vocabulary() {
@@ -65,7 +57,7 @@ NormalizerOptions options_of(unsigned choice) { return {(choice & 1) != 0, (choi
 
 // The same options with each version of the scan that this processor runs, and without a scan.
 struct Subject {
-    std::vector<std::unique_ptr<Tokenizer>> tokenizers;
+    std::vector<std::unique_ptr<WordPiece>> tokenizers;
     std::vector<std::unique_ptr<Workspace>> workspaces;  // kept, so that the caches fill
 };
 
@@ -75,7 +67,7 @@ Subject& subject(unsigned choice) {
     if (entry.tokenizers.empty()) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
-            entry.tokenizers.push_back(std::make_unique<Tokenizer>(
+            entry.tokenizers.push_back(std::make_unique<WordPiece>(
                 vocabulary(), specials(), false, kUnknown, options_of(choice), version.scan));
             entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
         }
@@ -83,28 +75,10 @@ Subject& subject(unsigned choice) {
         std::vector<AddedToken> added = specials();
         added.push_back({.content = "\U000E0FFF\U000E0FFE\U000E0FFF", .id = 5, .normalized = true});
         entry.tokenizers.push_back(
-            std::make_unique<Tokenizer>(vocabulary(), added, false, kUnknown, options_of(choice)));
+            std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
         entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
     }
     return entry;
-}
-
-// What cannot be UTF-8 becomes U+FFFD, one byte at a time.
-std::string make_valid(std::string_view input) {
-    std::string output;
-    for (std::size_t i = 0; i < input.size();) {
-        const auto byte = [&](std::size_t at) { return at < input.size() ? static_cast<unsigned char>(input[at]) : 0u; };
-        const unsigned lead = byte(i);
-        const std::size_t size = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
-        bool valid = size > 0;
-        for (std::size_t j = 1; j < size; ++j) valid = valid && (byte(i + j) & 0xC0) == 0x80;
-        if (valid && size == 3) valid = !(lead == 0xE0 && byte(i + 1) < 0xA0) && !(lead == 0xED && byte(i + 1) > 0x9F);
-        if (valid && size == 4) valid = !(lead == 0xF0 && byte(i + 1) < 0x90) && !(lead == 0xF4 && byte(i + 1) > 0x8F);
-        if (valid) output.append(input.substr(i, size));
-        else output += "\uFFFD";
-        i += valid ? size : 1;
-    }
-    return output;
 }
 
 // Greedy longest match with a map, one word at a time.
@@ -173,27 +147,10 @@ Tokens plain(std::string_view text, const NormalizerTables& tables) {
     return tokens;
 }
 
-[[noreturn]] void fail(const char* what, std::string_view text, unsigned choice, std::size_t version) {
-    std::fprintf(stderr, "%s differ for options %u, scan %zu, text", what, choice, version);
-    for (const char byte : text.substr(0, 2000)) std::fprintf(stderr, " %02x", static_cast<unsigned char>(byte));
-    std::fputc('\n', stderr);
-    std::abort();
-}
-
-std::vector<std::string_view> lines_of(std::string_view text) {
-    std::vector<std::string_view> lines;
-    for (std::size_t at = 0; at <= text.size();) {
-        const std::size_t end = std::min(text.find('\n', at), text.size());
-        lines.push_back(text.substr(at, end - at));
-        at = end + 1;
-    }
-    return lines;
-}
-
 // The same ids, each row between [CLS] and [SEP].
 void check_wrapped(const std::vector<std::string_view>& rows, std::size_t limit, const Buffer<std::int32_t>& ids,
                    const std::vector<std::int64_t>& ends, unsigned choice, std::size_t version) {
-    constexpr std::int32_t kBegin = 2, kEnd = 3;
+    static constexpr std::int32_t kBegin = 2, kEnd = 3;
     std::vector<std::int32_t> expected;
     std::vector<std::int64_t> expected_ends;
     for (std::size_t row = 0; row < rows.size(); ++row) {
@@ -205,8 +162,8 @@ void check_wrapped(const std::vector<std::string_view>& rows, std::size_t limit,
     Buffer<std::int32_t> got;
     std::vector<std::int64_t> got_ends(rows.size());
     const Subject& all = subject(choice);
-    all.tokenizers[version]->encode_with_special_tokens(rows, limit == Tokenizer::kNoLimit ? limit : limit + 2, kBegin, kEnd,
-                                            *all.workspaces[version], got, got_ends.data());
+    all.tokenizers[version]->encode(rows, limit == Tokenizer::kNoLimit ? limit : limit + 2, {{&kBegin, 1}, {&kEnd, 1}},
+                                    *all.workspaces[version], got, got_ends.data());
     if (!std::equal(got.begin(), got.end(), expected.begin(), expected.end()) || got_ends != expected_ends) {
         fail("wrapped rows", rows[0], choice, version);
     }
@@ -224,7 +181,7 @@ void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, un
         Buffer<std::int32_t> ids;
         TokenColumns columns;
         std::vector<std::int64_t> ends(rows.size()), aligned_ends(rows.size());
-        all.tokenizers[version]->encode(rows, limit, *all.workspaces[version], ids, ends.data());
+        all.tokenizers[version]->encode(rows, limit, {}, *all.workspaces[version], ids, ends.data());
         all.tokenizers[version]->encode_aligned(rows, limit, *all.workspaces[version], columns, aligned_ends.data());
         if (ends != aligned_ends) fail("row ends", rows[0], choice, version);
         check_wrapped(rows, limit, ids, ends, choice, version);
@@ -261,11 +218,11 @@ void check_threads(std::string_view input, unsigned threads) {
         for (const std::string_view line : lines_of(text)) rows.push_back(line);
     }
     const Tokenizer& tokenizer = *subject(7).tokenizers[0];
-    const Sequences expected = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, false, 1);
+    const Sequences expected = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, {}, 1);
     std::vector<std::jthread> callers;
     for (unsigned caller = 0; caller < threads; ++caller) {
         callers.emplace_back([&] {
-            const Sequences got = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, true, threads);
+            const Sequences got = encode_batch_aligned(tokenizer, rows, Tokenizer::kNoLimit, threads);
             const bool same = std::equal(got.tokens.ids.begin(), got.tokens.ids.end(), expected.tokens.ids.begin(),
                                          expected.tokens.ids.end()) &&
                               std::equal(got.offsets.begin(), got.offsets.end(), expected.offsets.begin(),

@@ -1,10 +1,10 @@
-// Random hostile texts through the same checks, without a fuzzer: check_wordpiece SEED COUNT [THREADS].
+// Random hostile texts through the same checks, without a fuzzer: check_texts SEED COUNT [THREADS].
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <string>
 
-#include "wordpiece_checks.h"
+#include "checks.h"
 
 namespace {
 
@@ -13,11 +13,13 @@ constexpr const char* kParts[] = {
     "[SEP]", "[MASK]", "[SE", "]", "[", "é", "É", "e\u0301", "ß", "ẞ", "İ", "中", "中国", "。", "한국", "한", "ий", "Я",
     "\u0301", "\u0302", "\u0345", "\u0327", "\u302e", "\U0001d165", "\u093e", "क", "கா", "𝒳", "\u00a0", "\u2028", "\u0085",
     "\u00ad", "\u200d", "\ufeff", "\U0002b820", "\u3000", "\uf900", "\u212b", "\u037e", "q", "zzz", "abcdeabcdeabcde",
-    "abcdeabcdeabcdea", "\u0000", "\u007f", "\x1f",
+    "abcdeabcdeabcdea", "\u0000", "\u007f", "\x1f", "'s", "'ll", "don't", "``", "''", "▁", "ﬁ", "①", "\r", "か\u3099",
+    "<s>", "12", "!!", "   ", "\u2003",
 };
 
 std::string draw(std::mt19937_64& random) {
-    std::string text(1, static_cast<char>(random()));
+    std::string text;
+    for (int i = 0; i < 2; ++i) text += static_cast<char>(random());
     const bool is_long = random() % 64 == 0;
     for (std::size_t parts = random() % (is_long ? 3000 : 40); parts > 0; --parts) {
         const char* const part = kParts[random() % std::size(kParts)];
@@ -32,7 +34,7 @@ std::string draw(std::mt19937_64& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
-    if (count < 3) return std::fputs("usage: check_wordpiece SEED COUNT [THREADS]\n", stderr), 2;
+    if (count < 3) return std::fputs("usage: check_texts SEED COUNT [THREADS]\n", stderr), 2;
     std::mt19937_64 random(std::strtoull(arguments[1], nullptr, 10));
     const unsigned long texts = std::strtoul(arguments[2], nullptr, 10);
     for (unsigned long i = 0; i < texts; ++i) {
@@ -40,7 +42,10 @@ int main(int count, char** arguments) {
         if (count > 3) {
             fastbert::checks::check_threads(text, static_cast<unsigned>(std::strtoul(arguments[3], nullptr, 10)));
         } else {
-            fastbert::checks::check_wordpiece(text);
+            for (const auto check : {fastbert::checks::check_wordpiece, fastbert::checks::check_byte_level,
+                                     fastbert::checks::check_unigram, fastbert::checks::check_charsmap}) {
+                check(text);
+            }
         }
     }
     std::printf("%lu texts, no difference\n", texts);

@@ -1,0 +1,194 @@
+// Byte-level BPE by its definition: the text as a whole, and of all pairs the one of the lowest rank, the leftmost first.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+
+#include "bpe/byte_level.h"
+#include "checks.h"
+#include "unicode/utf8.h"
+
+namespace fastbert::checks {
+namespace {
+
+using namespace bpe;
+using normalizer::Characters;
+using normalizer::Normalizer;
+using tokenizer::Tokenizer;
+
+const std::vector<std::string> kSpecials = {"[MASK]", "<s>", "[SEP]"};
+
+struct Model {
+    std::vector<std::string> tokens;  // the bytes of each; then the special ones, which stand for none
+    std::vector<std::array<std::int32_t, 3>> merges;
+    std::map<std::pair<std::int32_t, std::int32_t>, std::pair<std::size_t, std::int32_t>> ranks;
+    std::map<std::string, std::int32_t, std::less<>> ids;
+};
+
+// Random merges, in the order in which they are drawn or in another one, in which a token may rank before its parts.
+Model make_model(bool shuffled) {
+    Model model;
+    for (int byte = 0; byte < 256; ++byte) model.tokens.push_back(std::string(1, static_cast<char>(byte)));
+    for (std::size_t id = 0; id < 256; ++id) model.ids[model.tokens[id]] = static_cast<std::int32_t>(id);
+    std::vector<std::vector<std::int32_t>> words;
+    for (const char* word : {" the", " there", "don't", "'ll", "'s", " abab", "abcde", "aaaaaaaaaaaaaaaaaaaa", "        ",
+                             "!!!!!!!!", " é", "éa", "中国", " 한국", "か\u3099", "\n\n\n\n", "121212", "\u2003\u2003", "ﬁ", "THE"}) {
+        words.emplace_back();
+        for (const char byte : std::string_view(word)) words.back().push_back(static_cast<std::uint8_t>(byte));
+    }
+    std::mt19937 random(1);
+    for (int i = 0; i < 400; ++i) {
+        std::vector<std::int32_t>& word = words[random() % words.size()];
+        if (word.size() < 2) continue;
+        const std::size_t at = random() % (word.size() - 1);
+        const std::pair pair{word[at], word[at + 1]};
+        const std::string text = model.tokens[static_cast<std::size_t>(pair.first)] + model.tokens[static_cast<std::size_t>(pair.second)];
+        const auto [entry, is_new] = model.ids.emplace(text, static_cast<std::int32_t>(model.tokens.size()));
+        if (is_new) model.tokens.push_back(text);
+        if (model.ranks.emplace(pair, std::pair{0, 0}).second) model.merges.push_back({pair.first, pair.second, entry->second});
+        word[at] = entry->second;
+        word.erase(word.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    }
+    if (shuffled) std::shuffle(model.merges.begin(), model.merges.end(), random);
+    for (std::size_t rank = 0; rank < model.merges.size(); ++rank) {
+        model.ranks[{model.merges[rank][0], model.merges[rank][1]}] = {rank, model.merges[rank][2]};
+    }
+    model.tokens.resize(model.tokens.size() + kSpecials.size());
+    return model;
+}
+
+Normalizer normalizer_of(unsigned choice) {
+    switch (choice % 3) {
+        case 0: return Normalizer({});
+        case 1: return Normalizer({normalizer::FormStep{unicode::Form::kNfc}});
+        default:
+            return Normalizer({normalizer::FormStep{unicode::Form::kNfkd}, normalizer::StripAccentsStep{},
+                               normalizer::LowercaseStep{}, normalizer::StripStep{true, true},
+                               normalizer::ReplaceStep{U"``", U"\""}});
+    }
+}
+
+struct Subject {
+    Model model;
+    ByteLevelOptions options;
+    Normalizer normalizer{{}};
+    std::vector<std::unique_ptr<ByteLevelBpe>> tokenizers;
+    std::vector<std::unique_ptr<tokenizer::Workspace>> workspaces;
+};
+
+constexpr unsigned kOptions = 96;
+
+Subject& subject(unsigned choice) {
+    static std::map<unsigned, Subject> subjects;
+    Subject& entry = subjects[choice];
+    if (!entry.tokenizers.empty()) return entry;
+    entry.model = make_model((choice & 1) != 0);
+    entry.options = {(choice & 2) != 0, (choice & 4) != 0, (choice & 8) != 0, (choice & 16) != 0};
+    entry.normalizer = normalizer_of(choice / 32);
+    std::vector<tokenizer::AddedToken> added;
+    const auto first = static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size());
+    for (const std::string& content : kSpecials) {
+        added.push_back({.content = content, .id = first + static_cast<std::int32_t>(added.size()), .special = true});
+    }
+    for (const SplitScan& scan : {fastest_split_scan(), portable_split_scan()}) {
+        entry.tokenizers.push_back(std::make_unique<ByteLevelBpe>(entry.model.tokens, entry.model.merges, added, false,
+                                                                  entry.normalizer, entry.options, scan));
+        entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+    }
+    return entry;
+}
+
+// The tokens of a chunk, each with its number of bytes.
+std::vector<std::pair<std::int32_t, std::size_t>> merge(const Subject& subject, std::string_view chunk) {
+    const Model& model = subject.model;
+    if (const auto word = model.ids.find(chunk); subject.options.whole_words && word != model.ids.end()) {
+        return {{word->second, chunk.size()}};
+    }
+    std::vector<std::pair<std::int32_t, std::size_t>> tokens;
+    for (const char byte : chunk) tokens.push_back({static_cast<std::uint8_t>(byte), 1});
+    for (;;) {
+        std::size_t best = tokens.size();
+        std::pair<std::size_t, std::int32_t> merge{~std::size_t{0}, 0};
+        for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+            const auto rank = model.ranks.find({tokens[i].first, tokens[i + 1].first});
+            if (rank != model.ranks.end() && rank->second.first < merge.first) best = i, merge = rank->second;
+        }
+        if (best == tokens.size()) return tokens;
+        tokens[best] = {merge.second, tokens[best].second + tokens[best + 1].second};
+        tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    }
+}
+
+// Text without special tokens.
+void encode_segment(const Subject& subject, std::string_view segment, std::uint32_t position, std::uint32_t& word, Tokens& tokens) {
+    Characters characters = subject.normalizer.normalize(segment);
+    if (characters.empty()) return;
+    if (subject.options.prefix_space && characters.front().point != ' ') {
+        characters.insert(characters.begin(), {' ', characters.front().source});
+    }
+    const std::string bytes = normalizer::bytes_of(characters);
+    std::vector<std::uint32_t> sources;  // by byte
+    std::uint8_t encoded[unicode::kMaxUtf8Bytes];
+    for (const auto& character : characters) {
+        sources.insert(sources.end(), unicode::encode(character.point, encoded), character.source);
+    }
+    for (std::size_t at = 0; at < bytes.size(); ++word) {
+        const std::uint8_t* const begin = unicode::bytes_of(bytes) + at;
+        const std::size_t size = first_chunk(begin, unicode::bytes_of(bytes) + bytes.size());
+        for (const auto& [id, count] : merge(subject, std::string_view(bytes).substr(at, size))) {
+            tokens.push_back({id, position + sources[at], position + sources[at + count - 1] + 1, word});
+            at += count;
+        }
+    }
+}
+
+void trim(const Subject& subject, Tokens& tokens) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+        const std::string& text = subject.model.tokens[static_cast<std::size_t>(tokens[i].id)];
+        const auto leading = static_cast<std::uint32_t>(std::min(text.find_first_not_of(' '), text.size()));
+        const auto trailing = static_cast<std::uint32_t>(text.size() - (text.find_last_not_of(' ') + 1));
+        std::uint32_t& begin = tokens[i].begin;
+        std::uint32_t& end = tokens[i].end;
+        const bool is_prefix = (i == 0 || begin == 0) && subject.options.expects_prefix && leading == 1;
+        if (leading > 0 && !is_prefix) begin = std::min(begin + leading, end);
+        if (trailing > 0 && end >= trailing) end = std::max(end - trailing, begin);
+    }
+}
+
+Tokens plain(const Subject& subject, std::string_view text) {
+    Tokens tokens;
+    std::uint32_t position = 0, word = 0;
+    const auto first = static_cast<std::int32_t>(subject.model.tokens.size() - kSpecials.size());
+    while (!text.empty()) {
+        const Special special = first_special(text, kSpecials);
+        const std::string_view segment = text.substr(0, special.begin);
+        encode_segment(subject, segment, position, word, tokens);
+        position += static_cast<std::uint32_t>(unicode::count_characters(segment));
+        if (special.index < 0) break;
+        tokens.push_back({first + special.index, position, position + static_cast<std::uint32_t>(special.size), word++});
+        position += static_cast<std::uint32_t>(special.size);
+        text.remove_prefix(special.begin + special.size);
+    }
+    if (subject.options.trim_offsets) trim(subject, tokens);
+    return tokens;
+}
+
+}  // namespace
+
+void check_byte_level(std::string_view input) {
+    if (input.size() < 2) return;
+    const unsigned choice = static_cast<unsigned char>(input[0]) % kOptions;
+    const std::size_t limit = input[1] & 8 ? Tokenizer::kNoLimit : (static_cast<unsigned char>(input[1]) >> 4) + 1u;
+    const std::string text = make_valid(input.substr(2));
+    const Subject& all = subject(choice);
+    for (const std::vector<std::string_view>& rows : {std::vector<std::string_view>{text}, lines_of(text)}) {
+        std::vector<Tokens> expected;
+        for (const std::string_view row : rows) expected.push_back(plain(all, row));
+        for (std::size_t version = 0; version < all.tokenizers.size(); ++version) {
+            check_rows(*all.tokenizers[version], *all.workspaces[version], rows, expected, limit, choice, version);
+        }
+    }
+}
+
+}  // namespace fastbert::checks
