@@ -175,13 +175,10 @@ def _tokenizer_of_words(folder: str | Path) -> Any:
 
 
 def _outputs(model: Any, tokenizer: Any, *texts: Any, **options: Any) -> tuple[Any, Any]:
-    """The outputs for a batch of one, and its encoding; without segments where the model has none."""
+    """The outputs for a batch of one, of all that the tokenizer returns by default, and its encoding."""
     row = tokenizer(*texts, return_tensors="pt", **options)
-    names = ["input_ids", "attention_mask"]
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        names.append("token_type_ids")
     with torch.no_grad():
-        return model(**{name: row[name] for name in names}), row
+        return model(**{name: row[name] for name in tokenizer.model_input_names}), row
 
 
 def _check_regression(model: Any, tokenizer: Any, file: Path, predictions: list[dict[str, Any]]) -> None:
@@ -221,10 +218,8 @@ def _check_choices(model: Any, tokenizer: Any, file: Path, predictions: list[dic
         record = json.loads(line)
         count = len(record["endings"])
         row = tokenizer([record["prompt"]] * count, record["endings"], return_tensors="pt", padding=True)
-        names = ["input_ids", "attention_mask"]
-        names += ["token_type_ids"] if getattr(model.config, "type_vocab_size", 0) > 1 else []
         with torch.no_grad():
-            logits = model(**{name: row[name][None] for name in names}).logits[0]
+            logits = model(**{name: row[name][None] for name in tokenizer.model_input_names}).logits[0]
         np.testing.assert_allclose(prediction["probabilities"], logits.softmax(-1), atol=2e-4)
 
 
