@@ -24,6 +24,16 @@ std::array<std::int32_t, 256> ids_of_bytes(const std::vector<std::string>& token
     return ids;
 }
 
+bool stay_apart(const std::vector<AddedToken>& added) {
+    return std::all_of(added.begin(), added.end(), [](const AddedToken& token) {
+        if (!token.normalized) return true;
+        for (std::size_t i = 1; i + 1 < token.content.size(); ++i) {
+            if (token.content[i] == ' ' && token.content[i - 1] != ' ' && token.content[i + 1] != ' ') return false;
+        }
+        return !token.rstrip;
+    });
+}
+
 }  // namespace
 
 ByteLevelBpe::ByteLevelBpe(const std::vector<std::string>& tokens,
@@ -34,6 +44,7 @@ ByteLevelBpe::ByteLevelBpe(const std::vector<std::string>& tokens,
       merges_(merges, ids_of_bytes(tokens_)),
       raw_tokens_(normalizer::searched(added, nullptr), split_special),
       normalized_tokens_(normalizer::searched(added, &normalizer), split_special),
+      tokens_stay_apart_(stay_apart(added)),
       normalizer_(std::move(normalizer)),
       options_(options),
       scan_(scan) {

@@ -70,6 +70,7 @@ private:
     Merges merges_;
     std::unordered_map<std::string_view, std::int32_t> words_;  // the vocabulary, if `whole_words`
     AddedTokens raw_tokens_, normalized_tokens_;
+    bool tokens_stay_apart_;  // no normalized token reaches over a space between visible characters
     normalizer::Normalizer normalizer_;
     ByteLevelOptions options_;
     SplitScan scan_;

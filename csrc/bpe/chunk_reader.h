@@ -32,9 +32,20 @@ public:
     template <class Encoder>
     void encode_segment(Encoder& encoder, std::string_view text, bool) {
         if (kind_.normalizer_.is_inert(text)) return encode_parts(encoder, text);
-        const normalizer::Characters normal = kind_.normalizer_.normalize(text);
-        tokenizer::encode_with_sources(encoder, normal, count_characters(text),
-                                       [&](std::string_view bytes) { encode_parts(encoder, bytes); });
+        if (!kind_.tokens_stay_apart_ || !kind_.normalizer_.has_only_forms()) return encode_normalized(encoder, text);
+        // Forms do not reach over ASCII, so that only some of a long text has to be normalised.
+        constexpr std::size_t kBlock = 4096;
+        while (!text.empty() && !encoder.full()) {
+            std::size_t size = std::min(kBlock, text.size());
+            while (size < text.size() && !is_safe_cut(text, size)) ++size;
+            const std::string_view block = text.substr(0, size);
+            if (kind_.normalizer_.is_inert(block)) {
+                encode_parts(encoder, block);
+            } else {
+                encode_normalized(encoder, block);
+            }
+            text.remove_prefix(size);
+        }
     }
 
     void read(const std::uint8_t* raw, const std::uint8_t*, std::size_t size) {
@@ -89,6 +100,19 @@ private:
     struct Match {
         std::size_t index, leading, trailing;
     };
+
+    // A single space between visible ASCII characters begins a chunk.
+    static bool is_safe_cut(std::string_view text, std::size_t at) {
+        const auto is_visible = [text](std::size_t i) { return text[i] > ' ' && text[i] < 0x7F; };
+        return text[at] == ' ' && at + 1 < text.size() && is_visible(at - 1) && is_visible(at + 1);
+    }
+
+    template <class Encoder>
+    void encode_normalized(Encoder& encoder, std::string_view text) {
+        const normalizer::Characters normal = kind_.normalizer_.normalize(text);
+        tokenizer::encode_with_sources(encoder, normal, count_characters(text),
+                                       [&](std::string_view bytes) { encode_parts(encoder, bytes); });
+    }
 
     template <class Encoder>
     void encode_parts(Encoder& encoder, std::string_view text) {

@@ -68,6 +68,8 @@ public:
     // Return true only if apply() changes nothing in a text, or in one of several with a byte 0xFF between them;
     // conservative, at nearly the speed of memory for ASCII that no step changes.
     bool is_inert(std::string_view text) const;
+    // Return true if every step is a form (NFC, ...).
+    bool has_only_forms() const { return has_only_forms_; }
     // Return true if a key of a character map begins with the character.
     bool is_key_start(char32_t point) const { return changes(point) || (!steps_.empty() && begins_keys(point)); }
     // Return true if the normalizer changes a character whatever stands beside it, or may do so.

@@ -68,11 +68,12 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, bool split_special)
     for (const AddedToken& token : tokens_) {
         const auto first = static_cast<std::uint8_t>(token.content[0]);
         begins_[first] = true;
-        if (token.content.size() == 1) {
-            is_whole_[first] = true;
-        } else {
-            const unsigned pair = first << 8 | static_cast<std::uint8_t>(token.content[1]);
+        first_.insert(first);
+        const unsigned only = token.content.size() == 1 ? 256 : static_cast<std::uint8_t>(token.content[1]);
+        for (unsigned second = only == 256 ? 0 : only; second <= std::min(only, 255U); ++second) {
+            const unsigned pair = first << 8 | second;
             pairs_[pair / 64] |= std::uint64_t{1} << pair % 64;
+            second_.insert(static_cast<std::uint8_t>(second));
         }
     }
     if (std::count(begins_.begin(), begins_.end(), true) == 1) {
@@ -109,14 +110,12 @@ std::size_t AddedTokens::next_candidate(std::string_view text, std::size_t from)
     if (tokens_.empty()) return text.size();
     // Nearly always, all tokens begin with "[": searching for one byte is far faster than trying every position.
     if (only_first_byte_ >= 0) return std::min(text.find(static_cast<char>(only_first_byte_), from), text.size());
-    for (; from < text.size(); ++from) {
-        const auto first = static_cast<std::uint8_t>(text[from]);
-        if (!begins_[first]) continue;
-        if (is_whole_[first]) return from;
-        const unsigned pair = first << 8 | (from + 1 < text.size() ? static_cast<std::uint8_t>(text[from + 1]) : 0U);
+    for (;; ++from) {
+        from = find_pair_(bytes_of(text), from, text.size(), first_, second_);
+        if (from + 1 >= text.size()) return from;
+        const unsigned pair = static_cast<std::uint8_t>(text[from]) << 8 | static_cast<std::uint8_t>(text[from + 1]);
         if ((pairs_[pair / 64] >> pair % 64 & 1) != 0) return from;
     }
-    return from;
 }
 
 }  // namespace fastbert::tokenizer

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/byte_search.h"
 #include "tokenizer/trie.h"
 
 namespace fastbert::tokenizer {
@@ -53,9 +54,11 @@ private:
     std::vector<AddedToken> tokens_;
     bool split_special_;
     Trie trie_;
-    // By first byte: whether a token begins with it, and whether it is the whole token; and by the first two bytes.
-    std::array<bool, 256> begins_{}, is_whole_{};
+    // The first bytes of tokens, those behind them, and the pairs of both. A token of one byte has all of them behind it.
+    std::array<bool, 256> begins_{};
+    ByteSet first_, second_;
     std::vector<std::uint64_t> pairs_;
+    FindPair find_pair_ = fastest_find_pair();
     int only_first_byte_ = -1;  // the byte with which all tokens begin, if there is one
 };
 

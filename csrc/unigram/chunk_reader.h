@@ -66,25 +66,52 @@ private:
         const auto is_space = [this](char byte) { return kind_.is_space(static_cast<std::uint8_t>(byte)); };
         if (kind_.strips_left_) while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
         if (kind_.strips_right_) while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
-        if (text.empty() || strings_ != nullptr || !kind_.is_local(text)) {
+        const bool first_matters = is_first && kind_.first_matters_ && text.data() == whole.data();
+        if (text.empty() || strings_ != nullptr || !kind_.ends_stay(text) ||
+            (first_matters && kind_.find_hazard(text) < text.size())) {
             first_index_ = encoder.size();
             read_with(kind_.normalizer_, whole, is_first);
             encoder.append_read();
             trim();
         } else {
             encoder.set_position(position + static_cast<std::size_t>(text.data() - whole.data()));
-            if (is_first && kind_.first_matters_ && text.data() == whole.data()) {
+            if (first_matters) {
                 const std::uint8_t* const begin = bytes_of(text);
                 const auto size = static_cast<std::size_t>(kind_.chunk_end(begin, begin + text.size()) - begin);
-                const std::string_view chunk = text.substr(0, size);
-                read_with(kind_.local_normalizer_, chunk, true);
-                encoder.append_read();
-                encoder.set_position(encoder.position() + count_characters(chunk));
+                append_chunks(encoder, text.substr(0, size), true);
                 text.remove_prefix(size);
             }
-            encoder.encode_run(text);
+            encode_around_hazards(encoder, text);
         }
         encoder.set_position(position + count_characters(whole));
+    }
+
+    // Chunk by chunk, but for the surroundings of hazards.
+    template <class Encoder>
+    void encode_around_hazards(Encoder& encoder, std::string_view text) {
+        while (!text.empty() && !encoder.full()) {
+            const std::size_t hazard = kind_.find_hazard(text);
+            std::size_t cut = hazard;
+            if (hazard < text.size()) {
+                while (cut > 0 && !kind_.is_safe_cut(text, cut)) --cut;
+            }
+            if (cut > 0) encoder.encode_run(text.substr(0, cut));
+            text.remove_prefix(cut);
+            if (text.empty()) break;
+            std::size_t end = hazard - cut + 1;
+            while (end < text.size() && !kind_.is_safe_cut(text, end)) ++end;
+            append_chunks(encoder, text.substr(0, end), false);
+            text.remove_prefix(end);
+        }
+    }
+
+    // A text that is read at once, without what is done to the ends of the whole text.
+    template <class Encoder>
+    void append_chunks(Encoder& encoder, std::string_view text, bool is_first) {
+        read_with(kind_.local_normalizer_, text, is_first);
+        encoder.append_read();
+        encoder.set_position(encoder.position() + count_characters(text));
+        trim();
     }
 
     // Added tokens are searched in the normalised text, and the text between them is split.

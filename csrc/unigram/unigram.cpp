@@ -175,9 +175,10 @@ void Unigram::find_vanishing() {
 
 std::unique_ptr<Workspace> Unigram::make_workspace() const { return std::make_unique<Workspace>(); }
 
-// Return true if a text may be cut into chunks. Its ends matter, where white space is stripped, and its first character,
-// whose removal by a character map shifts all offsets in the reference.
-bool Unigram::is_local(std::string_view text) const {
+// Return true if what is done to a text as a whole leaves it: where white space is stripped its ends matter, and its first
+// character, whose removal by a character map shifts all offsets in the reference. Without hazards it may then be cut
+// into chunks.
+bool Unigram::ends_stay(std::string_view text) const {
     if (!cuts_) return false;
     const auto first = static_cast<std::uint8_t>(text.front()), last = static_cast<std::uint8_t>(text.back());
     const auto is_visible = [this](std::uint8_t byte) { return byte > ' ' && byte < 0x7F && !is_vanishing(byte); };
@@ -192,8 +193,14 @@ bool Unigram::is_local(std::string_view text) const {
         while ((static_cast<std::uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
         if (!stays(text.substr(begin))) return false;
     }
-    if (!has_hazards_) return true;
-    const std::uint8_t* at = unicode::bytes_of(text);
+    return true;
+}
+
+// The offset of the first hazard, or the size.
+std::size_t Unigram::find_hazard(std::string_view text) const {
+    if (!has_hazards_) return text.size();
+    const std::uint8_t* const begin = unicode::bytes_of(text);
+    const std::uint8_t* at = begin;
     const std::uint8_t* const end = at + text.size();
     while (at < end) {
         // Eight bytes from ' ' to '~' at a time.
@@ -205,13 +212,24 @@ bool Unigram::is_local(std::string_view text) const {
             at += 8;
         }
         if (at == end) break;
+        const std::uint8_t* const character = at;
         if (*at >= 0x80 && !has_wide_hazards_) {
             ++at;
         } else if (is_hazard(unicode::decode(at))) {
-            return false;
+            return static_cast<std::size_t>(character - begin);
         }
     }
-    return true;
+    return text.size();
+}
+
+// Return true if a text may be cut before the byte although there are hazards elsewhere: a single space between visible
+// characters.
+bool Unigram::is_safe_cut(std::string_view text, std::size_t at) const {
+    const auto is_visible = [&](std::size_t i) {
+        const auto byte = static_cast<std::uint8_t>(text[i]);
+        return byte > ' ' && byte < 0x7F && !is_vanishing(byte) && !is_hazard(byte);
+    };
+    return at > 0 && at + 1 < text.size() && text[at] == ' ' && is_visible(at - 1) && is_visible(at + 1);
 }
 
 // Return true if no step changes the characters of a chunk or splits between them.

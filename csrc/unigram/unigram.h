@@ -58,7 +58,10 @@ private:
     bool is_space(std::uint8_t byte) const { return byte == spaces_[0] || byte == spaces_[1] || byte == spaces_[2]; }
     bool is_hazard(char32_t point) const { return (hazards_[point / 64] >> point % 64 & 1) != 0; }
     bool is_vanishing(char32_t point) const { return (vanishing_[point / 64] >> point % 64 & 1) != 0; }
-    bool is_local(std::string_view text) const;
+    bool is_local(std::string_view text) const { return ends_stay(text) && find_hazard(text) == text.size(); }
+    bool ends_stay(std::string_view text) const;
+    std::size_t find_hazard(std::string_view text) const;
+    bool is_safe_cut(std::string_view text, std::size_t at) const;
     bool is_plain(std::string_view text) const;
 
     Pieces pieces_;
