@@ -117,7 +117,11 @@ class PipelineTokenizer(Tokenizer):
 
     @classmethod
     def from_content(cls, content: Content, path: Path, **options: Any) -> Self:
-        """Build the tokenizer of a folder's files that have been read; `options` override theirs."""
+        """Build the tokenizer of a folder's files that have been read; `options` override theirs.
+
+        Raises:
+            UserError: the content is not that of a tokenizer of this kind.
+        """
         try:
             tokenizer = cls(content.vocab, **content.model, pipeline=content.pipeline, **(content.options | options))
         except VocabularyError as error:
