@@ -188,6 +188,8 @@ def errors_and_calls(function: Callable[..., Any]) -> tuple[set[str], list[ast.e
 def called(member: Member, node: ast.expr) -> Any:
     """Return the function or class of fastbert that an expression names; None for others."""
     first, *names = ast.unparse(node).split(".")
+    if first == "self" and not names:  # the call of an instance, not of its class
+        names = ["__call__"]
     value = member.owner if first in ("self", "cls") else getattr(member.function, "__globals__", {}).get(first)
     for name in names:
         value = inspect.getattr_static(value, name, None)

@@ -122,7 +122,8 @@ class PipelineTokenizer(Tokenizer):
     def from_content(cls, content: Content, path: Path, **options: Any) -> Self:
         """Build the tokenizer of a folder's files that have been read; `options` override theirs.
 
-        Raises `UserError` for what the constructor refuses.
+        Raises:
+            UserError: the content is not that of a tokenizer of this kind.
         """
         try:
             tokenizer = cls(content.vocab, **content.model, pipeline=content.pipeline, **(content.options | options))
