@@ -11,6 +11,16 @@ from typing import Any
 from fastbert import load_tokenizer
 from fastbert.errors import UserError
 
+# The released tokenizers, in the optional data folder's `tokenizers`, each compressed.
+FAMILIES = {
+    "gpt2": "gpt2/tokenizer.json",
+    "roberta-base": "roberta-base/tokenizer.json",
+    "modernbert-base": "modernbert-base/tokenizer.json",
+    "albert-base-v2": "albert-base-v2/tokenizer.json",
+    "albert-base-v2-transformers5": "albert-base-v2/tokenizer-transformers5.json",
+    "deberta-v3-base": "deberta-v3-base/tokenizer.json",
+    "xlm-roberta-base": "xlm-roberta-base/tokenizer.reconstructed.json",
+}
 ROW_FIELDS = (
     "ids",
     "tokens",

@@ -59,7 +59,7 @@ Model make_model(bool shuffled) {
 }
 
 Normalizer normalizer_of(unsigned choice) {
-    switch (choice % 3) {
+    switch (choice) {
         case 0: return Normalizer({});
         case 1: return Normalizer({normalizer::FormStep{unicode::Form::kNfc}});
         default:
@@ -77,15 +77,19 @@ struct Subject {
     std::vector<std::unique_ptr<tokenizer::Workspace>> workspaces;
 };
 
-constexpr unsigned kOptions = 96;
+// Three normalizers, and some combinations of the rest: each has caches of its own.
+constexpr unsigned kOptions = 24;
 
 Subject& subject(unsigned choice) {
     static std::map<unsigned, Subject> subjects;
     Subject& entry = subjects[choice];
     if (!entry.tokenizers.empty()) return entry;
-    entry.model = make_model((choice & 1) != 0);
-    entry.options = {(choice & 2) != 0, (choice & 4) != 0, (choice & 8) != 0, (choice & 16) != 0};
-    entry.normalizer = normalizer_of(choice / 32);
+    const unsigned rest = choice / 3;
+    const bool prefix = (rest & 1) != 0, trims = (rest & 2) != 0, shuffled = (rest & 4) != 0;
+    entry.model = make_model(shuffled);
+    entry.options = {.prefix_space = prefix, .trim_offsets = trims, .expects_prefix = prefix != shuffled,
+                     .whole_words = prefix == shuffled};
+    entry.normalizer = normalizer_of(choice % 3);
     std::vector<tokenizer::AddedToken> added;
     const auto first = static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size());
     for (const std::string& content : kSpecials) {
@@ -105,18 +109,27 @@ std::vector<std::pair<std::int32_t, std::size_t>> merge(const Subject& subject, 
     if (const auto word = model.ids.find(chunk); subject.options.whole_words && word != model.ids.end()) {
         return {{word->second, chunk.size()}};
     }
+    using Merge = std::pair<std::size_t, std::int32_t>;  // rank and token
+    constexpr Merge kNone{~std::size_t{0}, 0};
     std::vector<std::pair<std::int32_t, std::size_t>> tokens;
     for (const char byte : chunk) tokens.push_back({static_cast<std::uint8_t>(byte), 1});
+    const auto merge_at = [&](std::size_t i) {
+        if (i + 1 >= tokens.size()) return kNone;
+        const auto rank = model.ranks.find({tokens[i].first, tokens[i + 1].first});
+        return rank == model.ranks.end() ? kNone : rank->second;
+    };
+    std::vector<Merge> merges;
+    for (std::size_t i = 0; i < tokens.size(); ++i) merges.push_back(merge_at(i));
+    const auto is_lower = [](const Merge& a, const Merge& b) { return a.first < b.first; };
     for (;;) {
-        std::size_t best = tokens.size();
-        std::pair<std::size_t, std::int32_t> merge{~std::size_t{0}, 0};
-        for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
-            const auto rank = model.ranks.find({tokens[i].first, tokens[i + 1].first});
-            if (rank != model.ranks.end() && rank->second.first < merge.first) best = i, merge = rank->second;
-        }
-        if (best == tokens.size()) return tokens;
-        tokens[best] = {merge.second, tokens[best].second + tokens[best + 1].second};
-        tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+        const auto best = std::min_element(merges.begin(), merges.end(), is_lower);
+        if (best == merges.end() || *best == kNone) return tokens;
+        const auto at = static_cast<std::size_t>(best - merges.begin());
+        tokens[at] = {best->second, tokens[at].second + tokens[at + 1].second};
+        tokens.erase(tokens.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+        merges.erase(best + 1);
+        merges[at] = merge_at(at);
+        if (at > 0) merges[at - 1] = merge_at(at - 1);
     }
 }
 

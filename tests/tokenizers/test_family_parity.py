@@ -10,20 +10,11 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 from hostile_texts import PARTS, every_offset, hostile_texts
-from tokenizer_parity import assert_same, assert_same_call, assert_same_decoding, random_call, read_both
+from tokenizer_parity import FAMILIES, assert_same, assert_same_call, assert_same_decoding, random_call, read_both
 
 pytest.importorskip("tokenizers")
 
-FILES = {
-    "gpt2": "gpt2/tokenizer.json",
-    "roberta-base": "roberta-base/tokenizer.json",
-    "modernbert-base": "modernbert-base/tokenizer.json",
-    "albert-base-v2": "albert-base-v2/tokenizer.json",
-    "albert-base-v2-transformers5": "albert-base-v2/tokenizer-transformers5.json",
-    "deberta-v3-base": "deberta-v3-base/tokenizer.json",
-    "xlm-roberta-base": "xlm-roberta-base/tokenizer.reconstructed.json",
-}
-families = pytest.mark.parametrize("family", FILES)
+families = pytest.mark.parametrize("family", FAMILIES)
 SCALARS = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 
 
@@ -38,7 +29,7 @@ def unpacked(data_dir, tmp_path_factory):
     def read(family):
         if family not in made:
             file = tmp_path_factory.mktemp(family) / "tokenizer.json"
-            file.write_bytes(lzma.decompress((folder / f"{FILES[family]}.xz").read_bytes()))
+            file.write_bytes(lzma.decompress((folder / f"{FAMILIES[family]}.xz").read_bytes()))
             made[family] = (file, *read_both(file))
         return made[family]
 
