@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from hostile_texts import PARTS, every_offset, hostile_texts
-from tokenizer_parity import assert_same, assert_same_call, assert_same_decoding, load_random, random_call
+from tokenizer_parity import assert_same, assert_same_call, assert_same_decoding, load_random, random_call, read_both
 from tokenizer_pipelines import random_tokenizer
 
 from fastbert import _C
@@ -36,6 +36,11 @@ def check_tokenizer(folder, number, texts, calls):
             options = random_call(rng, ours, sides[0], paired=paired, words=words)
             rows += assert_same_call(reference, ours, sides[0], sides[1] if paired else None, options)
         ids, bounds = ours.encode_ragged(drawn[:20])
+        if number % 5 == 0:
+            ours.save_pretrained(folder / "saved")
+            saved = read_both(folder / "saved" / "tokenizer.json", split_special_tokens=ours.split_special_tokens)
+            assert_same(ours, saved[1], drawn)
+            assert saved[0].fingerprint == ours.fingerprint
         drawn_ids = [[rng.randrange(len(ours)) for _ in range(rng.randint(0, 12))] for _ in range(20)]
         assert_same_decoding(ours, reference, [*(ids[a:b] for a, b in pairwise(bounds)), *drawn_ids])
     except AssertionError as error:
