@@ -355,9 +355,13 @@ bool Normalizer::is_inert(std::string_view text) const {
                 while ((*from & 0xC0) == 0x80) --from;
             }
             const std::string_view few(unicode::chars(from), static_cast<std::size_t>(at - from));
-            Characters characters = characters_of(few);
-            apply(characters);
-            if (bytes_of(characters) != few) return false;
+            const Characters before = characters_of(few);
+            Characters after = before;
+            apply(after);
+            const auto is_same = [](const NormalizedCharacter& a, const NormalizedCharacter& b) {
+                return a.point == b.point && a.source == b.source;
+            };
+            if (!std::equal(before.begin(), before.end(), after.begin(), after.end(), is_same)) return false;
             continue;
         }
         if (is_in(beginning_, point) && begins_key(rest(character))) return false;
