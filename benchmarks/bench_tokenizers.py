@@ -192,23 +192,23 @@ def ratios(rows: Sequence[Row]) -> Iterator[str]:
     other contender that agrees."""
     for workload in dict.fromkeys(row.workload for row in rows):
         by_name = {row.contender: row for row in rows if row.workload == workload}
-        own = by_name.pop(FASTBERT, None)
-        if own is None:
+        ours = by_name.pop(FASTBERT, None)
+        if ours is None:
             continue
-        parts = [f"{own.megabytes_per_second:,.4g} MB/s" if own.megabytes_per_second else f"{own.median_ms:,.4g} ms"]
+        parts = [f"{ours.megabytes_per_second:,.4g} MB/s" if ours.megabytes_per_second else f"{ours.median_ms:,.4g} ms"]
         for name in NAMED:
             row = by_name.pop(name, None)
             if row is not None:
                 differs = "" if row.agrees else " (whose ids differ)"
-                parts.append(f"{row.median_ms / own.median_ms:,.3g}x {name}{differs}")
+                parts.append(f"{row.median_ms / ours.median_ms:,.3g}x {name}{differs}")
         agreeing = [row for row in by_name.values() if row.agrees]
         if agreeing:
             best = min(agreeing, key=lambda row: row.median_ms)
-            parts.append(f"{best.median_ms / own.median_ms:,.3g}x {best.contender}, the fastest other")
-        if "worst_over_plain" in own.details:
-            parts = [str(own.details["note"])]
-        if "memory_megabytes_per_thread" in own.details:
-            grown = own.details["memory_megabytes_per_thread"]
+            parts.append(f"{best.median_ms / ours.median_ms:,.3g}x {best.contender}, the fastest other")
+        if "worst_over_plain" in ours.details:
+            parts = [str(ours.details["note"])]
+        if "memory_megabytes_per_thread" in ours.details:
+            grown = ours.details["memory_megabytes_per_thread"]
             parts += [f"{value:g} MB per thread with {count}" for count, value in grown.items()]
         yield f"{workload}: {'; '.join(parts)}"
 

@@ -121,13 +121,17 @@ private:
         const std::string bytes = normalizer::bytes_of(normal);
         if (!kind_.normalized_tokens_.occurs_in(bytes)) return encode_part(encoder, text, is_first);
         const std::string_view view = bytes;
-        const auto character = [&](std::size_t byte) { return count_characters(view.substr(0, byte)); };
+        // By character, where it begins: counting from the start for every token would be quadratic.
+        std::vector<std::size_t> begins;
+        for (std::size_t byte = 0; byte < view.size(); ++byte) {
+            if ((view[byte] & 0xC0) != 0x80) begins.push_back(byte);
+        }
         const std::uint32_t position = encoder.position();
         std::size_t last_end = 0;
         for (std::size_t at = 0; at < view.size() && !encoder.full();) {
             const AddedTokens::Match match = kind_.normalized_tokens_.find(view, at, last_end);
             const auto in_text = [&](std::size_t byte) {
-                return normal.begin() + static_cast<std::ptrdiff_t>(character(byte));
+                return normal.begin() + (std::lower_bound(begins.begin(), begins.end(), byte) - begins.begin());
             };
             if (match.begin > last_end) {
                 pieces_.clear();

@@ -45,7 +45,7 @@ class _RoleFlags:
     GROUP: ClassVar = "With --vectors tokens or sparse"
 
     role: Literal["query", "document"] = "document"
-    """What the texts are: selects the folder's prompt and length, and whether punctuation gets vectors."""
+    """Role of the texts: selects the folder's prompt and length, and whether punctuation gets vectors."""
     prefix: str | None = None
     """Text before each text, or a token such as [unused0] (default: the folder's for the role)."""
     query_length: int | None = None

@@ -1,4 +1,4 @@
-"""What encoders of token vectors and of sparse vectors share: loading, options, and the loop over chunks."""
+"""Load and run encoders of token vectors and of sparse vectors: options, and the loop over chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Dtype = Literal["auto", "fp32", "bf16", "int8"]
 
 
 class Ragged(Protocol):
-    """What an encoder gives for some texts."""
+    """The output of an encoder for some texts."""
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""What a retrieval model gives for some texts: ragged arrays with the offsets of each text."""
+"""Hold the output of a retrieval model: ragged arrays with the offsets of each text."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CHUNK_TEXTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """What precedes a text: the id of a marker behind [CLS], None for none, and then text."""
+    """The tokens and text before a text: the id of a marker behind [CLS], None for none, and then text."""
 
     text: str = ""
     marker: int | None = None

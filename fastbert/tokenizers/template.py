@@ -32,8 +32,8 @@ class RowTemplate:
 
     def around(self) -> tuple[list[str], list[str]]:
         """Return the special tokens before and behind a single sequence."""
-        place = next(index for index, (item, _) in enumerate(self.single) if item == 0)
-        before, behind = self.single[:place], self.single[place + 1 :]
+        sequence = next(index for index, (item, _) in enumerate(self.single) if item == 0)
+        before, behind = self.single[:sequence], self.single[sequence + 1 :]
         return [str(item) for item, _ in before], [str(item) for item, _ in behind]
 
     def compiled(self, id_of: Callable[[str], int], add_special_tokens: bool) -> _C.Template:
