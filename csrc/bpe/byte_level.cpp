@@ -85,7 +85,7 @@ void ByteLevelBpe::scan(const std::uint8_t* text, std::size_t size, bool last, t
 std::size_t ByteLevelBpe::settle(tokenizer::Window& window, std::size_t size) const {
     constexpr std::size_t kBehind = 3 + unicode::kMaxUtf8Bytes;
     std::size_t certain = 0;
-    while (window.count > 0 && window.lasts[window.count - 1] + kBehind >= size) certain = window.starts[--window.count];
+    while (window.count > 0 && window.starts[window.count] + kBehind > size) certain = window.starts[--window.count];
     return window.count == 0 ? 0 : certain == 0 ? size : certain;
 }
 

@@ -157,7 +157,7 @@ private:
         std::array<std::uint8_t, ChunkCache::kShortBytes + 1> chunk{};
         std::copy_n(prefixed_.data(), size, chunk.begin());
         ChunkCache& cache = workspace_.cache;
-        const auto* const known = cache.find_short(chunk.data(), size, cache.short_slot(chunk.data(), size));
+        const auto* const known = cache.find_short(chunk.data(), size);
         if (known != nullptr && !known->elsewhere()) {
             workspace_.pieces.clear();
             for (std::size_t i = 0; i < known->count(); ++i) {

@@ -38,7 +38,7 @@ void ChunkCache::insert(const std::uint8_t* chunk, std::size_t size, std::span<c
     };
     if (size > kShortBytes) return insert_elsewhere();
     const bool few = pieces.size() <= ShortPieces::kMax;
-    if (!few && find_short(chunk, size, short_slot(chunk, size)) != nullptr) {
+    if (!few && find_short(chunk, size) != nullptr) {
         // Second occurrence: only now is it worth an entry of its own.
         return insert_elsewhere();
     }
@@ -60,12 +60,12 @@ void ChunkCache::note(const std::uint8_t* chunk, std::size_t size) {
 }
 
 void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
-    const std::size_t slot = slot_of(key);
+    const std::size_t slot = short_slot(key);
     const std::uint32_t random = next_random();
     // Return its entry, else a free one, else an evictable one, else null. The first line is probed first, so frequent
     // chunks, which come early, should be stored there.
     const auto put = [&](std::uint32_t start, auto may_take) {
-        for (std::uint32_t i = 0; i < 4; ++i) {
+        for (std::uint32_t i = 0; i < 2 * kShortLines; ++i) {
             const std::uint32_t choice = i ^ start;
             ShortLine& line = short_lines_[slot ^ (choice >> 1)];
             const std::size_t entry = choice & 1;
@@ -78,7 +78,7 @@ void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
     };
     put(0, [&](const ShortKey& stored, const ShortPieces&) { return stored == key; }) ||
         put(0, [](const ShortKey& stored, const ShortPieces&) { return stored.high == 0; }) ||
-        put(random & 3, [](const ShortKey&, const ShortPieces& pieces) { return !pieces.pinned(); });
+        put(random % (2 * kShortLines), [](const ShortKey&, const ShortPieces& pieces) { return !pieces.pinned(); });
 }
 
 void ChunkCache::insert_middle(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {

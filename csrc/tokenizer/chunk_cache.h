@@ -2,13 +2,16 @@
 // line holds two chunks of at most 15 bytes with up to three tokens each, or one of at most 31 bytes with up to five; two
 // lines hold a chunk of at most 63 bytes with up to ten. The tokens' offsets within the chunk are stored with them.
 //
-// The tables have a fixed size, and a lookup reads at most two entries of each, so no text makes them slow.
+// The tables have a fixed size, and a lookup reads few entries of each, so no text makes them slow.
 #pragma once
 #include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace fastbert::tokenizer {
 
@@ -22,6 +25,7 @@ struct Piece {
 // Up to three tokens of a chunk of at most 15 bytes.
 struct ShortPieces {
     static constexpr std::size_t kMax = 3;
+    static constexpr std::size_t kCopied = 16;  // bytes, from the ids on, so that one instruction copies them
 
     std::array<std::int32_t, kMax> ids;
     // From bit 0: four bits begin and four bits end of each token; from bit 24: the words of the second and third
@@ -43,6 +47,7 @@ struct ShortPieces {
 // Up to five tokens of a chunk of at most 31 bytes.
 struct MiddlePieces {
     static constexpr std::size_t kMax = 5;
+    static constexpr std::size_t kCopied = 4 * kMax;
 
     std::array<std::int32_t, kMax> ids;
     // From bit 0: the number of tokens; bit 3: pinned; from bit 4: one bit for each token that begins a new word.
@@ -63,6 +68,7 @@ struct MiddlePieces {
 // Up to ten tokens of a chunk of at most 63 bytes.
 struct LongPieces {
     static constexpr std::size_t kMax = 10;
+    static constexpr std::size_t kCopied = 4 * kMax;
     static constexpr std::uint8_t kNewWord = 64;  // beside the begin of a token that does not go on with a word
 
     std::array<std::int32_t, kMax> ids;
@@ -89,30 +95,61 @@ public:
     static constexpr std::size_t kMiddleBytes = 31;
     static constexpr std::size_t kLongBytes = 63;
 
+    static constexpr std::size_t kShortLines = 4;  // that may hold a chunk of at most kShortBytes
+
     ChunkCache();
 
+    // The bytes of a chunk of at most kShortBytes, filled up with a byte that UTF-8 lacks. An empty slot, and
+    // no_key(), equal no chunk: the last byte is always filled.
+    struct alignas(16) ShortKey {
+        std::uint64_t low, high;
+        bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
+    };
+    static constexpr ShortKey no_key(std::size_t value) { return {value, 1}; }
+    // kShortBytes + 1 bytes must be readable.
+    static ShortKey short_key(const std::uint8_t* chunk, std::size_t size) {
+        const ShortKey& fill = kFillings[size];
+        return {load(chunk) | fill.low, load(chunk + 8) | fill.high};
+    }
+
     // The line of a chunk of at most kShortBytes, and its prefetch.
-    std::size_t short_slot(const std::uint8_t* chunk, std::size_t size) const {
-        return slot_of(short_key(chunk, size));
+    static std::size_t short_slot(const ShortKey& key) {
+        return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> (64 - kShortBits);
     }
     void prefetch(std::size_t short_slot) const { __builtin_prefetch(&short_lines_[short_slot]); }
     // The same for one of at most kMiddleBytes.
     std::size_t middle_slot(const std::uint8_t* chunk, std::size_t size) const {
         return slot_of(middle_key(chunk, size));
     }
+    static std::size_t middle_slot(const ShortKey& key) {
+        return slot_of(MiddleKey{{key.low, key.high, ~std::uint64_t{0}, ~std::uint64_t{0}}});
+    }
     void prefetch_middle(std::size_t slot) const { __builtin_prefetch(&middle_entries_[slot]); }
 
     // Return the tokens of a chunk, or null. As many bytes as the longest chunk of the kind, plus one, must be
-    // readable.
-    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size, std::size_t slot) const {
-        const ShortKey key = short_key(chunk, size);
-        // Both entries of a line are compared branch-free, since the matching one is unpredictable.
-        const auto look_in = [&key](const ShortLine& line) -> const ShortPieces* {
-            const bool first = line.keys[0] == key, second = line.keys[1] == key;
-            return (first | second) ? &line.pieces[second] : nullptr;
+    // readable. find_first() looks in the first line only, where most are.
+    const ShortPieces* find_first(const ShortKey& key, std::size_t slot) const {
+        // Both entries are compared branch-free, since the matching one is unpredictable.
+        const ShortLine& line = short_lines_[slot];
+#if defined(__SSE2__)
+        const auto same = [k = _mm_load_si128(reinterpret_cast<const __m128i*>(&key))](const ShortKey& stored) {
+            const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(&stored));
+            return _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, k)) == 0xFFFF;
         };
-        if (const ShortPieces* pieces = look_in(short_lines_[slot])) [[likely]] return pieces;
-        return look_in(short_lines_[slot ^ 1]);
+        const bool first = same(line.keys[0]), second = same(line.keys[1]);
+#else
+        const bool first = line.keys[0] == key, second = line.keys[1] == key;
+#endif
+        return (first | second) ? &line.pieces[second] : nullptr;
+    }
+    const ShortPieces* find_short(const ShortKey& key, std::size_t slot) const {
+        const ShortPieces* pieces = nullptr;
+        for (std::size_t i = 0; pieces == nullptr && i < kShortLines; ++i) pieces = find_first(key, slot ^ i);
+        return pieces;
+    }
+    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size) const {
+        const ShortKey key = short_key(chunk, size);
+        return find_short(key, short_slot(key));
     }
     const MiddlePieces* find_middle(const std::uint8_t* chunk, std::size_t size, std::size_t slot) const {
         const MiddleKey key = middle_key(chunk, size);
@@ -136,10 +173,6 @@ public:
     void insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
 
 private:
-    struct ShortKey {
-        std::uint64_t low, high;  // the bytes; the size in the topmost one, so that an empty slot equals no chunk
-        bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
-    };
     template <std::size_t kWords>
     struct Key {
         std::array<std::uint64_t, kWords> words;
@@ -195,32 +228,24 @@ private:
         masks[8] = ~std::uint64_t{0};
         return masks;
     }();
-    // The masks of both words for the chunk's size, and the size in its position.
-    struct ShortMask {
-        std::uint64_t low, high, size;
-    };
-    static constexpr std::array<ShortMask, 16> kShortMasks = [] {
-        std::array<ShortMask, 16> masks{};
-        for (std::size_t size = 0; size < 16; ++size) {
-            masks[size] = {kFirstBytes[size < 8 ? size : 8], kFirstBytes[size < 8 ? 0 : size - 8],
-                           static_cast<std::uint64_t>(size) << 56};
+    // By the size of a chunk, what fills its key.
+    static constexpr std::array<ShortKey, kShortBytes + 1> kFillings = [] {
+        std::array<ShortKey, kShortBytes + 1> fillings{};
+        for (std::size_t size = 0; size <= kShortBytes; ++size) {
+            fillings[size] = {~kFirstBytes[size < 8 ? size : 8], ~kFirstBytes[size < 8 ? 0 : size - 8]};
         }
-        return masks;
+        return fillings;
     }();
 
-    static ShortKey short_key(const std::uint8_t* chunk, std::size_t size) {
-        const ShortMask& mask = kShortMasks[size];
-        return {load(chunk) & mask.low, (load(chunk + 8) & mask.high) | mask.size};
-    }
-    // Whole words, zero past the chunk: bytes that the loop skips do not affect the hash.
+    // The loop skips words that are filling as a whole.
     template <std::size_t kWords>
     static Key<kWords> key_of(const std::uint8_t* chunk, std::size_t size) {
-        Key<kWords> key{};
+        Key<kWords> key;
+        key.words.fill(~std::uint64_t{0});
         for (std::size_t i = 0; 8 * i < size; ++i) {
             const std::size_t left = size - 8 * i;
-            key.words[i] = load(chunk + 8 * i) & kFirstBytes[left < 8 ? left : 8];
+            key.words[i] = load(chunk + 8 * i) | ~kFirstBytes[left < 8 ? left : 8];
         }
-        key.words[kWords - 1] |= static_cast<std::uint64_t>(size) << 56;
         return key;
     }
     static MiddleKey middle_key(const std::uint8_t* chunk, std::size_t size) { return key_of<4>(chunk, size); }
@@ -233,11 +258,8 @@ private:
         return hash;
     }
 
-    std::size_t slot_of(const ShortKey& key) const {
-        return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> (64 - kShortBits);
-    }
-    std::size_t slot_of(const MiddleKey& key) const { return hash_of(key) >> (64 - kMiddleBits); }
-    std::size_t slot_of(const LongKey& key) const { return hash_of(key) >> (64 - kLongBits); }
+    static std::size_t slot_of(const MiddleKey& key) { return hash_of(key) >> (64 - kMiddleBits); }
+    static std::size_t slot_of(const LongKey& key) { return hash_of(key) >> (64 - kLongBits); }
 
     void insert_short(const ShortKey& key, const ShortPieces& value);
     void insert_middle(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);

@@ -24,6 +24,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -140,9 +141,8 @@ private:
     // Slack of the output in tokens: cache entries are copied whole.
     static constexpr std::size_t kRoom = LongPieces::kMax;
     static constexpr bool kMarked = Kind::kTiles;
-    // Prefetch distances: cache lines in chunks, bytes in texts.
-    static constexpr std::size_t kPrefetched = 32;
-    static constexpr std::size_t kPrefetchedTexts = 4;
+    static constexpr std::size_t kGroup = 128;           // chunks whose entries are prefetched together
+    static constexpr std::size_t kPrefetchedTexts = 4;  // before the one that is read
 
     // The number of characters of the window before a byte.
     class CharacterCounter {
@@ -234,7 +234,7 @@ private:
         }
         ChunkCache& cache = workspace_.cache;
         cache.insert(row_mark(), 1, {pieces.data(), count}, true);
-        const ShortPieces* const mark = cache.find_short(row_mark(), 1, cache.short_slot(row_mark(), 1));
+        const ShortPieces* const mark = cache.find_short(row_mark(), 1);
                 bool stored = mark != nullptr && mark->count() == count;
         for (std::size_t i = 0; stored && i < count; ++i) stored = mark->ids[i] == pieces[i].id;
         return stored;
@@ -255,7 +255,7 @@ private:
                 if constexpr (kAligned) return 0;  // the positions are those of the text without it
                 to[size++] = ' ';
             }
-            std::copy(text.begin(), text.end(), to + size);
+            if (!text.empty()) std::memcpy(to + size, text.data(), text.size());
             size += text.size();
             if (!kMarked) to[size++] = ' ';
             if (marks) to[size++] = kSeparator;
@@ -281,12 +281,11 @@ private:
         kind_.scan(workspace_.stage.data(), staged_size_, true, workspace_.window);
         const std::size_t before = ids().size();
         const CharacterCounter characters(window);
-        encode_chunks(workspace_.stage.data(), characters);
-        // encode_chunks has stored the number of tokens after each chunk in `chunk_values`.
+        encode_chunks<true>(workspace_.stage.data(), characters);
         std::size_t first = before, to = before;
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t chunks = chunks_before(window, row_ends_[row]);
-            const std::size_t last = chunks == 0 ? before : before + workspace_.chunk_values[chunks - 1];
+            const std::size_t last = chunks == 0 ? before : before + workspace_.chunk_counts[chunks - 1];
             const std::size_t count = std::min(last - first - wrapping_.size(), limit_);
             move_row(first, count, to, row == 0 ? 0 : characters.before(row_ends_[row - 1]));
             to += count;
@@ -301,9 +300,8 @@ private:
 
     // The number of chunks that start before a byte.
     static std::size_t chunks_before(const Window& window, std::size_t byte) {
-        std::size_t count = window.chunks_before[byte / kBlock];
-        while (count < window.count && window.starts[count] < byte) ++count;
-        return count;
+        const std::uint64_t earlier = (std::uint64_t{1} << byte % kBlock) - 1;
+        return window.chunks_before[byte / kBlock] + count_bits(window.first_bytes[byte / kBlock] & earlier);
     }
 
     // Move a row's tokens towards the front if rows before it were truncated, and make its offsets relative to its own
@@ -331,7 +329,7 @@ private:
             size = kind_.settle(window, size);
             if (size == 0) return encode_giant(text, end);
         }
-        encode_chunks(text, CharacterCounter(window));
+        encode_chunks<false>(text, CharacterCounter(window));
         if constexpr (kAligned) position_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
         return text + size;
     }
@@ -342,71 +340,91 @@ private:
         return missing >= kWindow / 8 ? kWindow : std::max<std::size_t>(8 * missing, kBlock);
     }
 
-    // Encode all chunks of the window over `text`, storing the running number of tokens after each in the workspace's
-    // chunk_values.
+    // Encode all chunks of the window over `text`. `kCounts`: store the running number of tokens after each in the
+    // workspace's chunk_counts.
+    template <bool kCounts>
     void encode_chunks(const std::uint8_t* text, const CharacterCounter& characters) {
         const Window& window = workspace_.window;
         const ChunkCache& cache = workspace_.cache;
         reserve(window.count);
         const std::size_t before = ids().size();
         std::size_t at = before;
-        std::uint32_t* const values = workspace_.chunk_values.data();
-        const auto fetch = [&](std::size_t i) {
-            const std::size_t size = window.lasts[i] - window.starts[i] + 1u;
-            const std::uint8_t* const chunk = window.bytes.data() + window.starts[i];
-            if (size <= ChunkCache::kShortBytes) [[likely]] {
-                const std::size_t slot = cache.short_slot(chunk, size);
-                cache.prefetch(slot);
-                values[i] = static_cast<std::uint32_t>(slot);
-            } else if (size <= ChunkCache::kMiddleBytes) {
-                const std::size_t slot = cache.middle_slot(chunk, size);
-                cache.prefetch_middle(slot);
-                values[i] = static_cast<std::uint32_t>(slot);
+        for (std::size_t first = 0; first < window.count; first += kGroup) {
+            const std::size_t count = std::min(kGroup, window.count - first);
+            std::array<ChunkCache::ShortKey, kGroup> keys;
+            std::array<std::uint32_t, kGroup> slots;
+            // Compute what is looked up, and have it brought from memory meanwhile.
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::size_t size = chunk_size(first + i);
+                const std::uint8_t* const chunk = window.bytes.data() + window.starts[first + i];
+                if (size <= ChunkCache::kShortBytes) [[likely]] {
+                    keys[i] = ChunkCache::short_key(chunk, size);
+                    const std::size_t slot = ChunkCache::short_slot(keys[i]);
+                    cache.prefetch(slot);
+                    slots[i] = static_cast<std::uint32_t>(slot);
+                } else {
+                    const std::size_t slot = size <= ChunkCache::kMiddleBytes ? cache.middle_slot(chunk, size) : 0;
+                    cache.prefetch_middle(slot);
+                    keys[i] = ChunkCache::no_key(slot);
+                    slots[i] = 0;
+                }
             }
-        };
-        for (std::size_t i = 0; i < std::min(kPrefetched, window.count); ++i) fetch(i);
-        for (std::size_t i = 0; i < window.count; ++i) {
-            if (i + kPrefetched < window.count) fetch(i + kPrefetched);
-            const std::size_t start = window.starts[i];
-            const std::size_t size = window.lasts[i] - start + 1u;
-            const std::uint8_t* const chunk = window.bytes.data() + start;
-            bool look_further = size <= ChunkCache::kLongBytes;
-            if (size <= ChunkCache::kShortBytes) [[likely]] {
-                const ShortPieces* const pieces = cache.find_short(chunk, size, values[i]);
+            for (std::size_t i = 0; i < count; ++i) {
+                const ShortPieces* const pieces = cache.find_first(keys[i], slots[i]);
                 if (pieces != nullptr && !pieces->elsewhere()) [[likely]] {
-                    at = write(*pieces, at, characters, start);
-                    values[i] = static_cast<std::uint32_t>(at - before);
-                    continue;
+                    at = write(*pieces, at, characters, window.starts[first + i]);
+                } else {
+                    at = encode_rarer(text, first + i, keys[i], at, characters);
                 }
-                look_further = pieces != nullptr;
+                if constexpr (kCounts) workspace_.chunk_counts[first + i] = static_cast<std::uint32_t>(at - before);
             }
-            if (look_further && size <= ChunkCache::kMiddleBytes) {
-                const std::size_t slot = size <= ChunkCache::kShortBytes ? cache.middle_slot(chunk, size) : values[i];
-                if (const MiddlePieces* const pieces = cache.find_middle(chunk, size, slot)) {
-                    at = write(*pieces, at, characters, start);
-                    values[i] = static_cast<std::uint32_t>(at - before);
-                    continue;
-                }
-            }
-            const LongPieces* const pieces = look_further ? cache.find_long(chunk, size) : nullptr;
-            if (pieces != nullptr) {
-                at = write(*pieces, at, characters, start);
-            } else {
-                resize(at);
-                const bool is_new = size <= ChunkCache::kShortBytes && !look_further;
-                encode_unknown(text + start, chunk, size, is_new, characters, start);
-                reserve(window.count - i);
-                at = ids().size();
-            }
-            values[i] = static_cast<std::uint32_t>(at - before);
         }
         resize(at);
+    }
+
+    std::size_t chunk_size(std::size_t i) const {
+        const Window& window = workspace_.window;
+        if constexpr (Kind::kTiles) {
+            return static_cast<std::size_t>(window.starts[i + 1] - window.starts[i]);
+        } else {
+            return window.lasts[i] - window.starts[i] + 1U;
+        }
+    }
+
+    // Encode a chunk that is not in the line of its slot, as one of few tokens.
+    [[gnu::noinline]] std::size_t encode_rarer(const std::uint8_t* text, std::size_t i,
+                                               const ChunkCache::ShortKey& key, std::size_t at,
+                                               const CharacterCounter& characters) {
+        const Window& window = workspace_.window;
+        const ChunkCache& cache = workspace_.cache;
+        const std::size_t start = window.starts[i], size = chunk_size(i);
+        const std::uint8_t* const chunk = window.bytes.data() + start;
+        bool look_further = size <= ChunkCache::kLongBytes;
+        if (size <= ChunkCache::kShortBytes) {
+            const ShortPieces* const pieces = cache.find_short(key, ChunkCache::short_slot(key));
+            if (pieces != nullptr && !pieces->elsewhere()) return write(*pieces, at, characters, start);
+            look_further = pieces != nullptr;
+        }
+        if (look_further && size <= ChunkCache::kMiddleBytes) {
+            const std::size_t place = size <= ChunkCache::kShortBytes ? ChunkCache::middle_slot(key) : key.low;
+            if (const auto* const pieces = cache.find_middle(chunk, size, place)) {
+                return write(*pieces, at, characters, start);
+            }
+        }
+        if (look_further) {
+            if (const auto* const pieces = cache.find_long(chunk, size)) return write(*pieces, at, characters, start);
+        }
+        resize(at);
+        const bool is_new = size <= ChunkCache::kShortBytes && !look_further;
+        encode_unknown(text + start, chunk, size, is_new, characters, start);
+        reserve(window.count - i);
+        return ids().size();
     }
 
     // Copy the tokens of a chunk to offset `at` of the output, plus some that are overwritten or truncated later.
     template <class Pieces>
     std::size_t write(const Pieces& pieces, std::size_t at, const CharacterCounter& characters, std::size_t start) {
-        std::copy_n(pieces.ids.data(), Pieces::kMax, ids().data() + at);
+        std::memcpy(ids().data() + at, &pieces, Pieces::kCopied);
         const std::size_t count = pieces.count();
         if constexpr (kAligned) {
             const std::uint32_t position = position_ + characters.before(start);

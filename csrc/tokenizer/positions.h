@@ -18,15 +18,11 @@ void portable(const std::uint64_t* starts, std::size_t size, Window& window);
 // Null if not compiled for this architecture.
 extern const SetChunks avx512;
 
-// Common to all versions: count, the ends, and the total.
-inline void finish(const std::uint16_t* end, std::size_t size, Window& window) {
-    const auto count = static_cast<std::size_t>(end - window.starts.data());
-    window.count = count;
-    window.chunks_before[block_count(size)] = static_cast<std::uint16_t>(count);
-    for (std::size_t i = 0; i + 1 < count; ++i) {
-        window.lasts[i] = static_cast<std::uint16_t>(window.starts[i + 1] - 1);
-    }
-    if (count > 0) window.lasts[count - 1] = static_cast<std::uint16_t>(size - 1);
+// Common to all versions: count, the end of the last chunk, and the total.
+inline void finish(std::uint16_t* end, std::size_t size, Window& window) {
+    window.count = static_cast<std::size_t>(end - window.starts.data());
+    *end = static_cast<std::uint16_t>(size);
+    window.chunks_before[block_count(size)] = static_cast<std::uint16_t>(window.count);
 }
 }  // namespace positions
 

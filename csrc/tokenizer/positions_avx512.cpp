@@ -11,6 +11,7 @@ FASTBERT_SCAN_AVX512 void set_chunks(const std::uint64_t* starts, std::size_t si
     std::uint16_t* to = window.starts.data();
     for (std::size_t i = 0; i < block_count(size); ++i) {
         window.chunks_before[i] = static_cast<std::uint16_t>(to - window.starts.data());
+        window.first_bytes[i] = starts[i];
         to = append(starts[i], i * kBlock, to);
     }
     finish(to, size, window);

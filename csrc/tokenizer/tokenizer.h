@@ -34,8 +34,7 @@ struct Workspace {
     ChunkCache cache;
     Window window;
     std::vector<Piece> pieces;
-    // By chunk of the window: its slot in the cache, then the number of tokens up to its end.
-    std::array<std::uint32_t, kWindow> chunk_values;
+    std::array<std::uint32_t, kWindow> chunk_counts;  // by chunk of staged texts: the tokens up to its end
     std::array<std::uint8_t, kWindow> stage;    // short texts, side by side
     std::unique_ptr<Scratch> scratch;
 };

@@ -28,11 +28,12 @@ struct BlockMasks {
 struct Window {
     std::size_t count = 0;  // chunks
     alignas(64) std::array<std::uint8_t, kWindow + kOverread> bytes{};  // the text, folded if asked for
-    // First and last byte of each chunk. A block's offsets are stored in full registers, which needs slack for one
-    // more.
+    // First byte of each chunk, and last one if chunks have gaps; otherwise the starts end with that of what follows. A
+    // block's offsets are stored in full registers, which needs slack for one more.
     std::array<std::uint16_t, kWindow + kBlock> starts;
     std::array<std::uint16_t, kWindow + kBlock> lasts;
     std::array<BlockMasks, kBlocks> masks;
+    std::array<std::uint64_t, kBlocks + 1> first_bytes{};  // of chunks, by block
     std::array<std::uint16_t, kBlocks + 1> chunks_before;  // each block, and behind the last one
 };
 

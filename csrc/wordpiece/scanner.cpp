@@ -35,6 +35,7 @@ void collect_chunks(Window& window, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
         const Edges edges = edges_of(window, i, count);
         window.chunks_before[i] = static_cast<std::uint16_t>(starts - window.starts.data());
+        window.first_bytes[i] = edges.starts;
         starts = append(edges.starts, i * kBlock, starts);
         lasts = append(edges.lasts, i * kBlock, lasts);
     }
