@@ -20,14 +20,16 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command, embed_contender, report
-from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.lineup import Result, Say
+from fastbert.benchmarks.cpu.command import FolderOptions, choose
+from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.cpu.random_models import SHAPES, write_embedder
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness import command_line
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.texts import ENGLISH, find_data
 from fastbert.benchmarks.tokenizer.families import unpack
 from fastbert.errors import UserError
@@ -40,11 +42,12 @@ COUNT, QUICK_COUNT = 20_000, 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CpuOptions):
-    """The selection and size of the measurement: `quick` uses 500 texts."""
+class Options(FolderOptions):
+    """The selection and size of the measurement: `quick` uses 500 texts; without a folder the model is MiniLM, if its
+    package is installed."""
 
-    folder: Path | None = None
-    """The model; None: MiniLM, if its package is installed."""
+    KIND: ClassVar = KIND
+
     shape: str | None = None
     """Instead of `folder`: a model of this name's shape with random weights, and its tokenizer of the data folder."""
     text: Path | None = None
@@ -56,19 +59,12 @@ class Options(CpuOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model is not None:
-            raise UserError("--model names a size: give the folder of a trained model with --folder")
         if self.shape is not None and self.shape not in SHAPES:
             raise UserError(f"--shape {self.shape} is not one of {', '.join(SHAPES)}")
         if self.shape is not None and self.folder is not None:
             raise UserError("--shape and --folder both name a model: leave one out")
         if self.texts is not None and self.texts < 1:
             raise UserError(f"--texts {self.texts} must be at least 1")
-        self.names()
-
-    def names(self) -> list[str]:
-        """Return the selected contenders."""
-        return choose("contender", peers.names(KIND), self.contenders)
 
     @property
     def count(self) -> int:
@@ -79,7 +75,6 @@ class Options(CpuOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
-    progress = progress or (lambda *_: None)
     name, texts = _texts(options)
     if options.shape is not None:
         name = f"{name}, {options.shape}"
@@ -90,21 +85,10 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
         else:
             model = options.folder or minilm_folder()
         work = embed_contender.workload(name, texts, model)
-        progress(0, 1, name)
-        say(f"{name}: {work.note}, {work.operations / 1e9:,.0f} GFLOP")
-        lineup = embed_contender.EmbedLineup(
-            KIND,
-            options.names(),
-            options.thread_count,
-            model=model,
-            isolate=options.isolate,
-            folder=Path(temporary),
-            say=say,
-        )
-        with lineup:
-            result = lineup.measure(work, options.round_count)
-    progress(1, 1, "")
-    return embed_contender.with_texts(result, work)
+        with options.lineup(embed_contender.EmbedLineup, model, Path(temporary), say) as lineup:
+            return measure_all(
+                [work], lambda work: lineup.measure(work, options.round_count), progress or (lambda *_: None)
+            )
 
 
 def _random_embedder(options: Options, shape: str, folder: Path) -> Path:
@@ -153,12 +137,8 @@ show = report.show
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
-    if json is not None:
-        benchmark = KIND if options.shape is None else f"{KIND}-{options.shape}"
-        records.write(json, records.record(benchmark, report.record_rows(result), packages))
-    if chart is not None and result.rows:
-        title = command.title("Embeddings from text", packages, options.thread_count)
-        report.chart(chart, result, title=title)
+    benchmark = KIND if options.shape is None else f"{KIND}-{options.shape}"
+    command.publish(result, options, json, chart, benchmark=benchmark, packages=packages, what="Embeddings from text")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")
-    return command.execute(parser, arguments, Options, run, show, publish)
+    return command_line.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

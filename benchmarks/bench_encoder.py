@@ -20,10 +20,11 @@ from pathlib import Path
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command, report, workloads
-from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.lineup import Lineup, Result, Say
+from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
 from fastbert.benchmarks.cpu.workloads import Workload
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness import command_line
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.config import BertConfig
 
 RECORDS = {"encoder": "encoder", "matmul": "matmuls"}  # by kind of contender
@@ -70,23 +71,18 @@ class Options(CpuOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
-    progress = progress or (lambda *_: None)
-    workloads = options.chosen()
-    result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
         model = None if options.matmuls else save_model(folder / "model", options.config)
         names, threads, isolate = options.names(), options.thread_count, options.isolate
         lineup = Lineup(options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say)
+
+        def measure(workload: Workload) -> Result:
+            say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
+            return lineup.measure(workload, options.round_count)
+
         with lineup:
-            for index, workload in enumerate(workloads):
-                progress(index, len(workloads), workload.name)
-                say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
-                measured = lineup.measure(workload, options.round_count)
-                result.rows += measured.rows
-                result.absent += measured.absent
-        progress(len(workloads), len(workloads), "")
-    return result
+            return measure_all(options.chosen(), measure, progress or (lambda *_: None))
 
 
 def save_model(folder: Path, config: BertConfig) -> Path:
@@ -115,19 +111,15 @@ show = report.show
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
-    if json is not None:
-        records.write(json, records.record(RECORDS[options.kind], report.record_rows(result), packages))
-    if chart is not None and result.rows:
-        what = "Matmuls of BERT" if options.matmuls else "BERT"
-        title = command.title(f"{what} {options.preset}", packages, options.thread_count)
-        report.chart(chart, result, title=title)
+    what = f"{'Matmuls of BERT' if options.matmuls else 'BERT'} {options.preset}"
+    command.publish(result, options, json, chart, benchmark=RECORDS[options.kind], packages=packages, what=what)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
-    return command.execute(parser, arguments, Options, run, show, publish)
+    return command_line.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 from fastbert import cpu_capability
 from fastbert.benchmarks.cpu import command, report
-from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.lineup import Absent, Result, Say, with_ratios
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.lineup import Absent, Result, with_ratios
+from fastbert.benchmarks.harness import command_line
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import Row, interleave, make_rows, timed
 from fastbert.errors import UserError
 
@@ -259,17 +260,14 @@ show = report.show
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
-    if json is not None:
-        records.write(json, records.record(KIND, report.record_rows(result), PACKAGES))
-    if chart is not None and result.rows:
-        title = command.title("Greedy generation by GPT-2", PACKAGES, options.thread_count)
-        report.chart(chart, result, title=title)
+    what = "Greedy generation by GPT-2"
+    command.publish(result, options, json, chart, benchmark=KIND, packages=PACKAGES, what=what)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="the mini model, 64 new tokens, three rounds", model="not used here")
-    return command.execute(parser, arguments, Options, run, show, publish)
+    return command_line.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

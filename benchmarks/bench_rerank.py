@@ -15,13 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, embed_contender, report, rerank_contender
-from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.lineup import Result, Say
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.cpu import command, report, rerank_contender
+from fastbert.benchmarks.cpu.command import FolderOptions, choose
+from fastbert.benchmarks.cpu.lineup import Result, measure_all
+from fastbert.benchmarks.harness import command_line
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.errors import UserError
 
 KIND = "rerank"
@@ -29,25 +31,19 @@ PAIRS, QUICK_PAIRS = 100, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CpuOptions):
-    """The selection and size of the measurement: `quick` ranks 16 texts."""
+class Options(FolderOptions):
+    """The selection and size of the measurement: `quick` ranks 16 texts; without a folder the model has MiniLM-L6's
+    shape and random weights."""
 
-    folder: Path | None = None
-    """The model; None: MiniLM-L6's shape with random weights."""
+    KIND: ClassVar = KIND
+
     pairs: int | None = None
     """The number of texts per query; None: 100, with `quick` 16."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model is not None:
-            raise UserError("--model names a size: give the folder of a cross-encoder with --folder")
         if self.pairs is not None and self.pairs < 2:
             raise UserError(f"--pairs {self.pairs} must be at least 2")
-        self.names()
-
-    def names(self) -> list[str]:
-        """Return the selected contenders."""
-        return choose("contender", peers.names(KIND), self.contenders)
 
     @property
     def count(self) -> int:
@@ -58,8 +54,6 @@ class Options(CpuOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
-    progress = progress or (lambda *_: None)
-    result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         model = options.folder
         if model is None:
@@ -67,25 +61,12 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             rerank_contender.write_model(model)
         works = {work.name: work for work in rerank_contender.workloads(model, options.count)}
         chosen = choose("workload", list(works), options.workloads)
-        lineup = rerank_contender.RerankLineup(
-            KIND,
-            options.names(),
-            options.thread_count,
-            model=model,
-            isolate=options.isolate,
-            folder=Path(temporary),
-            say=say,
-        )
-        with lineup:
-            for step, name in enumerate(chosen):
-                work = works[name]
-                progress(step, len(chosen), name)
-                say(f"{name}: {work.note}, {work.operations / 1e9:,.0f} GFLOP")
-                measured = embed_contender.with_texts(lineup.measure(work, options.round_count), work)
-                result.rows.extend(measured.rows)
-                result.absent.extend(measured.absent)
-        progress(len(chosen), len(chosen), "")
-    return result
+        with options.lineup(rerank_contender.RerankLineup, model, Path(temporary), say) as lineup:
+            return measure_all(
+                [works[name] for name in chosen],
+                lambda work: lineup.measure(work, options.round_count),
+                progress or (lambda *_: None),
+            )
 
 
 show = report.show
@@ -94,10 +75,8 @@ show = report.show
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
-    if json is not None:
-        records.write(json, records.record(KIND, report.record_rows(result), packages))
-    if chart is not None and result.rows:
-        report.chart(chart, result, title=command.title("Ranking texts for a query", packages, options.thread_count))
+    what = "Ranking texts for a query"
+    command.publish(result, options, json, chart, benchmark=KIND, packages=packages, what=what)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser(__doc__, quick="16 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="a cross-encoder (default: MiniLM-L6's shape, random weights)")
     parser.add_argument("--pairs", type=int, help="texts per query (default: 100, quick 16)")
-    return command.execute(parser, arguments, Options, run, show, publish)
+    return command_line.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,22 @@ tokenizers trained on it. docs/benchmarks.md explains the measures. A megabyte i
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from fastbert.benchmarks import peers
-from fastbert.benchmarks.harness import records, report, texts
+from fastbert.benchmarks.harness import command_line, report, texts
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import FASTBERT, Row
 from fastbert.benchmarks.harness.texts import Workload
-from fastbert.benchmarks.tokenizer import families, measures
+from fastbert.benchmarks.tokenizer import command, families, measures
+from fastbert.benchmarks.tokenizer.command import TokenizerOptions
 from fastbert.benchmarks.tokenizer.families import BPE, FAMILIES, UNIGRAM
 from fastbert.benchmarks.tokenizer.hostile import PIECE_KINDS
-from fastbert.benchmarks.tokenizer.measures import REFERENCE, Lineup, Say
+from fastbert.benchmarks.tokenizer.measures import REFERENCE, Lineup
 from fastbert.errors import UserError
 
 KIND = "tokenizers"
@@ -36,74 +37,31 @@ NAMED = (REFERENCE, "sentencepiece")  # in every ratio, whether their ids agree 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The selection and size of the measurement."""
+class Options(TokenizerOptions):
+    """The selection and size of the measurement; `quick` uses a quarter of a megabyte per text, and one hostile text of
+    each kind per family. A `text` needs a `folder`, and `threads` are those of every contender."""
 
-    quick: bool = False
-    """A quarter of a megabyte per text, fewer rounds."""
-    data: Path | None = None
-    """The data folder; None: FASTBERT_DATA, else the one beside the clone, else Python's own documentation."""
-    python_text: bool = False
-    """Use Python's own documentation even if there is a data folder."""
+    KIND: ClassVar = KIND
+    MEASURES: ClassVar = MEASURES
+    QUICK_MEGABYTES: ClassVar = 0.25
+
     folder: Path | None = None
-    """Instead of these: a folder with a tokenizer.json of BPE or Unigram."""
-    text: Path | None = None
-    """Instead of these: a file with one text per line, for `folder`."""
+    """The folder of a tokenizer.json of BPE or Unigram for `text`."""
     families: tuple[str, ...] = ()
     """Only families whose name contains one of these; none: all."""
-    contenders: tuple[str, ...] = ()
-    """Contenders; none: all that are installed."""
     measures: tuple[str, ...] = MEASURES
-    """The measures."""
-    workloads: tuple[str, ...] = ()
-    """Only workloads whose name contains one of these."""
-    threads: int = 1
-    """Threads of every contender."""
-    rounds: int | None = None
-    """Timed calls per contender; None: five, three if `quick`."""
-    megabytes: float | None = None
-    """Maximum size of each text; None: eight, a quarter if `quick`."""
-    isolate: bool = True
-    """One process per contender."""
-    hostile: int | None = None
-    """Number of hostile texts per family; None: 200, one of each kind if `quick`."""
 
     def __post_init__(self) -> None:
         if (self.text is None) != (self.folder is None):
             raise UserError("--text and --folder belong together: give a file with one text per line and a tokenizer")
         if self.folder is not None and self.families:
             raise UserError("--families selects tokenizers of the data folder: leave it out, or --folder")
-        for what, chosen, known in (
-            ("contender", self.contenders, peers.names(KIND)),
-            ("measure", self.measures, MEASURES),
-        ):
-            for name in chosen:
-                if name not in known:
-                    raise UserError(f"unknown {what} {name!r}; there are {', '.join(known)}")
-        for flag, value in (("threads", self.threads), ("rounds", self.rounds), ("hostile", self.hostile)):
-            if value is not None and value < 1:
-                raise UserError(f"--{flag} {value} must be at least 1")
-        if self.megabytes is not None and not self.megabytes > 0:
-            raise UserError(f"--megabytes {self.megabytes} must be above 0")
-
-    @property
-    def limit(self) -> int:
-        """Return the maximum size of each text in bytes."""
-        return int((self.megabytes or (0.25 if self.quick else 8)) * 1e6)
-
-    @property
-    def timed_rounds(self) -> int:
-        """Return the number of timed calls per contender."""
-        return self.rounds or (3 if self.quick else 5)
+        super().__post_init__()
 
 
-def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | None = None) -> list[Row]:
+def run(options: Options, say: Say, progress: Progress | None = None) -> list[Row]:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
-    names = list(options.contenders or peers.names(KIND))
-    for name in names:
-        module = peers.missing(KIND, name)
-        if module is not None:
-            say(f"{name}: not installed (no module {module}); left out")
+    names = options.names(say)
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
         workloads = _workloads(options, folder, say)
@@ -119,22 +77,13 @@ def _workloads(options: Options, folder: Path, say: Say) -> list[Workload]:
         if data is not None and not (data / "tokenizers").is_dir():
             say(f"{data}: no tokenizers; Python's own documentation is used")
             data = None
-        names = _chosen("family", list(FAMILIES) if data is not None else [BPE, UNIGRAM], options.families)
+        names = command.select("family", list(FAMILIES) if data is not None else [BPE, UNIGRAM], options.families)
         if data is None:
             available = families.python_workloads(folder, names, options.limit, options.limit)
         else:
             available = families.data_workloads(data, folder, names, options.limit, options.limit, say)
-    chosen = _chosen("workload", [workload.name for workload in available], options.workloads)
-    return [workload for workload in available if workload.name in chosen]
-
-
-def _chosen(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
-    chosen = [name for name in names if not parts or any(part in name for part in parts)]
-    if not chosen:
-        raise UserError(
-            f"no {what} name contains {' or '.join(parts) or 'that'}; there are {', '.join(names) or 'none'}"
-        )
-    return chosen
+    selected = command.select("workload", [workload.name for workload in available], options.workloads)
+    return [workload for workload in available if workload.name in selected]
 
 
 def _measure(
@@ -143,7 +92,7 @@ def _measure(
     workloads: Sequence[Workload],
     folder: Path,
     say: Say,
-    progress: Callable[[int, int, str], None],
+    progress: Progress,
 ) -> list[Row]:
     table: list[Row] = []
     firsts = {workload.vocabulary.path: workload for workload in reversed(workloads)}  # a family's first
@@ -215,51 +164,22 @@ def ratios(rows: Sequence[Row]) -> Iterator[str]:
 
 def publish(rows: Sequence[Row], options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the rows to the requested files."""
-    packages = (*peers.distributions(KIND), "fastbert-engine")
-    if json is not None:
-        records.write(json, records.record(KIND, map(asdict, rows), packages))
-    if chart is not None:
-        report.chart(chart, rows, title=f"BPE and Unigram tokenizers on {records.machine()['cpu']}")
+    command.publish(rows, KIND, json, chart, what="BPE and Unigram tokenizers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="0.25 MB per text, fewer rounds")
-    parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
-    parser.add_argument(
-        "--python-text", action="store_true", help="use Python's own documentation, not the data folder"
+    parser = command.parser(
+        __doc__,
+        Options,
+        quick="0.25 MB per text, fewer rounds",
+        threads="threads of every contender (default: 1)",
+        hostile="hostile texts per family (default: 200, quick one of each kind)",
     )
     parser.add_argument("--folder", type=Path, help="folder with a tokenizer.json, instead of the data; needs --text")
     parser.add_argument("--text", type=Path, help="file with one text per line for --folder")
     parser.add_argument("--families", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    parser.add_argument("--contenders", nargs="+", default=(), metavar="NAME", help="default: all that are installed")
-    parser.add_argument("--measures", nargs="+", default=MEASURES, choices=MEASURES, help="default: all")
-    parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    parser.add_argument("--threads", type=int, default=1, help="threads of every contender (default: 1)")
-    parser.add_argument("--rounds", type=int, help="timed calls per contender (default: 5, quick 3)")
-    parser.add_argument("--megabytes", type=float, help="maximum size of each text in MB (default: 8, quick 0.25)")
-    parser.add_argument(
-        "--isolate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="one process per contender (default: yes)",
-    )
-    parser.add_argument("--hostile", type=int, help="hostile texts per family (default: 200, quick one of each kind)")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    parser.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
-    values = vars(parser.parse_args(arguments))
-    json, chart = values.pop("json"), values.pop("chart")
-    for name in ("families", "contenders", "measures", "workloads"):
-        values[name] = tuple(values[name])
-    try:
-        options = Options(**values)
-        rows = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except UserError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    show(rows)
-    publish(rows, options, json, chart)
-    return 0
+    return command_line.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from pathlib import Path
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command
-from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.lineup import Result, Say
-from fastbert.benchmarks.cpu.report import record_rows
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.lineup import Result, measure_all
+from fastbert.benchmarks.harness import command_line
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.training import loss_curve, report, workloads
 from fastbert.benchmarks.training.contender import REHEARSAL
 from fastbert.benchmarks.training.lineup import TrainingLineup
@@ -125,21 +125,13 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result 
         return _curves(options, options.loss_curve, say, progress)
     # All are built before the first is measured, so that a bad file is reported at once.
     workloads = [build() for build in options.builders().values()]
-    result = Result()
-    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-        folder = Path(temporary)
-        for index, workload in enumerate(workloads):
-            progress(index, len(workloads), workload.name)
-            say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
-            measured = measure(workload, options, folder, say)
-            result.rows += measured.rows
-            result.absent += measured.absent
-        progress(len(workloads), len(workloads), "")
-    return result
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
+        return measure_all(workloads, lambda workload: measure(workload, options, Path(folder), say), progress)
 
 
 def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say) -> Result:
     """Measure one workload in new processes, so that their memory contains nothing of the others."""
+    say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
     model = save_model(folder / "model", workload)
     lineup = TrainingLineup(
         KIND, options.names(), options.thread_count, model=model, isolate=options.isolate, folder=folder, say=say
@@ -193,7 +185,6 @@ def show(measured: Result | Curves) -> None:
 
 def publish(measured: Result | Curves, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
-    packages = ("fastbert-engine", *peers.distributions(KIND))
     if isinstance(measured, Curves):
         if json is not None:
             loss_curve.write(json, measured, options.thread_count)
@@ -201,11 +192,10 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
             title = command.title("Loss without dropout", ("fastbert-engine", "torch"), options.thread_count)
             loss_curve.chart(chart, measured, title)
         return
-    if json is not None:
-        records.write(json, records.record(KIND, record_rows(measured), packages))
-    if chart is not None and measured.rows:
-        title = command.title("Training steps", packages, options.thread_count)
-        report.chart(chart, measured, title=title)
+    packages = ("fastbert-engine", *peers.distributions(KIND))
+    command.publish(
+        measured, options, json, chart, benchmark=KIND, packages=packages, what="Training steps", draw=report.chart
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one per line (default: like SST-2's)")
     parser.add_argument("--profile", action="store_true", help="also profile a step")
     parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over this many steps instead")
-    return command.execute(parser, arguments, Options, run, show, publish)
+    return command_line.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import FinetuneResult, finetune
-from fastbert.finetuning.run_folder import read_run
 from fastbert.finetuning.start import begin
 from fastbert.models.loading import find_weights
 from fastbert.tasks.finetuned_model import Trained, load_trained
@@ -175,7 +174,7 @@ class Bench:
 
     def _trained_share(self, result: FinetuneResult) -> float:
         """Return the share of parameters that LoRA of this rank and the head train."""
-        config = read_run(result.folder)
+        config = FinetuneConfig.from_dict(json.loads((result.folder / "config.json").read_text())["finetune"])
         assert config.task is not None
         task = make_task(config.task, config.task_settings())
         task.learn_labels(task.read(str(config.train), labelled=True))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar
 
-from fastbert.benchmarks.cpu.lineup import Say
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu.lineup import Lineup, Result
+from fastbert.benchmarks.harness import command_line, records
+from fastbert.benchmarks.harness.command_line import Say
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
-from fastbert.io.figures import PICTURES
 
 MOST_THREADS = 1024
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,31 @@ class CpuOptions:
         return self.rounds or (3 if self.quick else 7)
 
 
-Options = TypeVar("Options", bound=CpuOptions)
-Measured = TypeVar("Measured")
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions(CpuOptions):
+    """The options of a benchmark whose model is a folder."""
+
+    KIND: ClassVar[str]
+    """The kind of contender."""
+
+    folder: Path | None = None
+    """The model; None: the benchmark's own choice."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is not None:
+            raise UserError("--model names a size: give the folder of a model with --folder")
+        self.names()
+
+    def names(self) -> list[str]:
+        """Return the selected contenders."""
+        return choose("contender", peers.names(self.KIND), self.contenders)
+
+    def lineup(self, kind: type[Lineup], model: Path, folder: Path, say: Say) -> Lineup:
+        """Return the selected contenders of a model, with `folder` for temporary files."""
+        return kind(
+            self.KIND, self.names(), self.thread_count, model=model, isolate=self.isolate, folder=folder, say=say
+        )
 
 
 def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
@@ -73,15 +96,6 @@ def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
         if not any(part in name for name in names):
             raise UserError(f"no {what} has {part!r} in its name; there are {', '.join(names)}")
     return [name for name in names if not parts or any(part in name for part in parts)]
-
-
-def check_files(json: Path | None, chart: Path | None) -> None:
-    """Raise `UserError` now for files that could not be written after a long measurement."""
-    if chart is not None and chart.suffix not in PICTURES:
-        raise UserError(f"--chart {chart} must end in {', '.join(PICTURES)}")
-    for flag, path in (("json", json), ("chart", chart)):
-        if path is not None and path.is_dir():
-            raise UserError(f"--{flag} {path} is a folder: name a file")
 
 
 def title(what: str, packages: Sequence[str], threads: int) -> str:
@@ -94,46 +108,28 @@ def title(what: str, packages: Sequence[str], threads: int) -> str:
 def parser(description: str | None, *, quick: str, model: str) -> argparse.ArgumentParser:
     """Return a parser with the flags of `CpuOptions` and the files to write; `quick` and `model` complete two help
     texts."""
-    flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("--quick", action="store_true", help=quick)
+    flags = command_line.parser(description, quick=quick, rounds="rounds per contender (default: 7, quick 3)")
     flags.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
     flags.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: {model})")
     flags.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    flags.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
     flags.add_argument("--threads", type=int, help="threads per contender (default: all cores)")
-    flags.add_argument("--rounds", type=int, help="rounds per contender (default: 7, quick 3)")
-    flags.add_argument(
-        "--isolate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="one process per contender (default: yes)",
-    )
-    flags.add_argument("--json", type=Path, help="file to write the rows to")
-    flags.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
     return flags
 
 
-def execute(
-    flags: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
-    make: Callable[..., Options],
-    run: Callable[[Options, Say], Measured],
-    show: Callable[[Measured], None],
-    publish: Callable[[Measured, Options, Path | None, Path | None], None],
-) -> int:
-    """Parse, measure, print and write; return the exit code. Wrong options exit with code 2."""
-    values = vars(flags.parse_args(arguments))
-    json, chart = values.pop("json"), values.pop("chart")
-    for name in ("contenders", "workloads"):
-        values[name] = tuple(values[name])
-    try:
-        options = make(**values)
-        check_files(json, chart)
-        measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except UserError as error:
-        flags.exit(2, f"{flags.prog}: error: {error}\n")
-    except KeyboardInterrupt:
-        flags.exit(130, f"{flags.prog}: interrupted\n")
-    show(measured)
-    publish(measured, options, json, chart)
-    return 0
+def publish(
+    result: Result,
+    options: CpuOptions,
+    json: Path | None,
+    chart: Path | None,
+    *,
+    benchmark: str,
+    packages: Sequence[str],
+    what: str,
+    draw: Callable[..., object] = report.chart,
+) -> None:
+    """Write the results to the requested files: a record of the benchmark with the packages' versions, and a chart of
+    `what` was measured."""
+    if json is not None:
+        records.write(json, records.record(benchmark, report.record_rows(result), packages))
+    if chart is not None and result.rows:
+        draw(chart, result, title=title(what, packages, options.thread_count))

@@ -39,6 +39,12 @@ class EmbedLineup(Lineup):
 
     class_path = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
 
+    def measure(self, workload: Workload, rounds: int) -> Result:
+        """Compare, then time, every contender that can run here, with its texts per second."""
+        assert isinstance(workload, TextWorkload)
+        self.say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.0f} GFLOP")
+        return with_texts(super().measure(workload, rounds), workload)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextWorkload(Workload):
@@ -59,14 +65,16 @@ def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
         name=name,
         tokens=tokens,
         operations=encoder_operations(config, lengths) - pooler,
-        arrays={"texts": _bytes(texts), "first": _bytes(texts[:WARMING_TEXTS])},
+        arrays=text_arrays(texts, texts[:WARMING_TEXTS]),
         note=f"{len(texts):,} texts, {tokens:,} tokens with special ones, at most {limit} each",
         texts=len(texts),
     )
 
 
-def _bytes(texts: Sequence[str]) -> np.ndarray:
-    return np.frombuffer("\n".join(texts).encode(), dtype=np.uint8)
+def text_arrays(texts: Sequence[str], first: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of a workload, for `peers.texts_of`: its texts, and the first ones, which warm up."""
+    named = {"texts": texts, "first": first}
+    return {name: np.frombuffer("\n".join(lines).encode(), dtype=np.uint8) for name, lines in named.items()}
 
 
 def with_texts(result: Result, work: TextWorkload) -> Result:

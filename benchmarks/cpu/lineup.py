@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import peak
 from fastbert.benchmarks.cpu.contender import environment
 from fastbert.benchmarks.cpu.workloads import Workload
+from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
 from fastbert.benchmarks.harness.measure import (
     AGREEING,
@@ -40,8 +41,6 @@ REFERENCES = {
 # The smallest cosine of any token's values with the reference's that counts as agreement.
 SMALLEST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "int8": 0.98}
 
-Say = Callable[[str], None]
-
 
 class Absent(NamedTuple):
     """A contender that was not measured, and the reason."""
@@ -58,6 +57,22 @@ class Result:
 
     rows: list[Row] = field(default_factory=list)
     absent: list[Absent] = field(default_factory=list)
+
+
+Work = TypeVar("Work", bound=Workload)
+
+
+def measure_all(workloads: Sequence[Work], measure: Callable[[Work], Result], progress: Progress) -> Result:
+    """Return the results of all workloads. `progress` receives the completed steps, all steps and the next one's
+    name."""
+    result = Result()
+    for step, workload in enumerate(workloads):
+        progress(step, len(workloads), workload.name)
+        measured = measure(workload)
+        result.rows += measured.rows
+        result.absent += measured.absent
+    progress(len(workloads), len(workloads), "")
+    return result
 
 
 class Lineup:

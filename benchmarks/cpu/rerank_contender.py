@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.cpu.embed_contender import EmbedLineup, TextWorkload
+from fastbert.benchmarks.cpu.embed_contender import EmbedLineup, TextWorkload, text_arrays
 from fastbert.benchmarks.cpu.lineup import Verdict, compare
 from fastbert.benchmarks.cpu.random_models import random_model
 from fastbert.benchmarks.cpu.workloads import SEED, encoder_operations, lognormal_lengths, unread_operations
@@ -119,11 +119,7 @@ def _workload(name: str, query: str, texts: Sequence[str], config: BertConfig, t
         tokens=tokens,
         # The last layer is read at first tokens alone.
         operations=encoder_operations(config, lengths) - unread_operations(config) * (tokens - len(texts)),
-        arrays={"texts": _bytes([query, *texts]), "first": _bytes([query, *texts[:WARMING_TEXTS]])},
+        arrays=text_arrays([query, *texts], [query, *texts[:WARMING_TEXTS]]),
         note=f"{tokens:,} tokens, at most {max(lengths)} per pair",
         texts=len(texts),
     )
-
-
-def _bytes(lines: Sequence[str]) -> np.ndarray:
-    return np.frombuffer("\n".join(lines).encode(), dtype=np.uint8)

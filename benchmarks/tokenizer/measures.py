@@ -12,6 +12,7 @@ import numpy as np
 
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.harness.command_line import Say
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
 from fastbert.benchmarks.harness.measure import FASTBERT, Comparison, ContenderFailed, Row, Timing
 from fastbert.benchmarks.harness.texts import Vocabulary, Workload
@@ -23,8 +24,6 @@ REFERENCE = "huggingface"
 PADDED_COMPARED = 1000
 HOSTILE_PATIENCE = 30.0  # seconds of timed work on hostile texts, for contenders other than fastbert
 ENGLISH_PARTS = 5
-
-Say = Callable[[str], None]
 
 
 class Lineup:

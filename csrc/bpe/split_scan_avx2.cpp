@@ -1,21 +1,16 @@
 #include "bpe/split_scan.h"
+#include "tokenizer/bytes_avx2.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#define TARGET __attribute__((target("avx2")))
+#define TARGET FASTBERT_SCAN_AVX2
 
 namespace fastbert::bpe::scans {
 namespace {
 
 using tokenizer::kBlock;
-
-TARGET inline std::uint64_t mask_of(__m256i low, __m256i high) {
-    return static_cast<std::uint32_t>(_mm256_movemask_epi8(low)) |
-           std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(high))} << 32;
-}
-
-TARGET inline __m256i is(__m256i bytes, int byte) { return _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(byte))); }
+using tokenizer::avx2::is;
+using tokenizer::avx2::is_continuation;
+using tokenizer::avx2::mask_of;
 
 // From `first` on, fewer than `count` of them.
 TARGET inline __m256i in_range(__m256i bytes, int first, int count) {
@@ -33,7 +28,6 @@ TARGET void classify(const std::uint8_t* text, std::size_t size, std::uint8_t* c
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + i * kBlock), a);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + i * kBlock + 32), b);
         const __m256i lower = _mm256_set1_epi8(' ');
-        const __m256i continuation = _mm256_set1_epi8(static_cast<char>(0xC0));
         ByteClasses& classes = blocks[i];
         classes.letter =
             mask_of(in_range(_mm256_or_si256(a, lower), 'a', 26), in_range(_mm256_or_si256(b, lower), 'a', 26));
@@ -42,8 +36,7 @@ TARGET void classify(const std::uint8_t* text, std::size_t size, std::uint8_t* c
         classes.space = classes.plain_space | mask_of(in_range(a, '\t', 5), in_range(b, '\t', 5));
         classes.apostrophe = mask_of(is(a, '\''), is(b, '\''));
         classes.separator = mask_of(is(a, tokenizer::kSeparator), is(b, tokenizer::kSeparator));
-        // As signed bytes, continuation bytes are the lowest: 80 to BF.
-        classes.continuation = mask_of(_mm256_cmpgt_epi8(continuation, a), _mm256_cmpgt_epi8(continuation, b));
+        classes.continuation = mask_of(is_continuation(a), is_continuation(b));
         classes.beyond = mask_of(a, b);
     }
 }

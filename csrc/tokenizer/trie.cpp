@@ -3,71 +3,49 @@
 #include <algorithm>
 #include <utility>
 
+#include "tokenizer/trie_keys.h"
+
 namespace fastbert::tokenizer {
 
 namespace {
 
-using Key = std::pair<std::string_view, std::int32_t>;
-
-// The first eight bytes as an integer with the same order.
-std::uint64_t prefix_of(std::string_view text) {
-    std::uint64_t prefix = 0;
-    for (std::size_t i = 0; i < 8; ++i) prefix = prefix << 8 | (i < text.size() ? static_cast<std::uint8_t>(text[i]) : 0);
-    return prefix;
-}
-
-// Ordered by bytes. Most comparisons do not dereference the strings.
-void sort_keys(std::vector<Key>& keys) {
-    std::vector<std::pair<std::uint64_t, Key>> prefixed;
-    prefixed.reserve(keys.size());
-    for (const Key& key : keys) prefixed.emplace_back(prefix_of(key.first), key);
-    std::sort(prefixed.begin(), prefixed.end());
-    std::transform(prefixed.begin(), prefixed.end(), keys.begin(), [](const auto& item) { return item.second; });
-}
-
 // Move the keys' bytes into one block, in read order.
-std::vector<char> gather_bytes(std::vector<Key>& keys) {
+std::vector<char> gather_bytes(std::vector<TrieKey>& keys) {
     std::size_t size = 0;
-    for (const Key& key : keys) size += key.first.size();
+    for (const TrieKey& key : keys) size += key.text.size();
     std::vector<char> bytes(size);
     char* to = bytes.data();
-    for (auto& [text, id] : keys) {
-        char* const from = std::exchange(to, std::copy(text.begin(), text.end(), to));
-        text = {from, text.size()};
+    for (TrieKey& key : keys) {
+        char* const from = std::exchange(to, std::copy(key.text.begin(), key.text.end(), to));
+        key.text = {from, key.text.size()};
     }
     return bytes;
 }
 
 }  // namespace
 
-Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
+Trie::Trie(const std::vector<std::pair<std::string_view, std::int32_t>>& entries) {
+    std::vector<TrieKey> keys;
+    keys.reserve(entries.size());
+    for (const auto& [text, id] : entries) keys.emplace_back(text, static_cast<std::uint32_t>(id));
     sort_keys(keys);
     const std::vector<char> bytes_of_keys = gather_bytes(keys);
     nodes_.resize(4 * kAlphabet);
     nodes_[0].parent = kFree - 1;  // taken, and the child of no node
     std::vector<Range> queue{{0, 0, keys.size(), 0}};
-    std::vector<std::uint8_t> bytes;
-    std::vector<std::size_t> starts;
+    Branches branches;
     // Breadth first: the wide nodes near the root are placed while the array is still empty.
     for (std::size_t next = 0; next < queue.size(); ++next) {
         Range range = queue[next];
-        if (range.begin < range.end && keys[range.begin].first.size() == range.depth) {
-            nodes_[range.node].id = keys[range.begin].second;
+        if (range.begin < range.end && keys[range.begin].text.size() == range.depth) {
+            nodes_[range.node].id = static_cast<std::int32_t>(keys[range.begin].id);
             ++range.begin;
         }
-        bytes.clear();
-        starts.clear();
-        for (std::size_t i = range.begin; i < range.end; ++i) {
-            const auto byte = static_cast<std::uint8_t>(keys[i].first[range.depth]);
-            if (bytes.empty() || bytes.back() != byte) {
-                bytes.push_back(byte);
-                starts.push_back(i);
-            }
-        }
+        branches.set(keys, range.begin, range.end, range.depth);
+        const auto& [bytes, starts] = branches;
         if (bytes.empty()) continue;
         const std::uint32_t base = find_base(bytes);
         nodes_[range.node].base = base;
-        starts.push_back(range.end);
         for (std::size_t i = 0; i < bytes.size(); ++i) {
             const std::uint32_t child = base + bytes[i];
             nodes_[child].parent = range.node;

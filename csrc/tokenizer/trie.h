@@ -19,7 +19,7 @@ public:
     };
 
     // Keys must be distinct and not empty; ids must not be negative.
-    explicit Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys);
+    explicit Trie(const std::vector<std::pair<std::string_view, std::int32_t>>& entries);
 
     Match longest_prefix(std::string_view text) const {
         Match match;
@@ -60,8 +60,6 @@ private:
         std::uint32_t parent = kFree;
         std::int32_t id = kNone;
     };
-
-    using Keys = std::span<const std::pair<std::string_view, std::int32_t>>;
 
     // Keys that share the path to a node, of `depth` bytes.
     struct Range {

@@ -1,41 +1,17 @@
 #include "unigram/piece_trie.h"
 
 #include <algorithm>
-#include <numeric>
-#include <string_view>
-#include <utility>
 
+#include "tokenizer/trie_keys.h"
 #include "unicode/utf8.h"
 
 namespace fastbert::unigram {
-namespace {
-
-struct Key {
-    std::uint64_t prefix;  // the first eight bytes, in the order of the texts
-    std::string_view text;
-    std::uint32_t id;
-};
-
-std::vector<Key> sorted_keys(const std::vector<std::string>& pieces) {
-    std::vector<Key> keys;
-    keys.reserve(pieces.size());
-    for (const std::string& piece : pieces) {
-        std::uint64_t prefix = 0;
-        for (std::size_t i = 0; i < 8; ++i) {
-            prefix = prefix << 8 | (i < piece.size() ? static_cast<std::uint8_t>(piece[i]) : 0);
-        }
-        keys.push_back({prefix, piece, static_cast<std::uint32_t>(keys.size())});
-    }
-    std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
-        return a.prefix != b.prefix ? a.prefix < b.prefix : a.text < b.text;
-    });
-    return keys;
-}
-
-}  // namespace
 
 PieceTrie::PieceTrie(const std::vector<std::string>& pieces) {
-    const std::vector<Key> keys = sorted_keys(pieces);
+    std::vector<tokenizer::TrieKey> keys;
+    keys.reserve(pieces.size());
+    for (const std::string& piece : pieces) keys.emplace_back(piece, static_cast<std::uint32_t>(keys.size()));
+    sort_keys(keys);
     nodes_.resize(4 * kAlphabet);
     is_base_.resize(nodes_.size());
     // Keys that share the path to a node, of `depth` bytes. The deepest first, so that paths stay together.
@@ -44,8 +20,7 @@ PieceTrie::PieceTrie(const std::vector<std::string>& pieces) {
         std::size_t begin, end, depth, chain;
     };
     std::vector<Range> stack{{kRoot, 0, keys.size(), 0, 0}};
-    std::vector<std::uint8_t> bytes;
-    std::vector<std::size_t> starts;
+    tokenizer::Branches branches;
     while (!stack.empty()) {
         Range range = stack.back();
         stack.pop_back();
@@ -54,19 +29,11 @@ PieceTrie::PieceTrie(const std::vector<std::string>& pieces) {
             ++range.begin;
             longest_chain_ = std::max(longest_chain_, ++range.chain);
         }
-        bytes.clear();
-        starts.clear();
-        for (std::size_t i = range.begin; i < range.end; ++i) {
-            const auto byte = static_cast<std::uint8_t>(keys[i].text[range.depth]);
-            if (bytes.empty() || bytes.back() != byte) {
-                bytes.push_back(byte);
-                starts.push_back(i);
-            }
-        }
+        branches.set(keys, range.begin, range.end, range.depth);
+        const auto& [bytes, starts] = branches;
         if (bytes.empty()) continue;
         const std::uint32_t base = find_base(bytes);
         nodes_[range.node].base = base;
-        starts.push_back(range.end);
         for (std::size_t i = bytes.size(); i-- > 0;) {
             nodes_[base + bytes[i]].tag = bytes[i];
             stack.push_back({base + bytes[i], starts[i], starts[i + 1], range.depth + 1, range.chain});

@@ -1,23 +1,16 @@
+#include "tokenizer/bytes_avx2.h"
 #include "unigram/space_scan.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#define TARGET __attribute__((target("avx2")))
+#define TARGET FASTBERT_SCAN_AVX2
 
 namespace fastbert::unigram::scans {
 namespace {
 
 using tokenizer::kBlock;
-
-TARGET inline std::uint64_t mask_of(__m256i low, __m256i high) {
-    return static_cast<std::uint32_t>(_mm256_movemask_epi8(low)) |
-           std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_epi8(high))} << 32;
-}
-
-TARGET inline __m256i is(__m256i bytes, int byte) {
-    return _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(byte)));
-}
+using tokenizer::avx2::is;
+using tokenizer::avx2::is_continuation;
+using tokenizer::avx2::mask_of;
 
 TARGET inline __m256i is_space(__m256i bytes, const SpaceBytes& spaces) {
     return _mm256_or_si256(_mm256_or_si256(is(bytes, spaces[0]), is(bytes, spaces[1])), is(bytes, spaces[2]));
@@ -26,17 +19,15 @@ TARGET inline __m256i is_space(__m256i bytes, const SpaceBytes& spaces) {
 TARGET void classify(const std::uint8_t* text, std::size_t size, const SpaceBytes& spaces, std::uint8_t* copy,
                      SpaceMasks* blocks) {
     std::uint8_t padded[kBlock];
-    const __m256i lead = _mm256_set1_epi8(static_cast<char>(0xC0));
     for (std::size_t i = 0; i < tokenizer::block_count(size); ++i) {
         const std::uint8_t* const from = tokenizer::block_at(text, size, i, padded);
         const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + i * kBlock), a);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + i * kBlock + 32), b);
-        // As signed bytes, continuation bytes are the lowest: 80 to BF.
         blocks[i] = {mask_of(is_space(a, spaces), is_space(b, spaces)),
                      mask_of(is(a, tokenizer::kSeparator), is(b, tokenizer::kSeparator)),
-                     mask_of(_mm256_cmpgt_epi8(lead, a), _mm256_cmpgt_epi8(lead, b))};
+                     mask_of(is_continuation(a), is_continuation(b))};
     }
 }
 

@@ -1,10 +1,9 @@
 // The scan with AVX2: a block is two registers.
+#include "tokenizer/bytes_avx2.h"
 #include "wordpiece/scan_blocks.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#define TARGET __attribute__((target("avx2")))
+#define TARGET FASTBERT_SCAN_AVX2
 
 namespace fastbert::wordpiece::scans {
 namespace {
@@ -28,8 +27,7 @@ TARGET inline HalfMasks classify(const std::uint8_t* from, bool lower_case, std:
     const __m256i bits = _mm256_and_si256(low, high), zero = _mm256_setzero_si256();
     const __m256i not_punctuation =
         _mm256_cmpeq_epi8(_mm256_and_si256(bits, _mm256_set1_epi8(kPunctuationBits)), zero);
-    // As signed bytes, continuation bytes are the lowest: 80 to BF.
-    const __m256i continuation = _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(0xC0)), bytes);
+    const __m256i continuation = tokenizer::avx2::is_continuation(bytes);
     if (lower_case) {
         const __m256i after_a = _mm256_cmpgt_epi8(bytes, _mm256_set1_epi8('A' - 1));
         const __m256i capital = _mm256_andnot_si256(_mm256_cmpgt_epi8(bytes, _mm256_set1_epi8('Z')), after_a);

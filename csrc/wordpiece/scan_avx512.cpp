@@ -1,11 +1,8 @@
 // The scan with AVX-512 (BW, VL, VBMI2): a block is one register, and chunk offsets are compressed out of a counter.
+#include "tokenizer/bytes_avx512.h"
 #include "wordpiece/scan_blocks.h"
 
 #if defined(__x86_64__)
-#include <algorithm>
-
-#include "tokenizer/positions_avx512.h"
-
 #define TARGET FASTBERT_SCAN_AVX512
 
 namespace fastbert::wordpiece::scans {
@@ -25,23 +22,20 @@ TARGET inline BlockMasks classify(__m512i bytes, __m512i low_half, __m512i high_
         bytes = _mm512_mask_add_epi8(bytes, capital, bytes, _mm512_set1_epi8(32));
     }
     _mm512_storeu_si512(to, bytes);
-    // As signed bytes, continuation bytes are the lowest: 80 to BF.
     return {_mm512_testn_epi8_mask(bits, bits), _mm512_test_epi8_mask(bits, _mm512_set1_epi8(kPunctuationBits)),
-            _mm512_cmplt_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0xC0)))};
+            tokenizer::avx512::is_continuation(bytes)};
 }
 
 TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Window& window) {
     const __m512i low_half = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLowHalf.data())));
     const __m512i high_half =
         _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kHighHalf.data())));
-    const __m512i spaces = _mm512_set1_epi8(' ');
     const std::size_t count = block_count(size);
     for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t left = std::min(size - i * kBlock, kBlock);
-        const __mmask64 present = _bzhi_u64(~std::uint64_t{0}, static_cast<unsigned>(left));
-        const __m512i bytes = _mm512_mask_loadu_epi8(spaces, present, text + i * kBlock);
+        const __m512i bytes = tokenizer::avx512::block_at(text, size, i);
         window.masks[i] = classify(bytes, low_half, high_half, lower_case, window.bytes.data() + i * kBlock);
     }
+<<<<<<< HEAD
     // Like collect_chunks, which cannot inline an append() compiled for this target.
     std::uint16_t* starts = window.starts.data();
     std::uint16_t* lasts = window.lasts.data();
@@ -54,6 +48,9 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
     }
     window.count = static_cast<std::size_t>(starts - window.starts.data());
     window.chunks_before[count] = static_cast<std::uint16_t>(window.count);
+=======
+    collect_chunks(window, count, append);
+>>>>>>> wt-dups
 }
 
 }  // namespace

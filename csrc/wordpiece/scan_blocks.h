@@ -37,7 +37,24 @@ inline Edges edges_of(const Window& window, std::size_t i, std::size_t count) {
     return {block.punctuation | (block.inside & ~preceded), block.punctuation | (block.inside & ~followed)};
 }
 
-// Convert the masks of `count` blocks to chunk offsets.
+// Convert the masks of `count` blocks to chunk offsets. `append` writes those of a mask's bits, for a block that begins
+// at an offset, and returns their end. Inlined, so that it is compiled for the processor that its caller is.
+template <class Append>
+[[gnu::always_inline]] inline void collect_chunks(Window& window, std::size_t count, const Append& append) {
+    std::uint16_t* starts = window.starts.data();
+    std::uint16_t* lasts = window.lasts.data();
+    for (std::size_t i = 0; i < count; ++i) {
+        const Edges edges = edges_of(window, i, count);
+        window.chunks_before[i] = static_cast<std::uint16_t>(starts - window.starts.data());
+        window.first_bytes[i] = edges.starts;
+        starts = append(edges.starts, i * kBlock, starts);
+        lasts = append(edges.lasts, i * kBlock, lasts);
+    }
+    window.count = static_cast<std::size_t>(starts - window.starts.data());
+    window.chunks_before[count] = static_cast<std::uint16_t>(window.count);
+}
+
+// With the portable append().
 void collect_chunks(Window& window, std::size_t count);
 
 }  // namespace fastbert::wordpiece::scans

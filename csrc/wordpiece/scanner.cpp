@@ -30,17 +30,7 @@ void collect_chunks(Window& window, std::size_t count) {
         for (; mask != 0; mask &= mask - 1) *to++ = static_cast<std::uint16_t>(base + std::countr_zero(mask));
         return to;
     };
-    std::uint16_t* starts = window.starts.data();
-    std::uint16_t* lasts = window.lasts.data();
-    for (std::size_t i = 0; i < count; ++i) {
-        const Edges edges = edges_of(window, i, count);
-        window.chunks_before[i] = static_cast<std::uint16_t>(starts - window.starts.data());
-        window.first_bytes[i] = edges.starts;
-        starts = append(edges.starts, i * kBlock, starts);
-        lasts = append(edges.lasts, i * kBlock, lasts);
-    }
-    window.count = static_cast<std::size_t>(starts - window.starts.data());
-    window.chunks_before[count] = static_cast<std::uint16_t>(window.count);
+    collect_chunks(window, count, append);
 }
 
 void portable(const std::uint8_t* text, std::size_t size, bool lower_case, Window& window) {

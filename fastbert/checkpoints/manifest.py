@@ -172,6 +172,14 @@ def verify_file(path: Path, *, verify: bool = True) -> None:
         _refuse(path.parent, [difference] if difference else [])
 
 
+def verify_path(path: Path, *kinds: str, verify: bool = True) -> None:
+    """Verify a folder's files of some kinds as `verify_files` does, or one file as `verify_file`."""
+    if path.is_dir():
+        verify_files(path, *kinds, verify=verify)
+    else:
+        verify_file(path, verify=verify)
+
+
 def check_fingerprint(folder: Path, fingerprint: str, source: str) -> None:
     """Raise `UserError` for a tokenizer, from `source`, other than the one that a model's folder was saved with."""
     manifest = read_manifest(folder) if is_enabled() else None

@@ -391,7 +391,7 @@ def run(config: BenchFlags, *, quiet: bool = False) -> int:
     # By name, since fastbert.benchmarks lies outside of the package in the source tree.
     bench = import_module(f"fastbert.benchmarks.{config.MODULE}")
     options = bench.Options(**config.options())
-    import_module("fastbert.benchmarks.cpu.command").check_files(config.json, config.chart)
+    import_module("fastbert.benchmarks.harness.command_line").check_files(config.json, config.chart)
     with Bars(quiet) as bars:
         result = bench.run(options, bars.message, partial(bars.count, "measuring", unit="workloads"))
     bench.show(result)

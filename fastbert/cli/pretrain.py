@@ -17,10 +17,9 @@ from fastbert.cli.checks import (
 )
 from fastbert.cli.training_view import shown
 from fastbert.data.shards import IndexReader
-from fastbert.tokenizers.layouts import kind_of_architecture
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
-from fastbert.training.config import default_objective
+from fastbert.training.config import default_kind, default_objective
 from fastbert.training.reference_curves import check_reference, find_reference
 
 WIDTH = 100  # of the last lines at most
@@ -44,7 +43,7 @@ def check(config: Config) -> None:
     if not config.overwrite and (config.out / "config.json").exists():
         check_no_run(config.out, "model")
     if config.vocab_size is not None:
-        check_kind_size(config.vocab_kind or kind_of_architecture(config.architecture or "bert"), config.vocab_size)
+        check_kind_size(config.vocab_kind or default_kind(config.architecture), config.vocab_size)
     if config.corpus:
         check_corpus(config)
     if config.model.endswith(".json"):

@@ -83,7 +83,7 @@ class LanguageModelLoss(nn.Module):
         causal: Any = registry.load_with_head(config_folder(source), "ForCausalLM", dtype=torch.float32)
         require_finite(causal, source)
         self.head: VocabularyHead = causal.head
-        self.head.decoder.weight = model.get_input_embeddings().weight
+        self.head.tie(model.get_input_embeddings().weight)
         tied = [f"{PART}.head.decoder.{name}" for name, _ in self.head.decoder.named_parameters()]
         model.tied_keys = (*model.tied_keys, *tied)
 

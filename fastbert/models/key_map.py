@@ -19,9 +19,8 @@ DECODER, DECODER_BIAS, OUTPUT_BIAS = (
     "cls.predictions.decoder.bias",
     "cls.predictions.bias",
 )
-_ENCODER = re.compile(
-    r"(?:(?:bert|roberta|distilbert|electra|elmo)\.)?(?:embeddings|embeddings_project|encoder|transformer)\."
-)
+# Models with a head have the encoder's prefix before these.
+_ENCODER = re.compile(r"(?:\w+\.)?(?:embeddings|embeddings_project|encoder|transformer)\.")
 
 
 @dataclass(frozen=True)

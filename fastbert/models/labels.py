@@ -117,6 +117,19 @@ def check_masked_positions(batch: PackedBatch) -> None:
         check_range("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch")
 
 
+def check_token_labels(batch: PackedBatch, vocab_size: int) -> None:
+    """Raise UserError for labels outside the vocabulary, and as `check_masked_positions`; a host-device sync on a
+    GPU."""
+    check_labels("labels", batch.labels, vocab_size, "entries of the vocabulary")
+    check_masked_positions(batch)
+
+
+def check_labels(name: str, labels: Tensor | None, size: int, rows: str) -> None:
+    """Raise UserError for labels, but -100, outside 0 to `size` - 1, as `check_range` does; nothing for None."""
+    if labels is not None:
+        check_range(name, labels[labels != IGNORE_INDEX], size, rows)
+
+
 def check_range(name: str, values: Tensor, size: int, rows: str) -> None:
     """Raise UserError for values outside 0 to `size` - 1, the number of `rows`; a host-device sync on a GPU."""
     wrong = values[(values < 0) | (values >= size)]

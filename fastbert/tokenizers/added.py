@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from fastbert import _C
 from fastbert.io.text import has_surrogates
 
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -54,6 +55,11 @@ class AddedToken:
     def to_dict(self) -> dict[str, Any]:
         """Return content and flags by name, as in files."""
         return {"content": self.content, **{flag: getattr(self, flag) for flag in FLAGS}}
+
+    def to_core(self, index: int) -> _C.AddedToken:
+        """Return the token with its id for the C++ core."""
+        flags = (self.special, self.lstrip, self.rstrip, self.single_word, self.normalized)
+        return _C.AddedToken(self.content, index, *flags)
 
     def __str__(self) -> str:
         return self.content

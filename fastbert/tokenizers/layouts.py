@@ -21,13 +21,6 @@ BEGIN, PAD, END, UNKNOWN, MASK = "<s>", "<pad>", "</s>", "<unk>", "<mask>"
 FIRST_TOKENS = (BEGIN, PAD, END, UNKNOWN)
 SPECIAL_TOKENS = (*FIRST_TOKENS, MASK)
 
-_KINDS: dict[str, Kind] = {"roberta": "bpe", "xlm-roberta": "unigram", "camembert": "unigram"}
-
-
-def kind_of_architecture(model_type: str) -> Kind:
-    """Return the kind of tokenizer that an architecture's released models have."""
-    return _KINDS.get(model_type, "wordpiece")
-
 
 def lower_cases(kind: Kind, *, cased: bool, lower_case: bool) -> bool:
     """Return whether a new tokenizer lower-cases text and removes accents: WordPiece does unless `cased`, the others

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.manifest import TOKENIZER, verify_file, verify_files
+from fastbert.checkpoints.manifest import TOKENIZER, verify_path
 from fastbert.io.collector import collector_paused
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tokenizers.byte_level import ByteLevelBPETokenizer
@@ -28,11 +28,7 @@ def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Tokenizer:
     path = Path(path)
     if path.is_dir() and _model_type(path) == "elmo":
         return WordTokenizer.from_pretrained(path, **options)
-    verify = options.pop("verify", True)
-    if path.is_dir():
-        verify_files(path, TOKENIZER, verify=verify)
-    else:
-        verify_file(path, verify=verify)
+    verify_path(path, TOKENIZER, verify=options.pop("verify", True))
     with collector_paused():
         content = read_pipeline(path)
         if content is None:

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fastbert import _C
-from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
+from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_path
 from fastbert.io.atomic_write import write_atomic, write_json_atomic
 from fastbert.io.collector import collector_paused
 from fastbert.tokenizers import call, files
@@ -108,10 +107,7 @@ class PipelineTokenizer(Tokenizer):
         missing, damaged, or not of this kind of tokenizer.
         """
         path = Path(path)
-        if path.is_dir():
-            verify_files(path, TOKENIZER, verify=verify)
-        else:
-            verify_file(path, verify=verify)
+        verify_path(path, TOKENIZER, verify=verify)
         with collector_paused():
             content = read_content(path)
             if content.kind != cls.kind:
@@ -230,14 +226,6 @@ class PipelineTokenizer(Tokenizer):
         return np.array(continues + [False] * (len(self) - self.vocab_size), dtype=np.bool_)
 
     _space = SPACE
-
-    def _added_of_core(self) -> list[_C.AddedToken]:
-        return [
-            _C.AddedToken(
-                token.content, index, token.special, token.lstrip, token.rstrip, token.single_word, token.normalized
-            )
-            for index, token in self._recognised.items()
-        ]
 
     def _normalize(self, text: str) -> str:
         return self._normalizer.normalize(text)

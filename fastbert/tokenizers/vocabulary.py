@@ -147,6 +147,10 @@ class Vocabulary(TransformersInterface):
         self._backend = None
         self._core = self._build_core(self.split_special_tokens)
 
+    def _added_of_core(self) -> list[Any]:
+        # Sorted by id: of two tokens with the same normal form, the lower id is found.
+        return [token.to_core(index) for index, token in self._recognised.items()]
+
     # Lengths
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from fastbert import _C
-from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
+from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_path
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
 from fastbert.tokenizers.json_files import tokenizer_json
@@ -121,11 +121,10 @@ class WordPieceTokenizer(Tokenizer):
         them, unless `verify` is False. Raises `UserError` for files that are missing, damaged or not a tokenizer's.
         """
         path = Path(path)
+        verify_path(path, TOKENIZER, verify=verify)
         if path.is_dir():
-            verify_files(path, TOKENIZER, verify=verify)
             vocab, file_options = files.read_folder(path)
         else:
-            verify_file(path, verify=verify)
             read = files.read_tokenizer_file if path.suffix == ".json" else files.read_vocab_file
             vocab, file_options = read(path)
         try:
@@ -189,20 +188,13 @@ class WordPieceTokenizer(Tokenizer):
         return np.array(continues + [False] * (len(self) - self.vocab_size), dtype=np.bool_)
 
     def _build_core(self, split_special_tokens: bool) -> _C.WordPiece:
-        # Sorted by id: of two tokens with the same normal form, the lower id is found.
-        added = [
-            _C.AddedToken(
-                token.content,
-                index,
-                token.special,
-                token.lstrip,
-                token.rstrip,
-                token.single_word,
-                token.normalized,
-            )
-            for index, token in self._recognised.items()
-        ]
-        return _C.WordPiece(self._tokens, added, split_special_tokens, self.unk_token_id, self._normalizer_options())
+        return _C.WordPiece(
+            self._tokens,
+            self._added_of_core(),
+            split_special_tokens,
+            self.unk_token_id,
+            self._normalizer_options(),
+        )
 
     def _normalize(self, text: str) -> str:
         return _C.normalize(text, self._normalizer_options())

@@ -19,9 +19,18 @@ UNMASKED: tuple[Objective, ...] = ("ltr", "bilm")  # no token is masked
 DEFAULT_REPLACEMENT = (80.0, 10.0, 10.0)  # percent of masked tokens: [MASK], random, unchanged
 RTD_REPLACEMENT = (85.0, 0.0, 15.0)  # of ELECTRA's released code
 GENERATOR_SIZE = 0.25  # of ELECTRA-small and -large; ELECTRA-base has a third
-DEFAULT_OBJECTIVES: dict[str, Objective] = {
-    "bert": "mlm+nsp", "electra": "rtd", "elmo": "bilm", "gpt2": "ltr", "openai-gpt": "ltr",
-}  # fmt: skip
+# The objective of an architecture's paper and the kind of vocabulary of its released models; others have OTHERS.
+DEFAULTS: dict[str, tuple[Objective, Kind]] = {
+    "bert": ("mlm+nsp", "wordpiece"),
+    "roberta": ("mlm", "bpe"),
+    "xlm-roberta": ("mlm", "unigram"),
+    "camembert": ("mlm", "unigram"),
+    "electra": ("rtd", "wordpiece"),
+    "elmo": ("bilm", "wordpiece"),
+    "gpt2": ("ltr", "wordpiece"),
+    "openai-gpt": ("ltr", "wordpiece"),
+}
+OTHERS: tuple[Objective, Kind] = ("mlm", "wordpiece")
 Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
 
@@ -270,7 +279,12 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
 
 def default_objective(architecture: str | None) -> Objective:
     """Return the objective of an architecture's paper; masked LM alone for RoBERTa and others that have no segments."""
-    return DEFAULT_OBJECTIVES.get(architecture or "bert", "mlm")
+    return DEFAULTS.get(architecture or "bert", OTHERS)[0]
+
+
+def default_kind(architecture: str | None) -> Kind:
+    """Return the kind of vocabulary that an architecture's released models have."""
+    return DEFAULTS.get(architecture or "bert", OTHERS)[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastbert.config import BertConfig
+from fastbert.models import registry
 from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.language_model import ForBidirectionalLM
 from fastbert.models.encoder import EncoderModel
@@ -33,8 +34,8 @@ SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were i
 
 
 def can_be_structured(config: BertConfig) -> bool:
-    """Return whether a model has the parts that `initialise_structured` changes."""
-    return config.model_type in ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "elmo")
+    """Return whether a model has the parts that `initialise_structured` changes: the head of GPT has no bias."""
+    return not registry.architecture_of(config).tied_head
 
 
 @torch.no_grad()

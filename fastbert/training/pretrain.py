@@ -30,7 +30,7 @@ from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
-from fastbert.tokenizers.layouts import kind_of_architecture, lower_cases
+from fastbert.tokenizers.layouts import lower_cases
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.piece_training import train_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
-from fastbert.training.config import Budget, Objective, PretrainConfig, described
+from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import Trainer
@@ -344,7 +344,7 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
     assert config.vocab_size is not None
     if config.objective == "bilm":
         return word_tokenizer(sentences, config.vocab_size)
-    kind = config.vocab_kind or kind_of_architecture(model_config(config, None).model_type)
+    kind = config.vocab_kind or default_kind(model_config(config, None).model_type)
     lower_case = lower_cases(kind, cased=config.cased, lower_case=config.lower_case)
     return train_tokenizer(sentences, kind, config.vocab_size, lower_case=lower_case)
 

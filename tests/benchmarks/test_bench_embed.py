@@ -1,12 +1,10 @@
 """The benchmark of embeddings from end to end on a toy: peers, verdicts, rows, files."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from embedding import random_texts, saved, small_model, small_tokenizer
 
 from fastbert.benchmarks import bench_embed, peers
@@ -22,11 +20,8 @@ REFERENCE = "sentence-transformers fp32 by 32"
 
 
 @pytest.fixture(autouse=True)
-def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_peak(monkeypatch: pytest.MonkeyPatch, threads: None) -> None:
     monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

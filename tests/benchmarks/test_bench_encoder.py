@@ -18,10 +18,10 @@ from rich.console import Console
 from fastbert import _C
 from fastbert.benchmarks import bench_encoder, peers
 from fastbert.benchmarks.bench_encoder import Options
-from fastbert.benchmarks.cpu import command, lineup, peak, report, workloads
+from fastbert.benchmarks.cpu import lineup, peak, report, workloads
 from fastbert.benchmarks.cpu.contender import CpuContender
 from fastbert.benchmarks.cpu.lineup import Absent, Result
-from fastbert.benchmarks.harness import measure, records
+from fastbert.benchmarks.harness import command_line, measure, records
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.peers import Entry
 from fastbert.config import BertConfig
@@ -289,9 +289,9 @@ def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> No
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--chart rows.txt must end in .png"):
-        command.check_files(None, Path("rows.txt"))
+        command_line.check_files(None, Path("rows.txt"))
     with pytest.raises(UserError, match="is a folder"):
-        command.check_files(tmp_path, None)
+        command_line.check_files(tmp_path, None)
 
 
 def test_the_command(

@@ -1,13 +1,11 @@
 """The benchmark of cross-encoders on a toy: workloads, peers, verdicts, rows, files."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fastbert.benchmarks import bench_rerank, peers
 from fastbert.benchmarks.bench_rerank import Options
@@ -26,11 +24,8 @@ TOY = replace(
 
 
 @pytest.fixture(autouse=True)
-def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_peak(monkeypatch: pytest.MonkeyPatch, threads: None) -> None:
     monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

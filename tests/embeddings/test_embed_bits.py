@@ -21,14 +21,6 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Restores the number of threads."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def of_kind(model: BertModel, kind: str) -> BertModel:
     if kind == "int8":
         return model.quantize("int8")

@@ -1,5 +1,6 @@
 // Byte-level BPE by its definition: the text as a whole, and of all pairs the one of the lowest rank, the leftmost first.
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -15,9 +16,6 @@ namespace {
 using namespace bpe;
 using normalizer::Characters;
 using normalizer::Normalizer;
-using tokenizer::Tokenizer;
-
-const std::vector<std::string> kSpecials = {"[MASK]", "<s>", "[SEP]"};
 
 struct Model {
     std::vector<std::string> tokens;  // the bytes of each; then the special ones, which stand for none
@@ -73,8 +71,8 @@ struct Subject {
     Model model;
     ByteLevelOptions options;
     Normalizer normalizer{{}};
-    std::vector<std::unique_ptr<ByteLevelBpe>> tokenizers;
-    std::vector<std::unique_ptr<tokenizer::Workspace>> workspaces;
+    Specials specials;
+    Versions versions;
 };
 
 // Three normalizers, and some combinations of the rest: each has caches of its own.
@@ -83,22 +81,18 @@ constexpr unsigned kOptions = 24;
 Subject& subject(unsigned choice) {
     static std::map<unsigned, Subject> subjects;
     Subject& entry = subjects[choice];
-    if (!entry.tokenizers.empty()) return entry;
+    if (!entry.versions.tokenizers.empty()) return entry;
     const unsigned rest = choice / 3;
     const bool prefix = (rest & 1) != 0, trims = (rest & 2) != 0, shuffled = (rest & 4) != 0;
     entry.model = make_model(shuffled);
     entry.options = {.prefix_space = prefix, .trim_offsets = trims, .expects_prefix = prefix != shuffled,
                      .whole_words = prefix == shuffled};
     entry.normalizer = normalizer_of(choice % 3);
-    std::vector<tokenizer::AddedToken> added;
-    const auto first = static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size());
-    for (const std::string& content : kSpecials) {
-        added.push_back({.content = content, .id = first + static_cast<std::int32_t>(added.size()), .special = true});
-    }
+    entry.specials = {kSpecials, static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size())};
     for (const SplitScan& scan : {fastest_split_scan(), portable_split_scan()}) {
-        entry.tokenizers.push_back(std::make_unique<ByteLevelBpe>(entry.model.tokens, entry.model.merges, added, false,
-                                                                  entry.normalizer, entry.options, scan));
-        entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+        entry.versions.add(std::make_unique<ByteLevelBpe>(entry.model.tokens, entry.model.merges,
+                                                          entry.specials.added(), false, entry.normalizer,
+                                                          entry.options, scan));
     }
     return entry;
 }
@@ -170,19 +164,7 @@ void trim(const Subject& subject, Tokens& tokens) {
 }
 
 Tokens plain(const Subject& subject, std::string_view text) {
-    Tokens tokens;
-    std::uint32_t position = 0, word = 0;
-    const auto first = static_cast<std::int32_t>(subject.model.tokens.size() - kSpecials.size());
-    while (!text.empty()) {
-        const Special special = first_special(text, kSpecials);
-        const std::string_view segment = text.substr(0, special.begin);
-        encode_segment(subject, segment, position, word, tokens);
-        position += static_cast<std::uint32_t>(unicode::count_characters(segment));
-        if (special.index < 0) break;
-        tokens.push_back({first + special.index, position, position + static_cast<std::uint32_t>(special.size), word++});
-        position += static_cast<std::uint32_t>(special.size);
-        text.remove_prefix(special.begin + special.size);
-    }
+    Tokens tokens = around_specials(text, subject.specials, std::bind_front(encode_segment, std::cref(subject)));
     if (subject.options.trim_offsets) trim(subject, tokens);
     return tokens;
 }
@@ -192,16 +174,9 @@ Tokens plain(const Subject& subject, std::string_view text) {
 void check_byte_level(std::string_view input) {
     if (input.size() < 2) return;
     const unsigned choice = static_cast<unsigned char>(input[0]) % kOptions;
-    const std::size_t limit = input[1] & 8 ? Tokenizer::kNoLimit : (static_cast<unsigned char>(input[1]) >> 4) + 1u;
-    const std::string text = make_valid(input.substr(2));
     const Subject& all = subject(choice);
-    for (const std::vector<std::string_view>& rows : {std::vector<std::string_view>{text}, lines_of(text)}) {
-        std::vector<Tokens> expected;
-        for (const std::string_view row : rows) expected.push_back(plain(all, row));
-        for (std::size_t version = 0; version < all.tokenizers.size(); ++version) {
-            check_rows(*all.tokenizers[version], *all.workspaces[version], rows, expected, limit, choice, version);
-        }
-    }
+    check_versions(all.versions, make_valid(input.substr(2)), limit_of(input[1]), choice,
+                   std::bind_front(plain, std::cref(all)));
 }
 
 }  // namespace fastbert::checks

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "unicode/utf8.h"
+
 namespace fastbert::checks {
 
 using tokenizer::TokenColumns;
@@ -42,6 +44,18 @@ void fail(const char* what, std::string_view text, unsigned choice, std::size_t 
     std::abort();
 }
 
+std::size_t limit_of(char byte) {
+    return byte & 8 ? tokenizer::Tokenizer::kNoLimit : (static_cast<unsigned char>(byte) >> 4) + 1u;
+}
+
+void Versions::add(std::unique_ptr<tokenizer::Tokenizer> version) {
+    workspaces.push_back(version->take_workspace());
+    tokenizers.push_back(std::move(version));
+}
+
+namespace {
+
+// All ways to encode rows, against the tokens of each.
 void check_rows(const tokenizer::Tokenizer& subject, tokenizer::Workspace& workspace,
                 const std::vector<std::string_view>& rows, const std::vector<Tokens>& expected, std::size_t limit,
                 unsigned choice, std::size_t version) {
@@ -71,14 +85,50 @@ void check_rows(const tokenizer::Tokenizer& subject, tokenizer::Workspace& works
     }
 }
 
-Special first_special(std::string_view text, const std::vector<std::string>& contents) {
-    Special found{std::string_view::npos, 0, -1};
-    for (std::size_t i = 0; i < contents.size(); ++i) {
-        if (const std::size_t at = text.find(contents[i]); at < found.begin) {
-            found = {at, contents[i].size(), static_cast<std::int32_t>(i)};
+}  // namespace
+
+void check_versions(const Versions& versions, const std::string& text, std::size_t limit, unsigned choice,
+                    const std::function<Tokens(std::string_view)>& plain) {
+    for (const std::vector<std::string_view>& rows : {std::vector<std::string_view>{text}, lines_of(text)}) {
+        std::vector<Tokens> expected;
+        for (const std::string_view row : rows) expected.push_back(plain(row));
+        for (std::size_t version = 0; version < versions.tokenizers.size(); ++version) {
+            check_rows(*versions.tokenizers[version], *versions.workspaces[version], rows, expected, limit, choice,
+                       version);
         }
     }
-    return found;
+}
+
+std::vector<tokenizer::AddedToken> Specials::added() const {
+    std::vector<tokenizer::AddedToken> tokens;
+    for (const std::string& content : contents) {
+        const auto id = first_id + static_cast<std::int32_t>(tokens.size());
+        tokens.push_back({.content = content, .id = id, .special = true});
+    }
+    return tokens;
+}
+
+Tokens around_specials(std::string_view text, const Specials& specials, const EncodeSegment& encode) {
+    Tokens tokens;
+    std::uint32_t position = 0, word = 0;
+    while (!text.empty()) {
+        std::size_t begin = std::string_view::npos, size = 0;
+        std::int32_t id = -1;
+        for (std::size_t i = 0; i < specials.contents.size(); ++i) {
+            const std::string& content = specials.contents[i];
+            if (const std::size_t at = text.find(content); at < begin) {
+                begin = at, size = content.size(), id = specials.first_id + static_cast<std::int32_t>(i);
+            }
+        }
+        const std::string_view segment = text.substr(0, begin);
+        encode(segment, position, word, tokens);
+        position += static_cast<std::uint32_t>(unicode::count_characters(segment));
+        if (id < 0) break;
+        tokens.push_back({id, position, position + static_cast<std::uint32_t>(size), word++});
+        position += static_cast<std::uint32_t>(size);
+        text.remove_prefix(begin + size);
+    }
+    return tokens;
 }
 
 }  // namespace fastbert::checks

@@ -2,10 +2,13 @@
 // Shared by the fuzz targets and by the stand-alone program.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/added_tokens.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fastbert::checks {
@@ -37,17 +40,34 @@ std::vector<std::string_view> lines_of(std::string_view text);
 
 [[noreturn]] void fail(const char* what, std::string_view text, unsigned choice, std::size_t version);
 
-// Compare all ways to encode rows with the expected tokens of each, which are not truncated: with and without positions,
-// with a limit, and between other ids.
-void check_rows(const tokenizer::Tokenizer& subject, tokenizer::Workspace& workspace,
-                const std::vector<std::string_view>& rows, const std::vector<Tokens>& expected, std::size_t limit,
-                unsigned choice, std::size_t version);
+// A tokenizer in several versions with the same result, and their workspaces, kept so that the caches fill.
+struct Versions {
+    std::vector<std::unique_ptr<tokenizer::Tokenizer>> tokenizers;
+    std::vector<std::unique_ptr<tokenizer::Workspace>> workspaces;
 
-// The place of the first of some special tokens in a text; `id` counts from that of the first one, -1: there is none.
-struct Special {
-    std::size_t begin, size;
-    std::int32_t index;
+    void add(std::unique_ptr<tokenizer::Tokenizer> version);
 };
-Special first_special(std::string_view text, const std::vector<std::string>& contents);
+
+// The limit that a byte of the input chooses.
+std::size_t limit_of(char byte);
+
+// Compare all ways to encode a text, as one row and its lines as rows, with the tokens of `plain`, which are not
+// truncated: with and without positions, with a limit, and between other ids.
+void check_versions(const Versions& versions, const std::string& text, std::size_t limit, unsigned choice,
+                    const std::function<Tokens(std::string_view)>& plain);
+
+// Special tokens that stand for themselves in a text, with ids from `first_id` on.
+struct Specials {
+    std::vector<std::string> contents;
+    std::int32_t first_id = 0;
+
+    std::vector<tokenizer::AddedToken> added() const;
+};
+inline const std::vector<std::string> kSpecials = {"[MASK]", "<s>", "[SEP]"};
+
+// The tokens of a text: special tokens, and between them what `encode` appends for a segment that begins at a character
+// with the next word's number, which it advances.
+using EncodeSegment = std::function<void(std::string_view, std::uint32_t position, std::uint32_t& word, Tokens&)>;
+Tokens around_specials(std::string_view text, const Specials& specials, const EncodeSegment& encode);
 
 }  // namespace fastbert::checks

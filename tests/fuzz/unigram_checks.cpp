@@ -20,9 +20,8 @@ using normalizer::Characters;
 using normalizer::Charsmap;
 using normalizer::Normalizer;
 using normalizer::Step;
-using tokenizer::Tokenizer;
 
-const std::vector<std::string> kSpecials = {"[MASK]", "<s>", "[SEP]"};
+const Specials kSpecialTokens{kSpecials};
 constexpr std::int32_t kUnknown = 3;
 constexpr unsigned kOptions = 16;
 
@@ -114,14 +113,13 @@ struct Subject {
     std::vector<std::int32_t> byte_ids;
     std::vector<Step> steps;
     std::vector<SplittingStep> splitters;
-    std::vector<std::unique_ptr<Unigram>> tokenizers;
-    std::vector<std::unique_ptr<tokenizer::Workspace>> workspaces;
+    Versions versions;
 };
 
 Subject& subject(unsigned choice) {
     static std::map<unsigned, Subject> subjects;
     Subject& entry = subjects[choice];
-    if (!entry.tokenizers.empty()) return entry;
+    if (!entry.versions.tokenizers.empty()) return entry;
     const auto add = [&](const std::string& token, double score) {
         if (!entry.ids.emplace(token, static_cast<std::int32_t>(entry.tokens.size())).second) return;
         entry.tokens.push_back(token);
@@ -147,15 +145,10 @@ Subject& subject(unsigned choice) {
     }
     entry.steps = normalizer_of(choice % 8);
     entry.splitters = splitter_of(choice % 8);
-    std::vector<tokenizer::AddedToken> added;
-    for (const std::string& content : kSpecials) {
-        added.push_back({.content = content, .id = static_cast<std::int32_t>(added.size()), .special = true});
-    }
     for (const SpaceScan& scan : {fastest_space_scan(), portable_space_scan()}) {
-        entry.tokenizers.push_back(std::make_unique<Unigram>(entry.tokens, entry.scores, kUnknown, entry.byte_ids, added,
-                                                             false, Normalizer(entry.steps),
-                                                             PreTokenizer(entry.splitters), scan));
-        entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+        entry.versions.add(std::make_unique<Unigram>(entry.tokens, entry.scores, kUnknown, entry.byte_ids,
+                                                     kSpecialTokens.added(), false, Normalizer(entry.steps),
+                                                     PreTokenizer(entry.splitters), scan));
     }
     return entry;
 }
@@ -226,25 +219,15 @@ Tokens plain(const Subject& subject, std::string_view text) {
     static std::map<const Subject*, std::unique_ptr<Normalizer>> normalizers;
     auto& normalizer = normalizers[&subject];
     if (!normalizer) normalizer = std::make_unique<Normalizer>(subject.steps);
-    Tokens tokens;
-    std::uint32_t position = 0, index = 0;
-    while (!text.empty()) {
-        const Special special = first_special(text, kSpecials);
-        const std::string_view segment = text.substr(0, special.begin);
+    const auto encode = [&](std::string_view segment, std::uint32_t position, std::uint32_t& index, Tokens& tokens) {
         Characters characters = normalizer->normalize(segment);
-        if (!characters.empty()) {
-            const bool at_start = position == 0 && characters.front().source == 0;
-            std::vector<Word> words{{std::move(characters), at_start}};
-            PreTokenizer(subject.splitters).split(words);
-            for (const Word& word : words) append_word(subject, word.text, position, index++, tokens);
-        }
-        position += static_cast<std::uint32_t>(unicode::count_characters(segment));
-        if (special.index < 0) break;
-        tokens.push_back({special.index, position, position + static_cast<std::uint32_t>(special.size), index++});
-        position += static_cast<std::uint32_t>(special.size);
-        text.remove_prefix(special.begin + special.size);
-    }
-    return tokens;
+        if (characters.empty()) return;
+        const bool at_start = position == 0 && characters.front().source == 0;
+        std::vector<Word> words{{std::move(characters), at_start}};
+        PreTokenizer(subject.splitters).split(words);
+        for (const Word& word : words) append_word(subject, word.text, position, index++, tokens);
+    };
+    return around_specials(text, kSpecialTokens, encode);
 }
 
 }  // namespace
@@ -252,16 +235,9 @@ Tokens plain(const Subject& subject, std::string_view text) {
 void check_unigram(std::string_view input) {
     if (input.size() < 2) return;
     const unsigned choice = static_cast<unsigned char>(input[0]) % kOptions;
-    const std::size_t limit = input[1] & 8 ? Tokenizer::kNoLimit : (static_cast<unsigned char>(input[1]) >> 4) + 1u;
-    const std::string text = make_valid(input.substr(2));
     const Subject& all = subject(choice);
-    for (const std::vector<std::string_view>& rows : {std::vector<std::string_view>{text}, lines_of(text)}) {
-        std::vector<Tokens> expected;
-        for (const std::string_view row : rows) expected.push_back(plain(all, row));
-        for (std::size_t version = 0; version < all.tokenizers.size(); ++version) {
-            check_rows(*all.tokenizers[version], *all.workspaces[version], rows, expected, limit, choice, version);
-        }
-    }
+    check_versions(all.versions, make_valid(input.substr(2)), limit_of(input[1]), choice,
+                   std::bind_front(plain, std::cref(all)));
 }
 
 void check_charsmap(std::string_view input) {

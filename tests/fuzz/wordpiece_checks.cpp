@@ -1,6 +1,7 @@
 #include "checks.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -8,7 +9,6 @@
 #include <vector>
 
 #include "tokenizer/batch.h"
-#include "unicode/utf8.h"
 #include "wordpiece/tokenizer.h"
 
 namespace fastbert::checks {
@@ -45,38 +45,27 @@ const std::vector<std::string>& vocabulary() {
     return tokens;
 }
 
-std::vector<AddedToken> specials() {
-    std::vector<AddedToken> tokens;
-    for (std::int32_t id = 0; id < 5; ++id) {
-        tokens.push_back({.content = vocabulary()[static_cast<std::size_t>(id)], .id = id, .special = true});
-    }
-    return tokens;
+const Specials& specials() {
+    static const Specials specials{{vocabulary().begin(), vocabulary().begin() + 5}};
+    return specials;
 }
 
 NormalizerOptions options_of(unsigned choice) { return {(choice & 1) != 0, (choice & 2) != 0, (choice & 4) != 0}; }
 
 // The same options with each version of the scan that this processor runs, and without a scan.
-struct Subject {
-    std::vector<std::unique_ptr<WordPiece>> tokenizers;
-    std::vector<std::unique_ptr<Workspace>> workspaces;  // kept, so that the caches fill
-};
-
-Subject& subject(unsigned choice) {
-    static std::map<unsigned, Subject> subjects;
-    Subject& entry = subjects[choice];
+Versions& subject(unsigned choice) {
+    static std::map<unsigned, Versions> subjects;
+    Versions& entry = subjects[choice];
     if (entry.tokenizers.empty()) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
-            entry.tokenizers.push_back(std::make_unique<WordPiece>(
-                vocabulary(), specials(), false, kUnknown, options_of(choice), version.scan));
-            entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+            entry.add(std::make_unique<WordPiece>(vocabulary(), specials().added(), false, kUnknown,
+                                                  options_of(choice), version.scan));
         }
         // A token that no text holds makes another tokenizer go the slow way, over the normalised text as a whole.
-        std::vector<AddedToken> added = specials();
+        std::vector<AddedToken> added = specials().added();
         added.push_back({.content = "\U000E0FFF\U000E0FFE\U000E0FFF", .id = 5, .normalized = true});
-        entry.tokenizers.push_back(
-            std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
-        entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+        entry.add(std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
     }
     return entry;
 }
@@ -118,85 +107,13 @@ private:
     std::map<std::string, std::int32_t, std::less<>> ids_;
 };
 
-std::uint32_t characters(std::string_view text) {
-    std::uint32_t count = 0;
-    for (const char byte : text) count += (byte & 0xC0) != 0x80;
-    return count;
-}
-
-Tokens plain(std::string_view text, const NormalizerTables& tables) {
-    Tokens tokens;
-    std::uint32_t position = 0, word = 0;
-    while (!text.empty()) {
-        std::size_t begin = std::string_view::npos, size = 0;
-        std::int32_t id = -1;
-        for (std::int32_t special = 0; special < 5; ++special) {
-            const std::string& content = vocabulary()[static_cast<std::size_t>(special)];
-            if (const std::size_t at = text.find(content); at < begin) begin = at, size = content.size(), id = special;
-        }
-        const std::string_view segment = text.substr(0, begin);
+Tokens plain(const NormalizerTables& tables, std::string_view text) {
+    const auto encode = [&](std::string_view segment, std::uint32_t position, std::uint32_t& word, Tokens& tokens) {
         PlainSink sink(tokens, position, word);
         WordSplitter<PlainSink, true>(tables, sink).split(segment);
         word = sink.next_word();
-        position += characters(segment);
-        if (id < 0) break;
-        tokens.push_back({id, position, position + static_cast<std::uint32_t>(size), word++});
-        position += static_cast<std::uint32_t>(size);
-        text.remove_prefix(begin + size);
-    }
-    return tokens;
-}
-
-// The same ids, each row between [CLS] and [SEP].
-void check_wrapped(const std::vector<std::string_view>& rows, std::size_t limit, const Buffer<std::int32_t>& ids,
-                   const std::vector<std::int64_t>& ends, unsigned choice, std::size_t version) {
-    static constexpr std::int32_t kBegin = 2, kEnd = 3;
-    std::vector<std::int32_t> expected;
-    std::vector<std::int64_t> expected_ends;
-    for (std::size_t row = 0; row < rows.size(); ++row) {
-        expected.push_back(kBegin);
-        expected.insert(expected.end(), ids.data() + (row == 0 ? 0 : ends[row - 1]), ids.data() + ends[row]);
-        expected.push_back(kEnd);
-        expected_ends.push_back(static_cast<std::int64_t>(expected.size()));
-    }
-    Buffer<std::int32_t> got;
-    std::vector<std::int64_t> got_ends(rows.size());
-    const Subject& all = subject(choice);
-    all.tokenizers[version]->encode(rows, limit == Tokenizer::kNoLimit ? limit : limit + 2, {{&kBegin, 1}, {&kEnd, 1}},
-                                    *all.workspaces[version], got, got_ends.data());
-    if (!std::equal(got.begin(), got.end(), expected.begin(), expected.end()) || got_ends != expected_ends) {
-        fail("wrapped rows", rows[0], choice, version);
-    }
-}
-
-void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, unsigned choice) {
-    const NormalizerTables tables(options_of(choice));
-    Subject& all = subject(choice);
-    std::vector<Tokens> expected;
-    for (const std::string_view row : rows) {
-        expected.push_back(plain(row, tables));
-        if (expected.back().size() > limit) expected.back().resize(limit);
-    }
-    for (std::size_t version = 0; version < all.tokenizers.size(); ++version) {
-        Buffer<std::int32_t> ids;
-        TokenColumns columns;
-        std::vector<std::int64_t> ends(rows.size()), aligned_ends(rows.size());
-        all.tokenizers[version]->encode(rows, limit, {}, *all.workspaces[version], ids, ends.data());
-        all.tokenizers[version]->encode_aligned(rows, limit, *all.workspaces[version], columns, aligned_ends.data());
-        if (ends != aligned_ends) fail("row ends", rows[0], choice, version);
-        check_wrapped(rows, limit, ids, ends, choice, version);
-        std::size_t at = 0;
-        for (std::size_t row = 0; row < rows.size(); ++row) {
-            if (static_cast<std::size_t>(ends[row]) != at + expected[row].size()) fail("counts", rows[row], choice, version);
-            for (const Token& token : expected[row]) {
-                const Token got{columns.ids[at], static_cast<std::uint32_t>(columns.begins[at]),
-                                static_cast<std::uint32_t>(columns.ends[at]), static_cast<std::uint32_t>(columns.words[at])};
-                if (ids[at] != token.id) fail("ids", rows[row], choice, version);
-                if (got != token) fail("positions", rows[row], choice, version);
-                ++at;
-            }
-        }
-    }
+    };
+    return around_specials(text, specials(), encode);
 }
 
 }  // namespace
@@ -204,10 +121,9 @@ void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, un
 void check_wordpiece(std::string_view input) {
     if (input.empty()) return;
     const unsigned choice = static_cast<unsigned char>(input[0]) % kOptions;
-    const std::size_t limit = input[0] & 8 ? Tokenizer::kNoLimit : (static_cast<unsigned char>(input[0]) >> 4) + 1u;
-    const std::string text = make_valid(input.substr(1));
-    check_rows({text}, limit, choice);
-    check_rows(lines_of(text), limit, choice);
+    const NormalizerTables tables(options_of(choice));
+    check_versions(subject(choice), make_valid(input.substr(1)), limit_of(input[0]), choice,
+                   std::bind_front(plain, std::cref(tables)));
 }
 
 void check_threads(std::string_view input, unsigned threads) {

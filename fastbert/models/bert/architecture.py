@@ -14,12 +14,8 @@ from fastbert.models.architecture import (
 )
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
-from fastbert.models.heads.sequence import (
-    ForMultipleChoice,
-    ForNextSentencePrediction,
-    ForSequenceClassification,
-)
-from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
+from fastbert.models.heads.sequence import ForNextSentencePrediction
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.ops.encoder_layer.spec import Activation, NormSpec, bert_layer
 
 # transformers' names of GELU by its approximation.
@@ -51,10 +47,7 @@ BERT = Architecture(
     config=BertConfig,
     class_prefix="Bert",
     base_model_prefix="bert",
-    heads=(
-        ForPreTraining, ForMaskedLM, ForNextSentencePrediction, ForSequenceClassification, ForTokenClassification,
-        ForQuestionAnswering, ForMultipleChoice, ForCausalLM,
-    ),
+    heads=(ForPreTraining, ForMaskedLM, ForNextSentencePrediction, *TASK_HEADS, ForCausalLM),
     class_names={"ForCausalLM": "BertLMHeadModel"},
     layouts=(
         TransformersLayout(
@@ -65,4 +58,4 @@ BERT = Architecture(
             ),
         ),
     ),
-)  # fmt: skip
+)

@@ -15,8 +15,7 @@ from fastbert.models.architecture import (
 from fastbert.models.bert.architecture import TANH_GELUS
 from fastbert.models.distilbert.config import DistilBertConfig
 from fastbert.models.heads.pretraining import ForMaskedLM
-from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
-from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 from fastbert.ops.encoder_layer.spec import Activation, NormSpec, bert_layer
 
@@ -63,7 +62,7 @@ DISTILBERT = Architecture(
     class_prefix="DistilBert",
     base_model_prefix="distilbert",
     key_map=KEY_MAP,
-    heads=(ForMaskedLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, ForMultipleChoice),
+    heads=(ForMaskedLM, *TASK_HEADS),
     classification_head=ClassificationHeadSpec("relu"),
     layouts=(
         TransformersLayout(

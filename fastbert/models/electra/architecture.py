@@ -10,8 +10,8 @@ from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.electra.config import ElectraConfig
 from fastbert.models.electra.heads import ElectraForMultipleChoice, ForReplacedTokenDetection
 from fastbert.models.heads.pretraining import ForMaskedLM
-from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
-from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
+from fastbert.models.heads.sequence import ForMultipleChoice
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 
 KEY_MAP = KeyMap(
@@ -36,10 +36,7 @@ ELECTRA = Architecture(
         )
     },
     replacements={ForMultipleChoice: ElectraForMultipleChoice},
-    heads=(
-        ForReplacedTokenDetection, ForMaskedLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering,
-        ForMultipleChoice,
-    ),
+    heads=(ForReplacedTokenDetection, ForMaskedLM, *TASK_HEADS),
     class_names={"ForReplacedTokenDetection": "ElectraForPreTraining"},
     classification_head=ClassificationHeadSpec("gelu", drops_input=True),
     layouts=(
@@ -51,4 +48,4 @@ ELECTRA = Architecture(
             projection="embeddings_project",
         ),
     ),
-)  # fmt: skip
+)

@@ -18,10 +18,10 @@ from fastbert.models.electra.config import ElectraConfig, generator_config
 from fastbert.models.electra.heads import ForReplacedTokenDetection
 from fastbert.models.electra.sampling import sample_tokens, uniform_draws
 from fastbert.models.heads.pretraining import ForMaskedLM
-from fastbert.models.labels import check_masked_positions, check_range
+from fastbert.models.labels import check_token_labels
 from fastbert.models.outputs import HeadOutput
 from fastbert.ops.dropout.masks import draw_keys
-from fastbert.packing import IGNORE_INDEX, PackedBatch
+from fastbert.packing import PackedBatch
 
 DISCRIMINATOR_WEIGHT = 50.0
 """The weight of the discriminator's loss beside the generator's (Clark et al. 2020, section 3.1 and appendix A)."""
@@ -137,7 +137,4 @@ class GeneratorAndDiscriminator(PreTrainedModel):
         Raises `UserError` that names the field and the value.
         """
         self.discriminator.base_model.check_ranges(batch)
-        if batch.labels is not None:
-            labels = batch.labels[batch.labels != IGNORE_INDEX]
-            check_range("labels", labels, self.config.vocab_size, "entries of the vocabulary")
-        check_masked_positions(batch)
+        check_token_labels(batch, self.config.vocab_size)

@@ -10,8 +10,8 @@ from fastbert.models.bert.architecture import TANH_GELUS
 from fastbert.models.gpt2.config import DecoderConfig, GPT2Config
 from fastbert.models.gpt2.weights import join_projections, split_projections
 from fastbert.models.heads.causal import ForCausalLM
-from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
-from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
+from fastbert.models.heads.sequence import ForSequenceClassification
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 from fastbert.ops.encoder_layer.spec import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 
@@ -33,7 +33,6 @@ KEY_MAP = KeyMap(
         ("lm_head.decoder.", "lm_head."),
     )
 )
-HEADS = (ForCausalLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, ForMultipleChoice)
 
 
 def decoder_spec(config: Any, norm: NormSpec, final_norm: NormSpec | None) -> ArchitectureSpec:
@@ -80,7 +79,7 @@ def decoder_architecture(
         to_file=join_projections,
         tied_head=True,
         classifier_bias=False,
-        heads=HEADS,
+        heads=(ForCausalLM, *TASK_HEADS),
         class_names={"ForCausalLM": f"{class_prefix}LMHeadModel"},
         layouts=(),
     )

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.base import resized
 from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads, TiedHead, VocabularyHead
-from fastbert.models.labels import USE_VOCABULARY, check_masked_positions, check_range, integers, mean_loss
+from fastbert.models.labels import USE_VOCABULARY, check_token_labels, integers, mean_loss
 from fastbert.models.outputs import CausalLMOutput
 from fastbert.models.packed import read_inputs
 from fastbert.models.unsupported_arguments import TransformersArguments
@@ -49,16 +48,10 @@ class ForCausalLM(ModelWithHead):
 
     def tie_weights(self) -> None:
         """Share the token embedding's weight, and the bias of BERT's head, with the decoder."""
-        self.head.decoder.weight = self.get_input_embeddings().weight
-        if not self.architecture.tied_head:
-            self.cls.predictions.decoder.bias = self.cls.predictions.bias
+        self.head.tie(self.get_input_embeddings().weight)
 
     def _resize_output(self, rows: int) -> None:
-        if not self.architecture.tied_head:
-            predictions = self.cls.predictions
-            added = predictions.bias.detach().new_zeros(max(rows - len(predictions.bias), 0))
-            predictions.bias = resized(predictions.bias, rows, added)
-        self.head.decoder.out_features = rows
+        self.head.resize(rows)
         self.tie_weights()
 
     def can_generate(self) -> bool:
@@ -124,10 +117,7 @@ class ForCausalLM(ModelWithHead):
         Raises `UserError` that names the field and the value.
         """
         self.base_model.check_ranges(batch)
-        if batch.labels is not None:
-            labels = batch.labels[batch.labels != IGNORE_INDEX]
-            check_range("labels", labels, self.config.vocab_size, "entries of the vocabulary")
-        check_masked_positions(batch)
+        check_token_labels(batch, self.config.vocab_size)
 
 
 def shifted_labels(labels: Tensor, batch: PackedBatch) -> Tensor:

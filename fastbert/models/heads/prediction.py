@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
+from fastbert.models.base import resized
 from fastbert.models.fusibility import is_plain, is_plain_without_bias, project, project_without_bias
 from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.modules import Norm, is_plain_norm
@@ -42,6 +43,14 @@ class VocabularyHead(nn.Module):
 
     transform: nn.Module
     decoder: nn.Linear
+
+    def tie(self, weight: Tensor) -> None:
+        """Share the token embedding's weight (vocab_size, width) with the decoder."""
+        self.decoder.weight = weight
+
+    def resize(self, rows: int) -> None:
+        """Predict that many tokens, before `tie` sets a weight with as many rows."""
+        self.decoder.out_features = rows
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
@@ -87,6 +96,16 @@ class PredictionHead(VocabularyHead):
         self.decoder = nn.Linear(config.token_embedding_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.decoder.bias = self.bias
+
+    def tie(self, weight: Tensor) -> None:
+        """Share the token embedding's weight (vocab_size, width) and the head's bias with the decoder."""
+        super().tie(weight)
+        self.decoder.bias = self.bias
+
+    def resize(self, rows: int) -> None:
+        """Predict that many tokens; the bias of new ones is 0."""
+        super().resize(rows)
+        self.bias = resized(self.bias, rows, self.bias.detach().new_zeros(max(rows - len(self.bias), 0)))
 
 
 class TiedHead(VocabularyHead):

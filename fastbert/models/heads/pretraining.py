@@ -9,15 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
-from fastbert.models.base import resized
 from fastbert.models.fusibility import project
 from fastbert.models.heads.base import LabelledTokens, ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads
 from fastbert.models.labels import (
     IS_NEXT,
     USE_VOCABULARY,
-    check_masked_positions,
-    check_range,
+    check_labels,
+    check_token_labels,
     class_labels,
     mean_loss,
 )
@@ -40,14 +39,10 @@ class MaskedLanguageModel(ModelWithHead):
 
     def tie_weights(self) -> None:
         """Share the token embedding's weight and the head's bias with the decoder."""
-        self.cls.predictions.decoder.weight = self.get_input_embeddings().weight
-        self.cls.predictions.decoder.bias = self.cls.predictions.bias
+        self.cls.predictions.tie(self.get_input_embeddings().weight)
 
     def _resize_output(self, rows: int) -> None:
-        predictions = self.cls.predictions
-        added = predictions.bias.detach().new_zeros(max(rows - len(predictions.bias), 0))
-        predictions.bias = resized(predictions.bias, rows, added)
-        predictions.decoder.out_features = rows
+        self.cls.predictions.resize(rows)
         self.tie_weights()
 
     def _predict(self, tokens: LabelledTokens, x: Tensor) -> tuple[Tensor | None, CrossEntropy | None]:
@@ -62,13 +57,8 @@ class MaskedLanguageModel(ModelWithHead):
         Raises `UserError` that names the field and the value.
         """
         self.base_model.check_ranges(batch)
-        for name, values, size, rows in (
-            ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
-            ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
-        ):
-            if values is not None:
-                check_range(name, values[values != IGNORE_INDEX], size, rows)
-        check_masked_positions(batch)
+        check_token_labels(batch, self.config.vocab_size)
+        check_labels("next_sentence_label", batch.next_sentence_label, 2, "classes")
 
 
 class ForPreTraining(MaskedLanguageModel):

@@ -14,8 +14,7 @@ from fastbert.models.architecture import (
 )
 from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.heads.pretraining import ForMaskedLM
-from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
-from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 from fastbert.models.roberta.config import CamembertConfig, RobertaConfig, XLMRobertaConfig
 
@@ -43,9 +42,7 @@ def _record(title: str, config: type[RobertaConfig], class_prefix: str, module: 
         class_prefix=class_prefix,
         base_model_prefix="roberta",
         key_map=KEY_MAP,
-        heads=(
-            ForMaskedLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, ForMultipleChoice,
-        ),
+        heads=(ForMaskedLM, *TASK_HEADS),
         classification_head=ClassificationHeadSpec("tanh", drops_input=True),
         layouts=(
             TransformersLayout(
@@ -55,7 +52,7 @@ def _record(title: str, config: type[RobertaConfig], class_prefix: str, module: 
                 prediction_head=PredictionHeadLayout(name=f"{class_prefix}LMHead"),
             ),
         ),
-    )  # fmt: skip
+    )
 
 
 ROBERTA = _record("RoBERTa (Liu et al. 2019)", RobertaConfig, "Roberta", "roberta")

@@ -108,9 +108,7 @@ class EncoderDecoder(CrossAttentionModel, BertForSequenceToSequence):
 
     def tie_weights(self) -> None:
         """Share the weight of the decoder's token embedding and the head's bias with the matmul of the head."""
-        predictions = self.head
-        predictions.decoder.weight = self.decoder.bert.embeddings.word_embeddings.weight
-        predictions.decoder.bias = predictions.bias
+        self.head.tie(self.decoder.bert.embeddings.word_embeddings.weight)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None

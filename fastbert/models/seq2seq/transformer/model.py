@@ -107,10 +107,10 @@ class TransformerForSequenceToSequence(CrossAttentionModel):
 
     def tie_weights(self) -> None:
         """Share the token embedding's weight with the matmul of the head."""
-        self.lm_head.decoder.weight = self.embeddings.word_embeddings.weight
+        self.lm_head.tie(self.embeddings.word_embeddings.weight)
 
     def _resize_output(self, rows: int) -> None:
-        self.lm_head.decoder.out_features = rows
+        self.lm_head.resize(rows)
         self.tie_weights()
 
     def check_ranges(self, batch: PackedBatch) -> None:
