@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tokenizer/added_tokens.h"
+#include "tokenizer/offset_trimming.h"
 #include "tokenizer/tokenizer.h"
 #include "wordpiece/piece_matcher.h"
 #include "wordpiece/scanner.h"
@@ -27,7 +28,8 @@ public:
     // their ids may be inside or after the vocabulary, and no content may be empty, normalised or not. With
     // `split_special`, special tokens are treated as text.
     WordPiece(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
-              std::int32_t unknown_id, const NormalizerOptions& options, Scan scan = fastest_scan());
+              std::int32_t unknown_id, const NormalizerOptions& options, const tokenizer::TrimOptions& trim = {},
+              Scan scan = fastest_scan());
 
     void encode(std::span<const std::string_view> texts, std::size_t limit, const tokenizer::Wrapping& wrapping,
                 Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const override;
@@ -63,6 +65,8 @@ private:
     std::vector<std::uint32_t> piece_bytes_;  // of each token, without its "##"
     std::int32_t unknown_id_;
     NormalizerTables tables_;
+    tokenizer::TrimOptions trim_;
+    tokenizer::TokenSpaces spaces_;  // if offsets are trimmed
     AddedTokens raw_tokens_, normalized_tokens_;
     PieceMatcher matcher_;
     Scan scan_;

@@ -68,7 +68,7 @@ Subject& subject(unsigned choice) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
             entry.tokenizers.push_back(std::make_unique<WordPiece>(
-                vocabulary(), specials(), false, kUnknown, options_of(choice), version.scan));
+                vocabulary(), specials(), false, kUnknown, options_of(choice), TrimOptions{}, version.scan));
             entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
         }
         // A token that no text holds makes another tokenizer go the slow way, over the normalised text as a whole.
