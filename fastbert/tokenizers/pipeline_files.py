@@ -67,7 +67,9 @@ def read_content(path: Path) -> Content:
         return _read_with_json(path, path, read_json(path))
     if (file := path / files.TOKENIZER_FILE).is_file():
         return _read_with_json(path, file, read_json(file))
-    config = {**_json_of(path / "config.json"), **_json_of(path / files.CONFIG_FILE)}
+    config: dict[str, Any] = {}
+    for name in ("config.json", files.SPECIAL_TOKENS_FILE, files.CONFIG_FILE):
+        config |= _json_of(path / name)
     for vocab_name, merges_name in ((VOCAB_JSON, MERGES_FILE), (_OLD_VOCAB_JSON, _OLD_MERGES)):
         if (path / vocab_name).is_file():
             return _with_settings(path, _read_bpe_files(path / vocab_name, path / merges_name, config), [])
