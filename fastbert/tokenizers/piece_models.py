@@ -16,7 +16,7 @@ from fastbert.tokenizers.template import RowTemplate, bert_template, roberta_tem
 
 _UNIGRAM = 1  # of TrainerSpec.ModelType
 _OTHER_MODELS = {2: "BPE", 3: "word", 4: "character"}
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of SentencePiece.Type
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # of SentencePiece.Type
 _EXTRA_IDS, _MOST_EXTRA_IDS = 100, 10_000  # of T5; the first where its configuration does not say
 
 
@@ -27,7 +27,7 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
     `config` holds the values of config.json, special_tokens_map.json and tokenizer_config.json. The rules are those of
     transformers' converters: XLM-RoBERTa and CamemBERT number their pieces behind fairseq's special tokens, ALBERT
     lower-cases and joins quotes, T5 has no token before a text and extra ones behind the pieces, DeBERTa strips the
-    text. Unlike there, a model with pieces for bytes uses them, as sentencepiece does.
+    text; characters without a piece are unknown, also where the model has pieces for bytes.
 
     Raises:
         UserError: the sentencepiece package is missing, the file is damaged, its model is not Unigram, or its special
@@ -41,6 +41,11 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
         raise VocabularyError(f"{path}: its pieces end with their space (treat_whitespace_as_suffix): not supported")
     check_count(len(model.pieces), str(path))
     pieces = [(_text_of(piece, index, path), float(piece.score)) for index, piece in enumerate(model.pieces)]
+    bytes_of_model = sum(piece.type == _BYTE for piece in model.pieces)
+    if model.trainer_spec.byte_fallback and bytes_of_model != 256:
+        raise VocabularyError(
+            f"{path}: byte_fallback needs a piece per byte, and it has {bytes_of_model} of 256; restore the file"
+        )
     unknown = [index for index, piece in enumerate(model.pieces) if piece.type == _UNKNOWN]
     if len(unknown) != 1:
         raise VocabularyError(
@@ -61,18 +66,17 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
             " architecture it has"
         )
     metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
-    byte_fallback = bool(model.trainer_spec.byte_fallback)
     pipeline = Pipeline(
         {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
         {"type": "Sequence", "pretokenizers": [*layout.splits, metaspace]},
         layout.template.to_json(ids.__getitem__),
-        {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, metaspace]} if byte_fallback else metaspace,
+        metaspace,
         path=path,
     )
     arguments = {
         "scores": [score for _, score in layout.pieces],
         "unknown_id": layout.unknown_id,
-        "byte_fallback": byte_fallback,
+        "byte_fallback": False,
     }
     content = Content("Unigram", [piece for piece, _ in layout.pieces], arguments, pipeline, dict(layout.options))
     added = [
