@@ -26,8 +26,8 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
 
     `config` holds the values of config.json, special_tokens_map.json and tokenizer_config.json. The rules are those of
     transformers' converters: XLM-RoBERTa and CamemBERT number their pieces behind fairseq's special tokens, ALBERT
-    lower-cases and joins quotes, T5 has no token before a text and extra ones behind the pieces, DeBERTa strips the
-    text; characters without a piece are unknown, also where the model has pieces for bytes.
+    lower-cases, joins quotes and splits a comma from a number, T5 has no token before a text and extra ones behind the
+    pieces, DeBERTa strips the text; characters without a piece are unknown, also where the model has pieces for bytes.
 
     Raises:
         UserError: the sentencepiece package is missing, the file is damaged, its model is not Unigram, or its special
@@ -84,7 +84,7 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
             AddedToken(piece.piece, special=piece.type == _CONTROL, normalized=False), ids[piece.piece], str(path)
         )
         for piece in model.pieces
-        if piece.type in (_CONTROL, _USER_DEFINED)
+        if piece.type == _CONTROL or (piece.type == _USER_DEFINED and layout.recognises_symbols)
     ]
     if family == "camembert" and not isinstance(config.get("mask_token"), Mapping):
         added.append(FileToken(AddedToken("<mask>", lstrip=True, special=True), ids["<mask>"], str(path)))
@@ -116,6 +116,8 @@ class _Layout(NamedTuple):
     behind_charsmap: Sequence[Mapping[str, Any]] = ()
     splits: Sequence[Mapping[str, Any]] = ({"type": "WhitespaceSplit"},)
     options: Mapping[str, Any] = {}
+    recognises_symbols: bool = True
+    """Symbols that users defined are added tokens; else pieces, whose score of 0 is above that of any other."""
 
 
 def _layout_of(
@@ -128,7 +130,8 @@ def _layout_of(
         return _Layout(pieces, unknown_id, RowTemplate(((0, 0), *ending), ((0, 0), *ending, (1, 0), *ending)))
     template = bert_template("[CLS]", "[SEP]")
     if family == "albert":
-        return _Layout(pieces, unknown_id, template, _albert_normalizers(config))
+        pieces = [(piece, score - 100 if _ends_with_number_and_comma(piece) else score) for piece, score in pieces]
+        return _Layout(pieces, unknown_id, template, _albert_normalizers(config), recognises_symbols=False)
     lower: list[dict[str, Any]] = [{"type": "Lowercase"}] * (config.get("do_lower_case") is True)
     return _Layout(
         pieces,
@@ -165,6 +168,10 @@ def _extra_tokens(config: Mapping[str, Any], size: int, path: Path) -> list[File
         )
     tokens = [AddedToken(f"<extra_id_{index}>", special=True) for index in reversed(range(count))]
     return [FileToken(token, size + index, str(path)) for index, token in enumerate(tokens)]
+
+
+def _ends_with_number_and_comma(piece: str) -> bool:
+    return len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
 
 
 def _albert_normalizers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
