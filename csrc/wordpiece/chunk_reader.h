@@ -28,10 +28,10 @@ public:
 
     template <class Encoder>
     void encode_segment(Encoder& encoder, std::string_view text, bool) {
-        if (tokenizer_.normalized_tokens_.empty()) {
-            encoder.encode_run(text);
-        } else {
+        if (tokenizer_.needles_.may_occur_in(text)) {
             encode_normalized(encoder, text);
+        } else {
+            encoder.encode_run(text);
         }
     }
 

@@ -40,6 +40,7 @@ WordPiece::WordPiece(std::vector<std::string> tokens, const std::vector<AddedTok
       spaces_(trim.enabled ? spaces_of_tokens(tokens_) : tokenizer::TokenSpaces()),
       raw_tokens_(chosen(added, options, false), split_special),
       normalized_tokens_(chosen(added, options, true), split_special),
+      needles_(chosen(added, options, true), options),
       matcher_(tokens_),
       scan_(scan) {
     piece_bytes_.reserve(tokens_.size());

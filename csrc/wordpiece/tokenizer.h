@@ -12,6 +12,7 @@
 #include "tokenizer/tokenizer.h"
 #include "wordpiece/piece_matcher.h"
 #include "wordpiece/scanner.h"
+#include "wordpiece/token_needles.h"
 #include "wordpiece/word_splitter.h"
 
 namespace fastbert::wordpiece {
@@ -48,7 +49,7 @@ public:
     class Reader;
     const AddedTokens& raw_tokens() const { return raw_tokens_; }
     bool stages(std::string_view staged) const {
-        return normalized_tokens_.empty() && !raw_tokens_.occurs_in(staged);
+        return !raw_tokens_.occurs_in(staged) && !needles_.may_occur_in(staged);
     }
     bool stages_prefix() const { return false; }
     void scan(const std::uint8_t* text, std::size_t size, bool, tokenizer::Window& window) const {
@@ -68,6 +69,7 @@ private:
     tokenizer::TrimOptions trim_;
     tokenizer::TokenSpaces spaces_;  // if offsets are trimmed
     AddedTokens raw_tokens_, normalized_tokens_;
+    TokenNeedles needles_;  // of normalized_tokens_
     PieceMatcher matcher_;
     Scan scan_;
 };
