@@ -71,12 +71,15 @@ Subject& subject(unsigned choice) {
                 vocabulary(), specials(), false, kUnknown, options_of(choice), TrimOptions{}, version.scan));
             entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
         }
-        // A token that no text holds makes another tokenizer go the slow way, over the normalised text as a whole.
-        std::vector<AddedToken> added = specials();
-        added.push_back({.content = "\U000E0FFF\U000E0FFE\U000E0FFF", .id = 5, .normalized = true});
-        entry.tokenizers.push_back(
-            std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
-        entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+        // Tokens that no text holds make others go the slow way, over the normalised text as a whole: for every text,
+        // or for those with "<" or a character that becomes one.
+        for (const char* content : {"\U000E0FFF\U000E0FFE\U000E0FFF", "<\U000E0FFF\U000E0FFE"}) {
+            std::vector<AddedToken> added = specials();
+            added.push_back({.content = content, .id = 5, .normalized = true});
+            entry.tokenizers.push_back(
+                std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
+            entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
+        }
     }
     return entry;
 }
