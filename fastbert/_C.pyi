@@ -89,6 +89,8 @@ class WordPiece(Tokenizer):
         split_special: bool,
         unknown_id: int,
         options: NormalizerOptions,
+        trim_offsets: bool,
+        expects_prefix: bool,
     ) -> None: ...
     def split_words(self, text: str) -> list[str]: ...
 

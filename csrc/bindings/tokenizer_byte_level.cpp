@@ -86,7 +86,7 @@ std::unique_ptr<ByteLevelBpe> make_tokenizer(std::vector<std::string> tokens,
     }
     py::gil_scoped_release release;
     return std::make_unique<ByteLevelBpe>(tokens, rows, added, split_special, handle.normalizer,
-                                          ByteLevelOptions{prefix_space, trim_offsets, expects_prefix, whole_words});
+                                          ByteLevelOptions{prefix_space, {trim_offsets, expects_prefix}, whole_words});
 }
 
 void bind_classes(py::module_& module) {

@@ -25,7 +25,7 @@ using namespace wordpiece;
 
 std::unique_ptr<WordPiece> make_tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added,
                                           bool split_special, std::int32_t unknown_id,
-                                          const NormalizerOptions& options) {
+                                          const NormalizerOptions& options, bool trim_offsets, bool expects_prefix) {
     if (unknown_id < 0 || static_cast<std::size_t>(unknown_id) >= tokens.size()) {
         throw py::value_error("the unknown token must lie in the vocabulary");
     }
@@ -34,7 +34,8 @@ std::unique_ptr<WordPiece> make_tokenizer(std::vector<std::string> tokens, const
             throw py::value_error("nothing is left of an added token when it is normalised");
         }
     }
-    return std::make_unique<WordPiece>(std::move(tokens), added, split_special, unknown_id, options);
+    return std::make_unique<WordPiece>(std::move(tokens), added, split_special, unknown_id, options,
+                                       tokenizer::TrimOptions{trim_offsets, expects_prefix});
 }
 
 // One word per call of word(), as Python strings.
@@ -64,7 +65,8 @@ void bind_classes(py::module_& module) {
             }));
 
     py::class_<WordPiece, tokenizer::Tokenizer>(module, "WordPiece", "BERT's tokenizer.")
-        .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a)
+        .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a,
+             "trim_offsets"_a, "expects_prefix"_a)
         .def("split_words", &split_words, "text"_a, "Return the normalised words of a text.");
 
     py::class_<WordCounter> counter(module, "WordCounter", "Counts normalised words.");

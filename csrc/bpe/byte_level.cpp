@@ -24,6 +24,16 @@ std::array<std::int32_t, 256> ids_of_bytes(const std::vector<std::string>& token
     return ids;
 }
 
+// Of white space, only a space is spelled as one in the vocabulary.
+tokenizer::TokenSpaces spaces_of_bytes(const std::vector<std::string>& tokens) {
+    std::vector<tokenizer::Spaces> spaces;
+    for (const std::string& token : tokens) {
+        spaces.push_back({std::min(token.find_first_not_of(' '), token.size()),
+                          token.size() - (token.find_last_not_of(' ') + 1)});
+    }
+    return tokenizer::TokenSpaces(spaces);
+}
+
 bool stay_apart(const std::vector<AddedToken>& added) {
     return std::all_of(added.begin(), added.end(), [](const AddedToken& token) {
         if (!token.normalized) return true;
@@ -41,6 +51,7 @@ ByteLevelBpe::ByteLevelBpe(const std::vector<std::string>& tokens,
                            bool split_special, normalizer::Normalizer normalizer, const ByteLevelOptions& options,
                            SplitScan scan)
     : tokens_(tokens),
+      spaces_(options.trim.enabled ? spaces_of_bytes(tokens_) : tokenizer::TokenSpaces()),
       merges_(merges, ids_of_bytes(tokens_)),
       raw_tokens_(normalizer::searched(added, nullptr), split_special),
       normalized_tokens_(normalizer::searched(added, &normalizer), split_special),
@@ -48,14 +59,8 @@ ByteLevelBpe::ByteLevelBpe(const std::vector<std::string>& tokens,
       normalizer_(std::move(normalizer)),
       options_(options),
       scan_(scan) {
-    for (std::size_t id = 0; id < tokens_.size(); ++id) {
-        if (options_.whole_words) words_.emplace(tokens_[id], static_cast<std::int32_t>(id));
-        const std::string& token = tokens_[id];
-        constexpr std::size_t kMost = 255;
-        const std::size_t leading = std::min(token.find_first_not_of(' '), token.size());
-        const std::size_t trailing = token.size() - (token.find_last_not_of(' ') + 1);
-        spaces_.push_back({static_cast<std::uint8_t>(std::min(leading, kMost)),
-                           static_cast<std::uint8_t>(std::min(trailing, kMost))});
+    if (options_.whole_words) {
+        for (std::size_t id = 0; id < tokens_.size(); ++id) words_.emplace(tokens_[id], static_cast<std::int32_t>(id));
     }
     give_back(make_workspace());
 }

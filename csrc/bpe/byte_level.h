@@ -14,6 +14,7 @@
 #include "bpe/split_scan.h"
 #include "normalizer/normalizer.h"
 #include "tokenizer/added_tokens.h"
+#include "tokenizer/offset_trimming.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fastbert::bpe {
@@ -25,8 +26,7 @@ using tokenizer::Workspace;
 
 struct ByteLevelOptions {
     bool prefix_space = false;  // put a space before text that begins without one
-    // Offsets without the white space of their tokens; the first space of a text counts as added if `expects_prefix`.
-    bool trim_offsets = false, expects_prefix = false;
+    tokenizer::TrimOptions trim;
     bool whole_words = false;  // a chunk in the vocabulary is one token, whatever its merges (`ignore_merges`)
 };
 
@@ -59,14 +59,10 @@ public:
     }
 
 private:
-    struct Spaces {
-        std::uint8_t leading = 0, trailing = 0;
-    };
-
     std::unique_ptr<Workspace> make_workspace() const override;
 
     std::vector<std::string> tokens_;
-    std::vector<Spaces> spaces_;  // of each token
+    tokenizer::TokenSpaces spaces_;  // if offsets are trimmed
     Merges merges_;
     std::unordered_map<std::string_view, std::int32_t> words_;  // the vocabulary, if `whole_words`
     AddedTokens raw_tokens_, normalized_tokens_;

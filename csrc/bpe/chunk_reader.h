@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bpe/byte_level.h"
+#include "tokenizer/offset_trimming.h"
 #include "tokenizer/piece_positions.h"
 #include "unicode/utf8.h"
 
@@ -24,7 +25,8 @@ struct MergerScratch final : tokenizer::Scratch {
 
 class ByteLevelBpe::Reader {
 public:
-    Reader(const ByteLevelBpe& kind, Workspace& workspace) : kind_(kind), workspace_(workspace) {
+    Reader(const ByteLevelBpe& kind, Workspace& workspace)
+        : kind_(kind), workspace_(workspace), trimmer_(kind.options_.trim, kind.spaces_) {
         if (!workspace.scratch) workspace.scratch = std::make_unique<MergerScratch>(kind.merges_);
     }
 
@@ -67,40 +69,13 @@ public:
     void read_giant(const std::uint8_t* raw, std::size_t size) { read(raw, raw, size); }
 
     void keep_strings(tokenizer::AddedStrings&) {}
-    void note_match(std::size_t index, std::string_view spelling) {
-        if (kind_.options_.trim_offsets) matches_.push_back({index, tokenizer::leading_space(spelling),
-                                                             tokenizer::trailing_space(spelling)});
-    }
-
-    // Take the white space of tokens out of their offsets, as the reference does once a row is complete.
+    void note_match(std::size_t index, std::string_view spelling) { trimmer_.note_match(index, spelling); }
     template <class Encoder>
     void finish_row(Encoder& encoder, std::size_t first, std::size_t end) {
-        if (!kind_.options_.trim_offsets) return;
-        TokenColumns& tokens = encoder.output();
-        auto match = matches_.begin();
-        for (std::size_t i = first; i < end; ++i) {
-            while (match != matches_.end() && match->index < i) ++match;
-            const bool is_match = match != matches_.end() && match->index == i;
-            const Spaces& spaces = kind_.spaces_[is_match ? 0 : static_cast<std::size_t>(tokens.ids[i])];
-            const auto leading = static_cast<std::int32_t>(is_match ? match->leading : spaces.leading);
-            const auto trailing = static_cast<std::int32_t>(is_match ? match->trailing : spaces.trailing);
-            std::int32_t& from = tokens.begins[i];
-            std::int32_t& to = tokens.ends[i];
-            if (leading > 0) {
-                // A single space counts as added by the prefix; several do not.
-                const bool is_prefix = (i == first || from == 0) && kind_.options_.expects_prefix && leading == 1;
-                if (!is_prefix) from = std::min(from + leading, to);
-            }
-            if (trailing > 0 && to >= trailing) to = std::max(to - trailing, from);
-        }
-        matches_.clear();
+        trimmer_.finish_row(encoder.output(), first, end);
     }
 
 private:
-    struct Match {
-        std::size_t index, leading, trailing;
-    };
-
     // A single space between visible ASCII characters begins a chunk.
     static bool is_safe_cut(std::string_view text, std::size_t at) {
         const auto is_visible = [text](std::size_t i) { return text[i] > ' ' && text[i] < 0x7F; };
@@ -172,7 +147,7 @@ private:
     const ByteLevelBpe& kind_;
     Workspace& workspace_;
     std::string prefixed_;
-    std::vector<Match> matches_;
+    tokenizer::OffsetTrimmer trimmer_;
 };
 
 }  // namespace fastbert::bpe

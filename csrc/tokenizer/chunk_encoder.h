@@ -129,6 +129,7 @@ public:
     }
     void append_token(std::int32_t id, std::uint32_t begin, std::uint32_t end, std::string_view spelling) {
         note_string(spelling);
+        if constexpr (kAligned) reader_.note_match(ids().size(), spelling);
         append({id, begin, end, 0});
         word_ += 1;
     }

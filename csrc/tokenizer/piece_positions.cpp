@@ -1,30 +1,6 @@
 #include "tokenizer/piece_positions.h"
 
-#include "unicode/properties.h"
-#include "unicode/utf8.h"
-
 namespace fastbert::tokenizer {
-
-std::size_t leading_space(std::string_view text) {
-    const std::uint8_t* at = unicode::bytes_of(text);
-    const std::uint8_t* const end = at + text.size();
-    std::size_t count = 0;
-    while (at < end && unicode::is_whitespace(unicode::decode(at))) ++count;
-    return count;
-}
-
-std::size_t trailing_space(std::string_view text) {
-    std::size_t count = 0;
-    while (!text.empty()) {
-        std::size_t last = text.size() - 1;
-        while ((static_cast<std::uint8_t>(text[last]) & 0xC0) == 0x80) --last;
-        const std::uint8_t* at = unicode::bytes_of(text.substr(last));
-        if (!unicode::is_whitespace(unicode::decode(at))) break;
-        text = text.substr(0, last);
-        ++count;
-    }
-    return count;
-}
 
 void count_in_characters(const std::uint8_t* text, std::size_t size, std::vector<Piece>& pieces) {
     std::size_t byte = 0;

@@ -12,10 +12,6 @@
 
 namespace fastbert::tokenizer {
 
-// The characters of white space at the ends of a text.
-std::size_t leading_space(std::string_view text);
-std::size_t trailing_space(std::string_view text);
-
 // Turn the byte ranges of pieces, which cover `text` in order, into ranges of characters: those that a piece has any byte
 // of. Several pieces in a row may cover the same range.
 void count_in_characters(const std::uint8_t* text, std::size_t size, std::vector<Piece>& pieces);

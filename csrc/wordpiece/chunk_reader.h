@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/offset_trimming.h"
 #include "unicode/tables.h"
 #include "unicode/utf8.h"
 #include "wordpiece/normalized_text.h"
@@ -20,14 +21,17 @@ using unicode::count_characters;
 class WordPiece::Reader {
 public:
     Reader(const WordPiece& tokenizer, Workspace& workspace)
-        : tokenizer_(tokenizer), pieces_(workspace.pieces), splitter_(tokenizer.tables_, *this) {}
+        : tokenizer_(tokenizer),
+          pieces_(workspace.pieces),
+          splitter_(tokenizer.tables_, *this),
+          trimmer_(tokenizer.trim_, tokenizer.spaces_) {}
 
     template <class Encoder>
     void encode_segment(Encoder& encoder, std::string_view text, bool) {
-        if (tokenizer_.normalized_tokens_.empty()) {
-            encoder.encode_run(text);
-        } else {
+        if (tokenizer_.needles_.may_occur_in(text)) {
             encode_normalized(encoder, text);
+        } else {
+            encoder.encode_run(text);
         }
     }
 
@@ -39,9 +43,11 @@ public:
     }
 
     void keep_strings(tokenizer::AddedStrings&) {}
-    void note_match(std::size_t, std::string_view) {}
+    void note_match(std::size_t index, std::string_view spelling) { trimmer_.note_match(index, spelling); }
     template <class Encoder>
-    void finish_row(Encoder&, std::size_t, std::size_t) {}
+    void finish_row(Encoder& encoder, std::size_t first, std::size_t end) {
+        trimmer_.finish_row(encoder.output(), first, end);
+    }
 
     // `raw` is the text's bytes, `folded` has ASCII in lower case if the tokenizer lower-cases.
     void read(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size) {
@@ -157,6 +163,7 @@ private:
     const WordPiece& tokenizer_;
     std::vector<Piece>& pieces_;
     WordSplitter<Reader, true> splitter_;
+    tokenizer::OffsetTrimmer trimmer_;
     std::uint32_t next_word_ = 0;
 };
 

@@ -22,15 +22,25 @@ std::vector<AddedToken> chosen(const std::vector<AddedToken>& tokens, const Norm
     return result;
 }
 
+tokenizer::TokenSpaces spaces_of_tokens(const std::vector<std::string>& tokens) {
+    std::vector<tokenizer::Spaces> spaces;
+    for (const std::string& token : tokens) spaces.push_back(tokenizer::spaces_of(token));
+    return tokenizer::TokenSpaces(spaces);
+}
+
 }  // namespace
 
 WordPiece::WordPiece(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
-                     std::int32_t unknown_id, const NormalizerOptions& options, Scan scan)
+                     std::int32_t unknown_id, const NormalizerOptions& options, const tokenizer::TrimOptions& trim,
+                     Scan scan)
     : tokens_(std::move(tokens)),
       unknown_id_(unknown_id),
       tables_(options),
+      trim_(trim),
+      spaces_(trim.enabled ? spaces_of_tokens(tokens_) : tokenizer::TokenSpaces()),
       raw_tokens_(chosen(added, options, false), split_special),
       normalized_tokens_(chosen(added, options, true), split_special),
+      needles_(chosen(added, options, true), options),
       matcher_(tokens_),
       scan_(scan) {
     piece_bytes_.reserve(tokens_.size());

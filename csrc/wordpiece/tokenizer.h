@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "tokenizer/added_tokens.h"
+#include "tokenizer/offset_trimming.h"
 #include "tokenizer/tokenizer.h"
 #include "wordpiece/piece_matcher.h"
 #include "wordpiece/scanner.h"
+#include "wordpiece/token_needles.h"
 #include "wordpiece/word_splitter.h"
 
 namespace fastbert::wordpiece {
@@ -27,7 +29,8 @@ public:
     // their ids may be inside or after the vocabulary, and no content may be empty, normalised or not. With
     // `split_special`, special tokens are treated as text.
     WordPiece(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
-              std::int32_t unknown_id, const NormalizerOptions& options, Scan scan = fastest_scan());
+              std::int32_t unknown_id, const NormalizerOptions& options, const tokenizer::TrimOptions& trim = {},
+              Scan scan = fastest_scan());
 
     void encode(std::span<const std::string_view> texts, std::size_t limit, const tokenizer::Wrapping& wrapping,
                 Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const override;
@@ -46,7 +49,7 @@ public:
     class Reader;
     const AddedTokens& raw_tokens() const { return raw_tokens_; }
     bool stages(std::string_view staged) const {
-        return normalized_tokens_.empty() && !raw_tokens_.occurs_in(staged);
+        return !raw_tokens_.occurs_in(staged) && !needles_.may_occur_in(staged);
     }
     bool stages_prefix() const { return false; }
     void scan(const std::uint8_t* text, std::size_t size, bool, tokenizer::Window& window) const {
@@ -63,7 +66,10 @@ private:
     std::vector<std::uint32_t> piece_bytes_;  // of each token, without its "##"
     std::int32_t unknown_id_;
     NormalizerTables tables_;
+    tokenizer::TrimOptions trim_;
+    tokenizer::TokenSpaces spaces_;  // if offsets are trimmed
     AddedTokens raw_tokens_, normalized_tokens_;
+    TokenNeedles needles_;  // of normalized_tokens_
     PieceMatcher matcher_;
     Scan scan_;
 };

@@ -3,7 +3,7 @@
 Files are untrusted: a damaged file is a `VocabularyError` that names the file, the line and the cure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fastbert.tokenizers.json_files import (
     read_tokenizer_json,
     tokenizer_json,
 )
+from fastbert.tokenizers.template import PostProcessor
 
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
@@ -33,6 +34,14 @@ ADDED_TOKENS_FILE = "added_tokens.json"
 SPECIAL_TOKEN_NAMES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", *SPECIAL_TOKEN_NAMES)
 DEFAULT_SPECIAL_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
+# The usual special tokens of roles that no file assigns.
+USUAL_SPECIAL_TOKENS = {
+    "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
+    "mask_token": ("<mask>", "[MASK]"),
+    "unk_token": ("<unk>", "[UNK]", "<|endoftext|>"),
+    "bos_token": ("<s>", "[CLS]", "<|endoftext|>"),
+    "eos_token": ("</s>", "[SEP]", "<|endoftext|>"),
+}
 OPTION_NAMES = (
     "do_lower_case",
     "strip_accents",
@@ -42,6 +51,14 @@ OPTION_NAMES = (
     "padding_side",
     "truncation_side",
 )
+# What a tokenizer.json of MPNet says beside its vocabulary.
+_MPNET = {
+    "row_format": "roberta",
+    "trim_offsets": True,
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
 _EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
 # Added tokens are searched in every text with a table of one entry per byte.
@@ -135,7 +152,15 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     if from_json is None and not (folder / CONFIG_FILE).is_file():
         options |= guess_case(vocab, folder / VOCAB_FILE)
     added = from_json.added if from_json is not None else []
+    config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+    is_bare_mpnet = from_json is None and _family(folder, config).startswith("mpnet")
+    if is_bare_mpnet:
+        options |= _MPNET
     options |= read_settings(folder, options, added, vocab)
+    if is_bare_mpnet and options["mask_token"] not in (token.content for token in options["added_tokens"]):
+        options["added_tokens"].append(AddedToken(options["mask_token"], lstrip=True, special=True))
+    if options.get("row_format") == "roberta":
+        options |= usual_special_tokens(options, vocab)
     for role in SPECIAL_TOKEN_ROLES[:2]:
         # Of no effect on BERT's rows, so that a configuration may name any.
         if options.get(role) not in {*vocab, *(token.content for token in options["added_tokens"])}:
@@ -183,18 +208,44 @@ def _input_names(folder: Path, config: Mapping[str, Any]) -> list[str] | None:
     names = config.get("model_input_names")
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
         return names
+    # The only architecture whose tokenizer is BERT's in all but this.
+    return ["input_ids", "attention_mask"] if _family(folder, config).startswith("distilbert") else None
+
+
+def _family(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return the class of a folder's tokenizer, given its configuration, or else its architecture; in lower case."""
     kind = config.get("tokenizer_class")
     if kind is None and (folder / "config.json").is_file():
         kind = read_json(folder / "config.json").get("model_type")
-    # The only architecture whose tokenizer is BERT's in all but this.
-    return ["input_ids", "attention_mask"] if str(kind).lower().startswith("distilbert") else None
+    return str(kind).lower()
 
 
 def read_tokenizer_file(path: Path) -> tuple[list[str], dict[str, Any]]:
     """Return the vocabulary and constructor options of a tokenizer.json alone."""
     vocab, options, added = read_tokenizer_json(path)
     check_tokens(vocab, lambda index: f"{path}, id {index}")
-    return vocab, options | {"added_tokens": order_added_tokens(added, vocab)}
+    options["added_tokens"] = order_added_tokens(added, vocab)
+    # The roles of BERT's rows have BERT's names.
+    return vocab, options | (usual_special_tokens(options, vocab) if "row_format" in options else {})
+
+
+def usual_special_tokens(
+    options: Mapping[str, Any],
+    vocab: Iterable[str],
+    usual: Mapping[str, Sequence[str]] = USUAL_SPECIAL_TOKENS,
+) -> dict[str, str]:
+    """Return the special tokens of roles that the options lack: by role, the first of the usual ones that a tokenizer
+    has. An unknown token must be recognised in text."""
+    missing = {role: names for role, names in usual.items() if role not in options}
+    names = {name for names_of_role in missing.values() for name in names_of_role}
+    recognised = {token.content for token in options["added_tokens"] if token.special}
+    known = {token for token in vocab if token in names} | {token.content for token in options["added_tokens"]}
+    roles = {}
+    for role, names_of_role in missing.items():
+        candidates = [name for name in names_of_role if name in (recognised if role == "unk_token" else known)]
+        if candidates:
+            roles[role] = candidates[0]
+    return roles
 
 
 def read_vocab_file(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -219,20 +270,22 @@ def write_folder(
     options: dict[str, Any],
     special_tokens: dict[str, Any],
     added: Mapping[int, AddedToken],
+    post_processor: PostProcessor,
 ) -> tuple[str, ...]:
     """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers does; return their paths."""
     _check_line_ends(vocab)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {str(index): token.to_dict() for index, token in added.items()}
     # A tokenizer of transformers that takes everything from tokenizer.json, or BERT's.
-    kind = "PreTrainedTokenizerFast" if "row_format" in options else "BertTokenizer"
+    kind = "BertTokenizer" if post_processor.is_bert else "PreTrainedTokenizerFast"
     config = {"tokenizer_class": kind, **options, **special_tokens, "added_tokens_decoder": by_id}
     write_vocab(folder / VOCAB_FILE, vocab)
     write_json_atomic(folder / CONFIG_FILE, config, ensure_ascii=False)
     write_json_atomic(folder / SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)
     # transformers prefers the vocabulary of an existing tokenizer.json, and strips white space from vocab.txt.
-    if (folder / TOKENIZER_FILE).exists() or "row_format" in options or any(token != token.rstrip() for token in vocab):
-        content = tokenizer_json(vocab, options, special_tokens, added)
+    needs_json = not post_processor.is_bert or any(token != token.rstrip() for token in vocab)
+    if needs_json or (folder / TOKENIZER_FILE).exists():
+        content = tokenizer_json(vocab, options, special_tokens, added, post_processor)
         write_json_atomic(folder / TOKENIZER_FILE, content, ensure_ascii=False)
     names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
     return tuple(str(folder / name) for name in names if (folder / name).exists())

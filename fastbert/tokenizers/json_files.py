@@ -15,7 +15,7 @@ from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_regular, shown
 from fastbert.tokenizers.added import FLAGS, AddedToken
 from fastbert.tokenizers.json_errors import VocabularyError
-from fastbert.tokenizers.template import bert_template, read_post_processor, roberta_template
+from fastbert.tokenizers.template import PostProcessor, bert_template, read_post_processor, roberta_template
 
 # The largest published vocabularies have 900,000 tokens; larger files would take seconds and gigabytes to read.
 MAX_TOKENS = 1 << 20
@@ -162,11 +162,10 @@ def tokenizer_json(
     options: dict[str, Any],
     special_tokens: dict[str, Any],
     added: Mapping[int, AddedToken],
+    post_processor: PostProcessor,
 ) -> dict[str, Any]:
     """Return the content of a tokenizer's tokenizer.json."""
     ids = {token: index for index, token in enumerate(vocab)} | {token.content: index for index, token in added.items()}
-    build = roberta_template if options.get("row_format") == "roberta" else bert_template
-    template = build(special_tokens["cls_token"], special_tokens["sep_token"])
     return {
         "version": "1.0",
         "truncation": None,
@@ -180,7 +179,7 @@ def tokenizer_json(
             "lowercase": options["do_lower_case"],
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": template.to_json(ids.__getitem__),
+        "post_processor": post_processor.to_json(ids.__getitem__),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece",
@@ -226,7 +225,7 @@ def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], path: Path) -> dict[str, Any]:
-    """Return the tokens before and after sequences, and which of the known rows they make."""
+    """Return the tokens before and after sequences, which of the known rows they make, and what it does to offsets."""
     if processor is None:
         return {}
     read = read_post_processor(processor, path)
@@ -238,11 +237,13 @@ def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], pat
             )
     special = read.template.special_tokens()
     if len(special) == 2:
-        tokens = {"cls_token": special[0], "sep_token": special[1]}
+        options: dict[str, Any] = {"cls_token": special[0], "sep_token": special[1]}
+        if read.trim_offsets:
+            options |= {"trim_offsets": True, "expects_prefix": read.expects_prefix}
         if read.template == bert_template(*special):
-            return tokens
+            return options
         if read.template == roberta_template(*special):
-            return {**tokens, "row_format": "roberta"}
+            return {**options, "row_format": "roberta"}
     raise VocabularyError(
         f"{path}: its post_processor ({shown(processor.get('type'))}) is not BERT's: [CLS] A [SEP], and [CLS] A [SEP] B"
         " [SEP] with type 1 from B on; nor RoBERTa's: <s> A </s></s> B </s> with type 0; others are not supported"

@@ -31,15 +31,6 @@ VOCAB_JSON, MERGES_FILE = "vocab.json", "merges.txt"
 _OLD_VOCAB_JSON, _OLD_MERGES = "encoder.json", "vocab.bpe"
 PIECE_MODELS = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
 
-# The usual special tokens of roles that no file assigns.
-_USUAL = {
-    "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
-    "mask_token": ("<mask>", "[MASK]"),
-    "unk_token": ("<unk>", "[UNK]", "<|endoftext|>"),
-    "bos_token": ("<s>", "[CLS]", "<|endoftext|>"),
-    "eos_token": ("</s>", "[SEP]", "<|endoftext|>"),
-}
-
 
 def kind_of(model: Any) -> Any:
     """Return the type of a tokenizer.json's model, which files of older versions leave out."""
@@ -76,7 +67,9 @@ def read_content(path: Path) -> Content:
         return _read_with_json(path, path, read_json(path))
     if (file := path / files.TOKENIZER_FILE).is_file():
         return _read_with_json(path, file, read_json(file))
-    config = {**_json_of(path / "config.json"), **_json_of(path / files.CONFIG_FILE)}
+    config: dict[str, Any] = {}
+    for name in ("config.json", files.SPECIAL_TOKENS_FILE, files.CONFIG_FILE):
+        config |= _json_of(path / name)
     for vocab_name, merges_name in ((VOCAB_JSON, MERGES_FILE), (_OLD_VOCAB_JSON, _OLD_MERGES)):
         if (path / vocab_name).is_file():
             return _with_settings(path, _read_bpe_files(path / vocab_name, path / merges_name, config), [])
@@ -251,19 +244,16 @@ def _with_settings(folder: Path, content: Content, added: Sequence[FileToken], *
     added_tokens: list[AddedToken] = options["added_tokens"]
     processor = read_post_processor(content.pipeline.post_processor, content.pipeline.path)
     before, behind = processor.template.around()
-    roles = dict(_USUAL)
+    roles: dict[str, Sequence[str]] = dict(files.USUAL_SPECIAL_TOKENS)
     roles |= {"cls_token": tuple(before[:1]), "sep_token": tuple(behind[-1:])}
     named = {name for names in roles.values() for name in names} | {
         str(options[role]) for role in roles if role in options
     }
     known = {token for token in content.vocab if token in named} | {token.content for token in added_tokens}
-    recognised = {token.content for token in added_tokens if token.special}
-    for role, names_of_role in roles.items():
+    for role in roles:
         if options.get(role) not in known:
             options.pop(role, None)
-        usual = [name for name in names_of_role if name in known and (role != "unk_token" or name in recognised)]
-        if role not in options and usual:
-            options[role] = usual[0]
+    options |= files.usual_special_tokens(options, known, roles)
     if "unk_token" not in options and "unknown_id" in content.model:
         options["unk_token"] = content.vocab[content.model["unknown_id"]]
     return content._replace(options=options)

@@ -92,6 +92,25 @@ class PostProcessor:
     trim_offsets: bool = False
     expects_prefix: bool = False
 
+    @property
+    def is_bert(self) -> bool:
+        """Return True for BERT's rows without a change of offsets."""
+        special = self.template.special_tokens()
+        return not self.trim_offsets and len(special) == 2 and self.template == bert_template(*special)
+
+    def to_json(self, id_of: Callable[[str], int]) -> dict[str, Any]:
+        """Return the post-processor of a tokenizer.json that means the same."""
+        rows = self.template.to_json(id_of)
+        if not self.trim_offsets:
+            return rows
+        trims = {
+            "type": "ByteLevel",
+            "add_prefix_space": self.expects_prefix,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+        return {"type": "Sequence", "processors": [trims, rows]}
+
 
 def read_post_processor(processor: Mapping[str, Any] | None, path: Path) -> PostProcessor:
     """Read the post-processor of a tokenizer.json. Raises VocabularyError for one that no encoder uses."""

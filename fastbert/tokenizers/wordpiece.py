@@ -12,7 +12,7 @@ from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_pat
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_tokens
 from fastbert.tokenizers.json_files import tokenizer_json
-from fastbert.tokenizers.template import RowTemplate, bert_template, roberta_template
+from fastbert.tokenizers.template import PostProcessor, RowTemplate, bert_template, roberta_template
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.transformers_interface import bert_tokenizer, check_save_options, fast_tokenizer
 
@@ -36,6 +36,8 @@ class WordPieceTokenizer(Tokenizer):
         bos_token, eos_token: special tokens without effect on rows, which MPNet's have; None: there is none.
         row_format: "bert", `[CLS] A [SEP] B [SEP]` with types 0 and 1; or "roberta", `<s> A </s></s> B </s>` with type
             0 (MPNet).
+        trim_offsets: leave the white space that added tokens take out of their offsets, as RoBERTa and MPNet do.
+        expects_prefix: but for a single space at the start of a text, which counts as added.
         additional_special_tokens: further tokens that are recognised in the same way. Tokens that are not in the
             vocabulary become added tokens.
         split_special_tokens: treat special tokens in text as plain text.
@@ -56,7 +58,14 @@ class WordPieceTokenizer(Tokenizer):
         "vocab_file": files.VOCAB_FILE,
         "tokenizer_file": files.TOKENIZER_FILE,
     }
-    _core_options = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
+    _core_options = (
+        "do_lower_case",
+        "strip_accents",
+        "tokenize_chinese_chars",
+        "split_special_tokens",
+        "trim_offsets",
+        "expects_prefix",
+    )
 
     def __init__(
         self,
@@ -74,6 +83,8 @@ class WordPieceTokenizer(Tokenizer):
         bos_token: str | None = None,
         eos_token: str | None = None,
         row_format: str = "bert",
+        trim_offsets: bool = False,
+        expects_prefix: bool = False,
         additional_special_tokens: Sequence[str] = (),
         split_special_tokens: bool = False,
         added_tokens: Sequence[str | AddedToken] = (),
@@ -101,6 +112,7 @@ class WordPieceTokenizer(Tokenizer):
         if row_format not in ROW_FORMATS:
             raise ValueError(f"row_format={row_format!r} must be one of {', '.join(map(repr, ROW_FORMATS))}")
         self.row_format = row_format
+        self.trim_offsets, self.expects_prefix = bool(trim_offsets), bool(expects_prefix)
         if model_input_names is None:
             model_input_names = ["input_ids", *["token_type_ids"] * (row_format == "bert"), "attention_mask"]
         self.model_input_names = list(model_input_names)
@@ -137,7 +149,8 @@ class WordPieceTokenizer(Tokenizer):
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> tuple[str, ...]:
         """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, as transformers does.
 
-        A `tokenizer.json` is also written if the folder has one, or if a token ends with white space. The files'
+        A `tokenizer.json` is also written if the folder has one, or if `vocab.txt` cannot say all: rows other than
+        BERT's, trimmed offsets, tokens that end with white space. The files'
         checksums are entered in `fastbert_manifest.json`. Other options of transformers are ignored.
 
         Returns:
@@ -150,12 +163,12 @@ class WordPieceTokenizer(Tokenizer):
         options = {name: getattr(self, name) for name in self.option_names}
         if self.model_input_names != Tokenizer.model_input_names:
             options["model_input_names"] = self.model_input_names
-        if self.row_format != "bert":
-            options["row_format"] = self.row_format
         special_tokens: dict[str, Any] = dict(self.special_tokens_map)
         if self.additional_special_tokens:
             special_tokens["additional_special_tokens"] = self.additional_special_tokens
-        paths = files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
+        paths = files.write_folder(
+            Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder, self._post_processor
+        )
         manifest = update_manifest(Path(folder), [Path(path).name for path in paths], self.fingerprint)
         return (*paths, str(manifest))
 
@@ -166,11 +179,13 @@ class WordPieceTokenizer(Tokenizer):
 
     def to_transformers(self) -> Any:
         """Return an equal `transformers.BertTokenizerFast`, as `Tokenizer.to_transformers`; for the rows of RoBERTa
-        a `PreTrainedTokenizerFast`."""
-        if self.row_format == "bert":
+        and trimmed offsets a `PreTrainedTokenizerFast`."""
+        if self._post_processor.is_bert:
             return bert_tokenizer(self)
-        options = {name: getattr(self, name) for name in (*self.option_names, "row_format")}
-        content = tokenizer_json(self._tokens, options, self.special_tokens_map, self.added_tokens_decoder)
+        options = {name: getattr(self, name) for name in self.option_names}
+        content = tokenizer_json(
+            self._tokens, options, self.special_tokens_map, self.added_tokens_decoder, self._post_processor
+        )
         return fast_tokenizer(self, content)
 
     # The kind
@@ -180,6 +195,12 @@ class WordPieceTokenizer(Tokenizer):
         """Return the rows: `[CLS] A [SEP]` and `[CLS] A [SEP] B [SEP]`, or MPNet's, which are RoBERTa's."""
         build = roberta_template if self.row_format == "roberta" else bert_template
         return build(self.cls_token, self.sep_token)
+
+    @property
+    def _post_processor(self) -> PostProcessor:
+        template = self.template
+        ids = {token: self._ids[token] for token in template.special_tokens()}
+        return PostProcessor(template, ids, self.trim_offsets, self.expects_prefix)
 
     @property
     def is_continuation(self) -> np.ndarray:
@@ -194,6 +215,8 @@ class WordPieceTokenizer(Tokenizer):
             split_special_tokens,
             self.unk_token_id,
             self._normalizer_options(),
+            self.trim_offsets,
+            self.expects_prefix,
         )
 
     def _normalize(self, text: str) -> str:

@@ -85,7 +85,7 @@ Subject& subject(unsigned choice) {
     const unsigned rest = choice / 3;
     const bool prefix = (rest & 1) != 0, trims = (rest & 2) != 0, shuffled = (rest & 4) != 0;
     entry.model = make_model(shuffled);
-    entry.options = {.prefix_space = prefix, .trim_offsets = trims, .expects_prefix = prefix != shuffled,
+    entry.options = {.prefix_space = prefix, .trim = {.enabled = trims, .expects_prefix = prefix != shuffled},
                      .whole_words = prefix == shuffled};
     entry.normalizer = normalizer_of(choice % 3);
     entry.specials = {kSpecials, static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size())};
@@ -157,7 +157,7 @@ void trim(const Subject& subject, Tokens& tokens) {
         const auto trailing = static_cast<std::uint32_t>(text.size() - (text.find_last_not_of(' ') + 1));
         std::uint32_t& begin = tokens[i].begin;
         std::uint32_t& end = tokens[i].end;
-        const bool is_prefix = (i == 0 || begin == 0) && subject.options.expects_prefix && leading == 1;
+        const bool is_prefix = (i == 0 || begin == 0) && subject.options.trim.expects_prefix && leading == 1;
         if (leading > 0 && !is_prefix) begin = std::min(begin + leading, end);
         if (trailing > 0 && end >= trailing) end = std::max(end - trailing, begin);
     }
@@ -165,7 +165,7 @@ void trim(const Subject& subject, Tokens& tokens) {
 
 Tokens plain(const Subject& subject, std::string_view text) {
     Tokens tokens = around_specials(text, subject.specials, std::bind_front(encode_segment, std::cref(subject)));
-    if (subject.options.trim_offsets) trim(subject, tokens);
+    if (subject.options.trim.enabled) trim(subject, tokens);
     return tokens;
 }
 

@@ -60,12 +60,15 @@ Versions& subject(unsigned choice) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
             entry.add(std::make_unique<WordPiece>(vocabulary(), specials().added(), false, kUnknown,
-                                                  options_of(choice), version.scan));
+                                                  options_of(choice), TrimOptions{}, version.scan));
         }
-        // A token that no text holds makes another tokenizer go the slow way, over the normalised text as a whole.
-        std::vector<AddedToken> added = specials().added();
-        added.push_back({.content = "\U000E0FFF\U000E0FFE\U000E0FFF", .id = 5, .normalized = true});
-        entry.add(std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
+        // Tokens that no text holds make others go the slow way, over the normalised text as a whole: for every text,
+        // or for those with "<" or a character that becomes one.
+        for (const char* content : {"\U000E0FFF\U000E0FFE\U000E0FFF", "<\U000E0FFF\U000E0FFE"}) {
+            std::vector<AddedToken> added = specials().added();
+            added.push_back({.content = content, .id = 5, .normalized = true});
+            entry.add(std::make_unique<WordPiece>(vocabulary(), added, false, kUnknown, options_of(choice)));
+        }
     }
     return entry;
 }

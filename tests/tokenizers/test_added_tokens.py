@@ -172,6 +172,23 @@ def test_named_cases(tokens, text, expected, make_pair):
     assert_same(ours, reference, [text])
 
 
+@pytest.mark.parametrize("strip_accents", [True, False])
+def test_characters_that_become_those_of_a_token(strip_accents, make_pair):
+    """Only texts with a mark of a token, or with a character that becomes one ("≮"), are searched for it."""
+    marks = [char for char in map(chr, range(33, 127)) if not char.isalnum()]
+    ours, reference = make_pair([AddedToken(f"{mark}x") for mark in marks], strip_accents=strip_accents)
+    changed = [
+        char for char in map(chr, range(0x80, 0x30000)) if char.lower() != char or unicodedata.decomposition(char)
+    ]
+    texts = [f"{char}x" for char in [*marks, *changed]]
+    assert_same(ours, reference, texts)
+    for char, is_found in (("≮", strip_accents), ("\u037e", strip_accents), ("<", True), ("K", False)):
+        assert (ours.encode_ragged([f"a {char}x b"])[0] >= len(VOCAB)).any() == is_found
+    # One kind of token alone, in short texts side by side and in long ones.
+    ours, reference = make_pair([AddedToken("<x>", lstrip=True)], strip_accents=strip_accents)
+    assert_same(ours, reference, ["a b", "a <x>", "≮x>", "a", "<", "foo ab " * 900 + "a  <x> b", "foo ≮x> " * 900])
+
+
 def test_every_neighbour_of_a_single_word(make_pair):
     ours, reference = make_pair([AddedToken("<x>", single_word=True, normalized=False)])
     # Characters of each general category, and all of the first planes in steps.

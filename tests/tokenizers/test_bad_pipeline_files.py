@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import re
+import sys
 
 import pytest
 from hostile_texts import PARTS
@@ -232,6 +233,20 @@ def test_files_that_contradict_each_other(tmp_path):
     assert "names 'qq'" in message()
     (folder / "merges.txt").unlink()
     assert "merges.txt: no such file" in message()
+
+
+@pytest.mark.parametrize("package", ["sentencepiece", "google.protobuf.message"])
+def test_a_model_of_sentencepiece_without_its_package(package, tmp_path, monkeypatch):
+    (tmp_path / "spiece.model").write_bytes(b"")
+    for module in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    for path in (tmp_path, tmp_path / "spiece.model"):
+        with pytest.raises(UserError) as caught:
+            load_tokenizer(path)
+        assert str(caught.value).startswith(f"{tmp_path / 'spiece.model'}: needs the sentencepiece package")
+        assert "pip install 'fastbert-engine[sentencepiece]'" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_model_of_another_size(tmp_path):
