@@ -34,6 +34,8 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
     pieces = [(piece.piece, float(piece.score)) for piece in model.pieces]
     if not pieces:
         raise VocabularyError(f"{path}: holds no pieces; restore the file")
+    if not (model.HasField("trainer_spec") and model.HasField("normalizer_spec")):
+        raise VocabularyError(f"{path}: is cut off after {len(pieces):,} pieces; restore the file")
     check_count(len(pieces), str(path))
     names = [str(config.get(name, "")).lower().replace("-", "") for name in ("model_type", "tokenizer_class")]
     family = next((family for family in _FAMILIES if any(family in name for name in names)), "")
