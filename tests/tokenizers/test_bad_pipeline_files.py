@@ -270,5 +270,7 @@ def test_a_model_of_another_size(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content_of("Unigram")))
     tokenizer = load_tokenizer(tmp_path)
     check_tokenizer(tokenizer, len(tokenizer))
-    with pytest.raises(UserError, match=f"{len(tokenizer)}"):
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: the model has .* has {len(tokenizer)} entries"):
         check_tokenizer(tokenizer, len(tokenizer) - 1)
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))} has a vocabulary of"):
+        check_tokenizer(tokenizer, len(tokenizer) - 1, str(tmp_path))
