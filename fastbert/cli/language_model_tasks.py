@@ -284,12 +284,14 @@ def _perplexity(config: Any, bars: Bars) -> dict[str, Any]:
 def _held_out(config: Any, bars: Bars) -> dict[str, Any]:
     from fastbert.scoring.held_out import masked_lm, next_sentence
     from fastbert.scoring.scorer import load_with_trained_head
+    from fastbert.tokenizers.fit import check_tokenizer
 
     device, dtype, why = _inference(config)
     masked = config.task == "mlm"
     model, tokenizer = load_with_trained_head(
         config.model, "ForMaskedLM" if masked else "ForNextSentencePrediction", dtype
     )
+    check_tokenizer(tokenizer, model.config.vocab_size, str(config.model))
     model = model.to(device)
     if config.dtype == "int8":
         model.quantize("int8")

@@ -125,8 +125,9 @@ class Side:
 def _loaded(loader: Any, name: str, **options: Any) -> Any:
     try:
         return loader.from_pretrained(name, local_files_only=True, **options)
-    except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # noqa: BLE001  # for damaged files the libraries raise KeyError and Exception, too
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        first = kind + (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{name}: transformers cannot load it ({first}); give a folder with config.json, weights and tokenizer, or"
             " the id of a model that is in the local Hub cache: nothing is downloaded here"

@@ -17,6 +17,7 @@ from torch import Tensor
 from fastbert.embeddings.embed import inferring
 from fastbert.embeddings.rows import check_texts
 from fastbert.errors import UserError, require_whole
+from fastbert.io.text import has_surrogates
 from fastbert.models.heads.sequence import ForSequenceClassification
 from fastbert.ops.native import matmul_table
 from fastbert.reranking.settings import ACTIVATIONS, SHORTEST, activation_of, several_labels
@@ -89,11 +90,13 @@ def rank(
 
 
 def check_query(query: object) -> None:
-    """Raise UserError for a query that is not a string, is empty or white space."""
+    """Raise UserError for a query that is not a string, is empty or white space, or has a lone surrogate."""
     if not isinstance(query, str):
         raise UserError(f"query must be a string, not {type(query).__name__}")
     if not query.strip():
         raise UserError(f"query={query!r} is empty: give the words to rank texts by")
+    if has_surrogates(query):
+        raise UserError(f"query={query!r} holds a lone surrogate (half of a character): remove it")
 
 
 def check_list(texts: object) -> None:
@@ -161,6 +164,9 @@ def _limit(model: ForSequenceClassification, tokenizer: Tokenizer, max_length: i
     positions = model.config.max_sequence_length
     if max_length is not None and max_length > positions:
         raise UserError(f"max_length={max_length} is more than the {positions} positions of the model; lower it")
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    if max_length is not None and max_length <= special:
+        raise UserError(f"max_length={max_length} leaves no room for text: {special} tokens of a pair are special")
     return max_length or min(tokenizer.model_max_length, positions)
 
 

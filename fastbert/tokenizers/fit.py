@@ -15,7 +15,7 @@ def check_tokenizer(tokenizer: Sized, rows: int, model: str = "the model") -> No
 
     `len(tokenizer)`, added tokens included, must equal the model's rows, or the rows beyond it must be padding: up to a
     multiple of 8 that is no more than the next multiple of 128, or up to 1 % of a table of 10,000 rows or more. `model`
-    names the model in the message.
+    names the model in the message, which begins with the tokenizer's folder.
     """
     entries = len(tokenizer)
     if entries == rows:
@@ -25,7 +25,9 @@ def check_tokenizer(tokenizer: Sized, rows: int, model: str = "the model") -> No
     is_spare = rows >= LARGE_TABLE and rows - entries <= SPARE_FRACTION * rows
     if entries < rows and (is_rounded or is_spare):
         return
+    folder = getattr(tokenizer, "name_or_path", "")
+    place = "" if not folder or folder in model or model in folder else f"{folder}: "
     raise UserError(
-        f"{model} has a vocabulary of {rows:,}, but the tokenizer has {entries:,} entries; use the tokenizer that the"
-        " model was trained with (after adding tokens: model.resize_token_embeddings(len(tokenizer)))"
+        f"{place}{model} has a vocabulary of {rows:,}, but the tokenizer has {entries:,} entries; use the tokenizer of"
+        " the model's training (after adding tokens: model.resize_token_embeddings(len(tokenizer)))"
     )

@@ -6,6 +6,7 @@ Files are untrusted: a damaged file is a `VocabularyError` that names the file, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,8 @@ def _read_bpe_files(vocab_path: Path, merges_path: Path, config: Mapping[str, An
     if not merges_path.is_file():
         raise VocabularyError(f"{merges_path}: no such file; {vocab_path.name} needs it beside it")
     merges = read_merges(merges_path)
+    if not merges:
+        raise VocabularyError(f"{merges_path}: holds no merges, so that texts would become bytes; restore the file")
     prefix = config.get("add_prefix_space") is True
     kinds = [str(config.get(name, "")).lower() for name in ("model_type", "tokenizer_class")]
     post_processor: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
@@ -215,20 +218,34 @@ def _check_other_files(folder: Path, content: Content, added: Iterable[FileToken
         return
     if (folder / VOCAB_JSON).is_file():
         ids = {token: index for index, token in enumerate(content.vocab)}
-        ids |= {token.token.content: token.id for token in added if token.id is not None}
-        for index, token in enumerate(read_vocab_json(folder / VOCAB_JSON)):
+        added_ids = {token.token.content: token.id for token in added if token.id is not None}
+        ids |= added_ids
+        vocab = read_vocab_json(folder / VOCAB_JSON)
+        for index, token in enumerate(vocab):
             if ids.get(token) != index:
                 raise VocabularyError(
                     f"{folder}: {VOCAB_JSON} gives {token!r} the id {index}, and {files.TOKENIZER_FILE}"
                     f" {ids.get(token)}; remove the one that the model was not trained with"
                 )
+        for index, token in enumerate(content.vocab[len(vocab) :], len(vocab)):
+            if token not in added_ids:
+                raise VocabularyError(
+                    f"{folder}: {VOCAB_JSON} ends before id {index}, which is {token!r} in {files.TOKENIZER_FILE};"
+                    " remove the one that the model was not trained with"
+                )
     if (folder / MERGES_FILE).is_file():
-        merges = read_merges(folder / MERGES_FILE)
-        if merges != content.model["merges"]:
+        merges, expected = read_merges(folder / MERGES_FILE), content.model["merges"]
+        if merges != expected:
+            pairs = enumerate(zip_longest(merges, expected), 1)
+            place, (left, right) = next(item for item in pairs if item[1][0] != item[1][1])
             raise VocabularyError(
-                f"{folder}: {MERGES_FILE} ({len(merges)} merges) and {files.TOKENIZER_FILE}"
-                f" ({len(content.model['merges'])}) differ; remove the one that the model was not trained with"
+                f"{folder}: merge {place} of {MERGES_FILE} ({_shown_merge(left)}) and of {files.TOKENIZER_FILE}"
+                f" ({_shown_merge(right)}) differ; remove the one that the model was not trained with"
             )
+
+
+def _shown_merge(merge: tuple[str, str] | None) -> str:
+    return shown(" ".join(merge)) if merge else "it has fewer"
 
 
 def _with_settings(folder: Path, content: Content, added: Sequence[FileToken], *, settings: bool = True) -> Content:

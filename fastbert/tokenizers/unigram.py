@@ -113,5 +113,7 @@ class UnigramTokenizer(PipelineTokenizer):
         return [name]
 
     def _model_fingerprint(self) -> str:
-        scores = self._scores.astype("<f8").tobytes().hex()
+        # Those of a saved copy: a score that no short decimal form is read as changes its last bit when it is saved.
+        saved = np.array([_C.read_decimal(repr(score)) for score in _C.written_decimals(self._scores).tolist()])
+        scores = saved.astype("<f8").tobytes().hex()
         return hash_of({"scores": scores, "unknown_id": self.unknown_id, "byte_fallback": self.byte_fallback})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,10 @@ def test_mistakes(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "wrong.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "out").mkdir()
     saved(tmp_path / "plain", "BertModel")
+    longer = shutil.copytree(model, tmp_path / "longer")
+    (longer / "fastbert_manifest.json").unlink(missing_ok=True)
+    with (longer / "vocab.txt").open("a") as file:
+        file.write("".join(f"new{index}\n" for index in range(9)))
     perplexity = ("--task", "pseudo-perplexity", "--model", model)
     for flags, problem in (
         (("--task", "blimp", "--data", pairs), "--model is missing"),
@@ -156,6 +161,7 @@ def test_mistakes(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str
         (("--task", "nsp", "--model", tmp_path / "plain", "--corpus", tmp_path / "long.txt"), "no next-sentence head"),
         ((*perplexity, "--text", tmp_path / "long.txt"), f"long.txt, line 2 has {POSITIONS} tokens"),
         ((*perplexity, "--text", tmp_path / "blank.txt"), "no text has a token"),
+        (("--task", "mlm", "--model", longer, "--corpus", tmp_path / "long.txt"), "longer has a vocabulary of"),
         ((*perplexity, "--text", tmp_path / "long.txt", "--out", tmp_path / "out"), "must end in .jsonl"),
     ):
         assert evaluate(*flags) == 2, flags

@@ -179,6 +179,12 @@ def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
     with module._Worker(settings, str(tmp_path), accelerate=False) as worker:
         with pytest.raises(UserError, match=r"nothing-here: transformers cannot load it .* nothing is downloaded"):
             worker.call("load", settings=worker.settings, texts=["a"])
+        (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+        merges = '{"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "a"]]}'
+        for added, words in (("", "KeyError: 'added_tokens'"), (', "added_tokens": []', "Exception: ")):
+            (tmp_path / "tokenizer.json").write_text(f'{{"model": {merges}{added}}}')
+            with pytest.raises(UserError, match=rf"{tmp_path}: transformers cannot load it \({words}"):
+                worker.call("load", settings=worker.settings | {"model": str(tmp_path)}, texts=["a"])
         with pytest.raises(UserError, match=r"process of the original model ended with code 1: \w+Error: .*nonsense"):
             worker.call("nonsense")
 

@@ -123,12 +123,16 @@ def test_what_is_refused(tmp_path: Path, seed: int) -> None:
     model = CrossEncoder(cross_encoder(tmp_path / "m", "Bert", seed), dtype="fp32")
     calls: dict[str, Any] = {
         "query='  ' is empty: give the words": lambda: model.rank("  ", ["a"]),
+        "query='a.ud800' holds a lone surrogate": lambda: model.rank("a\ud800", ["a"]),
         "query must be a string, not NoneType": lambda: model.rank(None, ["a"]),  # type: ignore[arg-type]
         "texts must be a list of strings, not str": lambda: model.rank("a", "b"),
         r"texts\[1\] must be a string, not int": lambda: model.rank("a", ["b", 1]),  # type: ignore[list-item]
         r"pairs\[1\] must be a query and a text": lambda: model.predict([("a", "b"), "ab"]),  # type: ignore[list-item]
         "top=0 must be a whole number, at least 1": lambda: model.rank("a", ["b"], top=0),
         "max_length=3 must be a whole number, at least 4": lambda: model.rank("a", ["b"], max_length=3),
+        "max_length=4 leaves no room for text: 4 tokens of a pair are special": lambda: model.model.rank(
+            "a", ["b"], WordPieceTokenizer(PIECES, row_format="roberta"), max_length=4
+        ),
         "max_length=65 is more than the 64 positions": lambda: model.rank("a", ["b"], max_length=65),
         "activation='softmax' must be 'sigmoid' or": lambda: model.rank("a", ["b"], activation="softmax"),
     }

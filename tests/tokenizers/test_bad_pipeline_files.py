@@ -218,9 +218,17 @@ def test_files_that_contradict_each_other(tmp_path):
     swapped = tokens | {first: tokens[second], second: tokens[first]}
     (folder / "vocab.json").write_text(json.dumps(swapped))
     assert re.search(r"vocab.json gives .* the id 100, and tokenizer.json 101", message())
+    last = list(tokens)[-1]
+    (folder / "vocab.json").write_text(json.dumps({token: index for token, index in tokens.items() if token != last}))
+    assert re.search(rf"vocab.json ends before id {len(tokens) - 1}, which is {last!r} in tokenizer.json", message())
     (folder / "vocab.json").write_text(vocab)
+    lines = merges.split("\n")
     for text, what in (
-        ("\n".join(merges.split("\n")[:-3]), "merges.txt .* and tokenizer.json .* differ"),
+        (
+            "\n".join(lines[:-3]),
+            rf"merge {len(lines) - 3} of merges.txt \(it has fewer\) and of tokenizer.json \('.*differ",
+        ),
+        ("\n".join([*lines[:7], *lines[6:]]), r"merge 7 of merges.txt \('.*'\) and of tokenizer.json \('.*'\) differ"),
         (merges + "a b c\n", "merges.txt, line .*not a pair"),
         (merges + "\ufeffa\n", "merges.txt, line .*not a pair"),
     ):
@@ -231,6 +239,8 @@ def test_files_that_contradict_each_other(tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "merges.txt").write_text(merges + "qq zz\n")
     assert "names 'qq'" in message()
+    (folder / "merges.txt").write_text("")
+    assert "merges.txt: holds no merges" in message()
     (folder / "merges.txt").unlink()
     assert "merges.txt: no such file" in message()
 
@@ -249,9 +259,33 @@ def test_a_model_of_sentencepiece_without_its_package(package, tmp_path, monkeyp
         assert "\n" not in str(caught.value)
 
 
+def test_a_model_of_sentencepiece_that_is_cut_off(tmp_path):
+    messages = pytest.importorskip("sentencepiece.sentencepiece_model_pb2", exc_type=ImportError)
+    file, model = tmp_path / "spiece.model", messages.ModelProto()
+    for index, piece in enumerate(("<unk>", "<s>", "</s>", "\u2581", "a")):
+        model.pieces.add(piece=piece, score=-index)
+    end = model.ByteSize()
+    model.trainer_spec.model_type, model.normalizer_spec.name = 1, "identity"
+    data = model.SerializeToString()
+    file.write_bytes(data)
+    assert load_tokenizer(file)("a").input_ids
+    for size in range(len(data)):
+        file.write_bytes(data[:size])
+        with pytest.raises(
+            UserError, match=r"spiece\.model: (not a model|holds no pieces|is cut off after \d)"
+        ) as caught:
+            load_tokenizer(file)
+        assert "\n" not in str(caught.value)
+    file.write_bytes(data[:end])
+    with pytest.raises(UserError, match="is cut off after 5 pieces; restore"):
+        load_tokenizer(file)
+
+
 def test_a_model_of_another_size(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content_of("Unigram")))
     tokenizer = load_tokenizer(tmp_path)
     check_tokenizer(tokenizer, len(tokenizer))
-    with pytest.raises(UserError, match=f"{len(tokenizer)}"):
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))}: the model has .* has {len(tokenizer)} entries"):
         check_tokenizer(tokenizer, len(tokenizer) - 1)
+    with pytest.raises(UserError, match=f"^{re.escape(str(tmp_path))} has a vocabulary of"):
+        check_tokenizer(tokenizer, len(tokenizer) - 1, str(tmp_path))

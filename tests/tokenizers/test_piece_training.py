@@ -10,13 +10,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tokenizers")
 
 from fastbert import load_tokenizer
 from fastbert.errors import UserError
-from fastbert.tokenizers import ByteLevelBPETokenizer, UnigramTokenizer
+from fastbert.tokenizers import ByteLevelBPETokenizer, UnigramTokenizer, layouts
 from fastbert.tokenizers.coverage import measure_coverage
 from fastbert.tokenizers.extension import extend_for, extend_vocabulary, propose
 from fastbert.tokenizers.piece_training import train_tokenizer
@@ -85,6 +86,24 @@ def test_the_layout_is_that_of_the_family(trained: Tokenizer, tmp_path: Path) ->
             rows = theirs(texts, return_offsets_mapping=True)["offset_mapping"]
             assert [list(map(tuple, row)) for row in mine["offset_mapping"]] == [list(map(tuple, row)) for row in rows]
         assert ours.batch_decode(mine["input_ids"]) == theirs.batch_decode(mine["input_ids"])
+
+
+def test_fingerprints_of_scores_that_change_when_saved(trained: Tokenizer, tmp_path: Path, seed: int) -> None:
+    """sentencepiece has float32 scores; the reference reads some of them, written as decimals, one bit off."""
+    if not isinstance(trained, UnigramTokenizer):
+        return
+    pieces = list(trained.vocab)[len(layouts.FIRST_TOKENS) : -1]
+    scores = -np.random.default_rng(seed).uniform(0, 20, len(pieces)).astype(np.float32).astype(np.float64)
+    tokenizer = layouts.unigram_tokenizer(pieces, scores, trained.pipeline)
+    tokenizer.save_pretrained(tmp_path)
+    saved = load_tokenizer(tmp_path)
+    assert isinstance(saved, UnigramTokenizer)
+    assert (saved.scores != tokenizer.scores).any()
+    np.testing.assert_allclose(saved.scores, tokenizer.scores, rtol=4e-16)
+    assert saved.fingerprint == tokenizer.fingerprint
+    scores[9] += 1e-12
+    other = layouts.unigram_tokenizer(pieces, scores, trained.pipeline)
+    assert other.fingerprint != tokenizer.fingerprint
 
 
 @every_kind
