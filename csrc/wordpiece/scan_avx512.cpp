@@ -35,22 +35,7 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
         const __m512i bytes = tokenizer::avx512::block_at(text, size, i);
         window.masks[i] = classify(bytes, low_half, high_half, lower_case, window.bytes.data() + i * kBlock);
     }
-<<<<<<< HEAD
-    // Like collect_chunks, which cannot inline an append() compiled for this target.
-    std::uint16_t* starts = window.starts.data();
-    std::uint16_t* lasts = window.lasts.data();
-    for (std::size_t i = 0; i < count; ++i) {
-        const Edges edges = edges_of(window, i, count);
-        window.chunks_before[i] = static_cast<std::uint16_t>(starts - window.starts.data());
-        window.first_bytes[i] = edges.starts;
-        starts = append(edges.starts, i * kBlock, starts);
-        lasts = append(edges.lasts, i * kBlock, lasts);
-    }
-    window.count = static_cast<std::size_t>(starts - window.starts.data());
-    window.chunks_before[count] = static_cast<std::uint16_t>(window.count);
-=======
     collect_chunks(window, count, append);
->>>>>>> wt-dups
 }
 
 }  // namespace

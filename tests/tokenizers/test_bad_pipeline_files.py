@@ -263,7 +263,7 @@ def test_a_model_of_sentencepiece_that_is_cut_off(tmp_path):
     messages = pytest.importorskip("sentencepiece.sentencepiece_model_pb2", exc_type=ImportError)
     file, model = tmp_path / "spiece.model", messages.ModelProto()
     for index, piece in enumerate(("<unk>", "<s>", "</s>", "\u2581", "a")):
-        model.pieces.add(piece=piece, score=-index)
+        model.pieces.add(piece=piece, score=-index, type=2 if index == 0 else 1)
     end = model.ByteSize()
     model.trainer_spec.model_type, model.normalizer_spec.name = 1, "identity"
     data = model.SerializeToString()
