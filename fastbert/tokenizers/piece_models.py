@@ -41,8 +41,6 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
         raise VocabularyError(f"{path}: its pieces end with their space (treat_whitespace_as_suffix): not supported")
     if not model.pieces:
         raise VocabularyError(f"{path}: holds no pieces; restore the file")
-    if not (model.HasField("trainer_spec") and model.HasField("normalizer_spec")):
-        raise VocabularyError(f"{path}: is cut off after {len(model.pieces):,} pieces; restore the file")
     check_count(len(model.pieces), str(path))
     pieces = [(_text_of(piece, index, path), float(piece.score)) for index, piece in enumerate(model.pieces)]
     bytes_of_model = sum(piece.type == _BYTE for piece in model.pieces)
@@ -213,5 +211,8 @@ def _parse(path: Path) -> Any:
         raise VocabularyError(f"{path}: not a model of sentencepiece ({error}); restore the file") from None
     for part in ("trainer_spec", "normalizer_spec"):
         if not model.HasField(part):
-            raise VocabularyError(f"{path}: cut off, or not a model of sentencepiece (no {part}); restore the file")
+            raise VocabularyError(
+                f"{path}: cut off after {len(model.pieces):,} pieces, or not a model of sentencepiece (no {part});"
+                " restore the file"
+            )
     return model

@@ -271,13 +271,11 @@ def test_a_model_of_sentencepiece_that_is_cut_off(tmp_path):
     assert load_tokenizer(file)("a").input_ids
     for size in range(len(data)):
         file.write_bytes(data[:size])
-        with pytest.raises(
-            UserError, match=r"spiece\.model: (not a model|holds no pieces|is cut off after \d)"
-        ) as caught:
+        with pytest.raises(UserError, match=r"spiece\.model: (not a model|holds no pieces|cut off after \d)") as caught:
             load_tokenizer(file)
         assert "\n" not in str(caught.value)
     file.write_bytes(data[:end])
-    with pytest.raises(UserError, match="is cut off after 5 pieces; restore"):
+    with pytest.raises(UserError, match="cut off after 5 pieces"):
         load_tokenizer(file)
 
 
