@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_errors import VocabularyError
 from fastbert.tokenizers.json_files import FileToken, check_count, read_bytes
@@ -37,6 +38,9 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
     if not (model.HasField("trainer_spec") and model.HasField("normalizer_spec")):
         raise VocabularyError(f"{path}: is cut off after {len(pieces):,} pieces; restore the file")
     check_count(len(pieces), str(path))
+    for index, (piece, _) in enumerate(pieces):
+        if not isinstance(piece, str):  # the bytes of a string that is not UTF-8
+            raise VocabularyError(f"{path}: piece {index} is {shown(piece)}, which is not UTF-8; restore the file")
     names = [str(config.get(name, "")).lower().replace("-", "") for name in ("model_type", "tokenizer_class")]
     family = next((family for family in _FAMILIES if any(family in name for name in names)), "")
     if not family:
@@ -47,6 +51,8 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
         encoded = base64.b64encode(charsmap).decode()
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
     unknown_id = int(model.trainer_spec.unk_id)
+    if not 0 <= unknown_id < len(pieces):
+        raise VocabularyError(f"{path}: unk_id={unknown_id} is not one of its {len(pieces)} pieces; restore the file")
     split: list[dict[str, Any]] = []
     options: dict[str, Any] = {}
     if family in ("xlmroberta", "camembert"):

@@ -244,7 +244,7 @@ def test_files_that_contradict_each_other(tmp_path):
     assert "merges.txt: no such file" in message()
 
 
-def test_a_model_of_sentencepiece_that_is_cut_off(tmp_path):
+def test_models_of_sentencepiece_cut_off_and_damaged(tmp_path):
     messages = pytest.importorskip("sentencepiece.sentencepiece_model_pb2", exc_type=ImportError)
     file, model = tmp_path / "spiece.model", messages.ModelProto()
     for index, piece in enumerate(("<unk>", "<s>", "</s>", "\u2581", "a")):
@@ -261,9 +261,15 @@ def test_a_model_of_sentencepiece_that_is_cut_off(tmp_path):
         ) as caught:
             load_tokenizer(file)
         assert "\n" not in str(caught.value)
-    file.write_bytes(data[:end])
-    with pytest.raises(UserError, match="is cut off after 5 pieces; restore"):
-        load_tokenizer(file)
+    model.trainer_spec.unk_id = 5
+    for damaged, what in (
+        (data[:end], "is cut off after 5 pieces; restore"),
+        (data.replace("\u2581".encode(), b"\xff\xfe\xfd"), r"piece 3 is b'.xff.xfe.xfd', which is not UTF-8"),
+        (model.SerializeToString(), "unk_id=5 is not one of its 5 pieces"),
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"^{re.escape(str(file))}: {what}"):
+            load_tokenizer(file)
 
 
 def test_a_model_of_another_size(tmp_path):
