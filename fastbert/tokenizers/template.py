@@ -161,7 +161,7 @@ def _read_template(processor: Mapping[str, Any], path: Path) -> PostProcessor:
     ids: dict[str, int] = {}
 
     def item(entry: Any) -> Item:
-        kind, value = next(iter(entry.items()))
+        (kind, value), *_ = entry.items()
         type_id = value["type_id"]
         if type(type_id) is not int or not 0 <= type_id < 1 << 16:
             raise TypeError
@@ -178,7 +178,7 @@ def _read_template(processor: Mapping[str, Any], path: Path) -> PostProcessor:
 
     try:
         single, pair = (tuple(item(entry) for entry in processor[name]) for name in ("single", "pair"))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, StopIteration):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise VocabularyError(f"{path}: its post_processor's templates cannot be read; restore the file") from None
     sequences = [[item for item, _ in row if not isinstance(item, str)] for row in (single, pair)]
     if sequences != [[0], [0, 1]]:

@@ -89,14 +89,16 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], Tokeni
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, segments: bool) -> None:
     """Write the tokenizer of a trained model to its folder; `segments` tells whether the model has more than one.
 
-    For one that has not, the files tell transformers not to return token_type_ids, which such a model has no rows for.
+    The files tell transformers to return token_type_ids for a model that has segments, if the tokenizer numbers them,
+    and not to return them for one that has none, and no rows for them.
     """
     tokenizer.save_pretrained(folder)
-    if segments:
+    numbered = segments and any(tokenizer.create_token_type_ids_from_sequences([0], [0]))
+    names = ["input_ids", *["token_type_ids"] * numbered, "attention_mask"]
+    if names == list(tokenizer.model_input_names):
         return
     path = folder / TOKENIZER_CONFIG
-    values = read_json_object(path)
-    write_json_atomic(path, {**values, "model_input_names": ["input_ids", "attention_mask"]}, ensure_ascii=False)
+    write_json_atomic(path, {**read_json_object(path), "model_input_names": names}, ensure_ascii=False)
     update_manifest(folder, [path.name])
 
 

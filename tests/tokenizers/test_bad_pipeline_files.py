@@ -145,6 +145,13 @@ UNIGRAM_FAULTS = [
     (part("post_processor", ENDS | {"cls": ["<s>", 77]}), "gives '<s>' the id 77, but the vocabulary 0"),
     (part("post_processor", ENDS | {"cls": ["zzz", 0]}), "gives 'zzz' the id 0, but the vocabulary None"),
     (part("post_processor", ENDS | {"cls": [["<s>"], 0]}), "must be a token and its id"),
+    *(
+        (
+            part("post_processor", {"type": "TemplateProcessing", "single": [item], "pair": []}),
+            "templates cannot be read",
+        )
+        for item in ({}, None, {"Sequence": {}}, {"Sequence": {"id": "C", "type_id": 0}}, {"SpecialToken": {"id": "x"}})
+    ),
     (part("decoder", {"type": "CTC"}), "decoder 'CTC' is not supported"),
     (part("decoder", ["x"]), "decoder is not a JSON object"),
     (added("x", -1), "'x' has id -1"),

@@ -3,6 +3,7 @@ tokens, positions and segments."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastbert.tokenizers import ByteLevelBPETokenizer, UnigramTokenizer
 from fastbert.training.config import PretrainConfig, default_objective
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
+from fastbert.training.run_files import save_tokenizer
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,6 +71,19 @@ def test_a_vocabulary_of_the_familys_kind_is_built(config: PretrainConfig) -> No
             assert theirs("a b <mask>.")["input_ids"] == tokenizer("a b <mask>.")["input_ids"]
     chosen = replace(run, architecture="roberta", vocab_kind="wordpiece", overwrite=True)
     assert type(fastbert.load_tokenizer(pretrain(chosen).model)) is WordPieceTokenizer
+
+
+def test_tokenizers_return_what_the_model_reads(tmp_path: Any) -> None:
+    """Whatever the tokenizer's own folder says: DistilBERT's has no segments, and ELECTRA has."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    with_types, without = ["input_ids", "token_type_ids", "attention_mask"], ["input_ids", "attention_mask"]
+    for rows, names in itertools.product(("bert", "roberta"), (with_types, without)):
+        for segments in (True, False):
+            tokenizer = WordPieceTokenizer(pieces, row_format=rows, model_input_names=names)
+            save_tokenizer(tokenizer, tmp_path, segments=segments)
+            expected = with_types if segments and rows == "bert" else without
+            assert fastbert.load_tokenizer(tmp_path).model_input_names == expected
+            assert set(transformers.AutoTokenizer.from_pretrained(tmp_path)("a", "a")) == set(expected)
 
 
 def test_a_config_gets_the_padding_token_of_the_vocabulary(config: PretrainConfig, tmp_path: Any) -> None:
