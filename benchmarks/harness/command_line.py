@@ -41,6 +41,9 @@ def check_files(json: Path | None, chart: Path | None) -> None:
     for flag, path in (("json", json), ("chart", chart)):
         if path is not None and path.is_dir():
             raise UserError(f"--{flag} {path} is a folder: name a file")
+        parents = [] if path is None else [parent for parent in path.absolute().parents if parent.exists()]
+        if parents and not parents[0].is_dir():
+            raise UserError(f"--{flag} {path}: {parents[0]} is not a folder: name another place")
 
 
 def execute(

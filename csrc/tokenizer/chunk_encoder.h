@@ -236,7 +236,7 @@ private:
         ChunkCache& cache = workspace_.cache;
         cache.insert(row_mark(), 1, {pieces.data(), count}, true);
         const ShortPieces* const mark = cache.find_short(row_mark(), 1);
-                bool stored = mark != nullptr && mark->count() == count;
+        bool stored = mark != nullptr && mark->count() == count;
         for (std::size_t i = 0; stored && i < count; ++i) stored = mark->ids[i] == pieces[i].id;
         return stored;
     }

@@ -91,7 +91,7 @@ def read_piece_model(path: Path, config: Mapping[str, Any]) -> tuple[Content, li
     if family == "camembert" and not isinstance(config.get("mask_token"), Mapping):
         added.append(FileToken(AddedToken("<mask>", lstrip=True, special=True), ids["<mask>"], str(path)))
     if family == "t5":
-        added += _extra_tokens(config, len(layout.pieces), path)
+        added += _extra_tokens(config, layout.pieces, path)
     return content, added
 
 
@@ -161,15 +161,18 @@ def _fairseq_pieces(pieces: list[tuple[str, float]], family: str, path: Path) ->
     return [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces[3:], ("<mask>", 0.0)], 3
 
 
-def _extra_tokens(config: Mapping[str, Any], size: int, path: Path) -> list[FileToken]:
-    """Return T5's tokens behind the pieces, the last one first."""
-    count = config.get("extra_ids", _EXTRA_IDS)
+def _extra_tokens(config: Mapping[str, Any], pieces: Sequence[tuple[str, float]], path: Path) -> list[FileToken]:
+    """Return T5's tokens behind the pieces, the last one first; by default none if the pieces hold them already."""
+    count = config.get("extra_ids")
+    if count is None:
+        count = 0 if any(piece == "<extra_id_0>" for piece, _ in pieces) else _EXTRA_IDS
     if not is_id(count) or not 0 <= count <= _MOST_EXTRA_IDS:
         raise VocabularyError(
-            f"{path}: extra_ids={shown(count)} of its folder must be a whole number up to {_MOST_EXTRA_IDS}"
+            f"{path.parent}: extra_ids={shown(count)} of its tokenizer_config.json or config.json must be a whole"
+            f" number from 0 to {_MOST_EXTRA_IDS}; give the number of <extra_id_0>, ... behind the pieces"
         )
     tokens = [AddedToken(f"<extra_id_{index}>", special=True) for index in reversed(range(count))]
-    return [FileToken(token, size + index, str(path)) for index, token in enumerate(tokens)]
+    return [FileToken(token, len(pieces) + index, str(path)) for index, token in enumerate(tokens)]
 
 
 def _ends_with_number_and_comma(piece: str) -> bool:

@@ -180,6 +180,7 @@ def _read_bpe_files(vocab_path: Path, merges_path: Path, config: Mapping[str, An
     prefix = config.get("add_prefix_space") is True
     kinds = [str(config.get(name, "")).lower() for name in ("model_type", "tokenizer_class")]
     post_processor: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
+    options: dict[str, Any] = {}
     if not any("gpt" in kind for kind in kinds) and "<s>" in vocab and "</s>" in vocab:
         post_processor = {
             "type": "RobertaProcessing",
@@ -188,9 +189,11 @@ def _read_bpe_files(vocab_path: Path, merges_path: Path, config: Mapping[str, An
             "trim_offsets": config.get("trim_offsets", True) is not False,
             "add_prefix_space": prefix,
         }
+        if "<unk>" in vocab:
+            options["unk_token"] = "<unk>"
     steps = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": True}
     pipeline = Pipeline(None, steps, post_processor, dict(steps), path=vocab_path.parent)
-    return Content("BPE", vocab, {"merges": merges}, pipeline, {})
+    return Content("BPE", vocab, {"merges": merges}, pipeline, options)
 
 
 def read_vocab_json(path: Path) -> list[str]:

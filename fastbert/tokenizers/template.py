@@ -166,7 +166,7 @@ def _read_template(processor: Mapping[str, Any], path: Path) -> PostProcessor:
         if type(type_id) is not int or not 0 <= type_id < 1 << 16:
             raise TypeError
         if kind == "Sequence":
-            return "AB".index(value["id"]), type_id
+            return {"A": 0, "B": 1}[value["id"]], type_id
         special = processor["special_tokens"][value["id"]]
         if kind != "SpecialToken" or len(special["ids"]) != 1 or type(special["ids"][0]) is not int:
             raise TypeError

@@ -33,11 +33,12 @@ class WordPieceTokenizer(Tokenizer):
         model_max_length: the default length, in tokens, for truncation and padding; None: no limit.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; they must be in the vocabulary or
             among the added tokens. They are recognised in text exactly as written here, before normalisation.
-        bos_token, eos_token: special tokens without effect on rows, which MPNet's have; None: there is none.
+        bos_token, eos_token: special tokens without effect on rows, which MPNet's have; None: with RoBERTa's rows the
+            first and the last token of a row, else there is none.
         row_format: "bert", `[CLS] A [SEP] B [SEP]` with types 0 and 1; or "roberta", `<s> A </s></s> B </s>` with type
             0 (MPNet).
         trim_offsets: leave the white space that added tokens take out of their offsets, as RoBERTa and MPNet do.
-        expects_prefix: but for a single space at the start of a text, which counts as added.
+        expects_prefix: but for a single space at the start of a text, which counts as added; only with trim_offsets.
         additional_special_tokens: further tokens that are recognised in the same way. Tokens that are not in the
             vocabulary become added tokens.
         split_special_tokens: treat special tokens in text as plain text.
@@ -108,11 +109,14 @@ class WordPieceTokenizer(Tokenizer):
         self.model_max_length = call.checked_model_max_length(model_max_length)
         self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
         self.cls_token, self.mask_token = cls_token, mask_token
-        self.bos_token, self.eos_token = bos_token, eos_token
         if row_format not in ROW_FORMATS:
             raise ValueError(f"row_format={row_format!r} must be one of {', '.join(map(repr, ROW_FORMATS))}")
         self.row_format = row_format
-        self.trim_offsets, self.expects_prefix = bool(trim_offsets), bool(expects_prefix)
+        if row_format == "roberta":  # as released folders have them, and as files are read that do not state them
+            bos_token, eos_token = bos_token or cls_token, eos_token or sep_token
+        self.bos_token, self.eos_token = bos_token, eos_token
+        self.trim_offsets = bool(trim_offsets)
+        self.expects_prefix = self.trim_offsets and bool(expects_prefix)
         if model_input_names is None:
             model_input_names = ["input_ids", *["token_type_ids"] * (row_format == "bert"), "attention_mask"]
         self.model_input_names = list(model_input_names)

@@ -19,7 +19,7 @@ UNMASKED: tuple[Objective, ...] = ("ltr", "bilm")  # no token is masked
 DEFAULT_REPLACEMENT = (80.0, 10.0, 10.0)  # percent of masked tokens: [MASK], random, unchanged
 RTD_REPLACEMENT = (85.0, 0.0, 15.0)  # of ELECTRA's released code
 GENERATOR_SIZE = 0.25  # of ELECTRA-small and -large; ELECTRA-base has a third
-# The objective of an architecture's paper and the kind of vocabulary of its released models; others have OTHERS.
+# The objective of an architecture's paper and the kind of vocabulary that pre-training builds; others have OTHERS.
 DEFAULTS: dict[str, tuple[Objective, Kind]] = {
     "bert": ("mlm+nsp", "wordpiece"),
     "roberta": ("mlm", "bpe"),
@@ -283,7 +283,7 @@ def default_objective(architecture: str | None) -> Objective:
 
 
 def default_kind(architecture: str | None) -> Kind:
-    """Return the kind of vocabulary that an architecture's released models have."""
+    """Return the kind of vocabulary that pre-training builds for an architecture."""
     return DEFAULTS.get(architecture or "bert", OTHERS)[1]
 
 

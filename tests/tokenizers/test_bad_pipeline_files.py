@@ -150,7 +150,10 @@ UNIGRAM_FAULTS = [
             part("post_processor", {"type": "TemplateProcessing", "single": [item], "pair": []}),
             "templates cannot be read",
         )
-        for item in ({}, None, {"Sequence": {}}, {"Sequence": {"id": "C", "type_id": 0}}, {"SpecialToken": {"id": "x"}})
+        for item in (
+            *({}, None, {"Sequence": {}}, {"SpecialToken": {"id": "x"}}),
+            *({"Sequence": {"id": name, "type_id": 0}} for name in ("C", "", "AB", ["A"])),
+        )
     ),
     (part("decoder", {"type": "CTC"}), "decoder 'CTC' is not supported"),
     (part("decoder", ["x"]), "decoder is not a JSON object"),
@@ -244,6 +247,10 @@ def test_files_that_contradict_each_other(tmp_path):
     (folder / "merges.txt").write_bytes(b"#version: 0.2\n\xff\xfe a\n")
     assert "merges.txt: not UTF-8 (at byte 14)" in message()
     (folder / "tokenizer.json").unlink()
+    (folder / "merges.txt").write_text(merges)
+    (folder / "tokenizer_config.json").unlink()
+    tokenizer = load_tokenizer(folder, verify=False)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a<unk>")["input_ids"])[1:-1] == ["a", "<unk>"]
     (folder / "merges.txt").write_text(merges + "qq zz\n")
     assert "names 'qq'" in message()
     (folder / "merges.txt").write_text("")

@@ -281,4 +281,10 @@ def test_models_of_another_layout(trained, tmp_path):
     file.write_bytes(trained["T5Tokenizer"])
     assert "begins with the pieces ['<pad>', '</s>', '<unk>']" in refusal(file)
     folder = write_folder(tmp_path / "t5", "T5Tokenizer", trained["T5Tokenizer"], {"extra_ids": -1})
-    assert "extra_ids=-1" in refusal(folder)
+    assert refusal(folder).startswith(f"{folder}: extra_ids=-1 of its tokenizer_config.json or config.json must be")
+
+    def extra(model):
+        model.pieces.add(piece="<extra_id_0>", type=4)
+
+    folder = write_folder(tmp_path / "mt5", "T5Tokenizer", changed(trained["T5Tokenizer"], extra), {})
+    assert "<extra_id_1>" not in load_tokenizer(folder).get_vocab()

@@ -160,6 +160,18 @@ def test_saved_folders_and_conversion_keep_the_offsets(mpnet_content, tmp_path):
     assert ours(" <mask>", return_offsets_mapping=True)["offset_mapping"][1] == (0, 7)
 
 
+def test_roles_that_a_tokenizer_lacks_are_those_of_its_saved_folder(tmp_path):
+    vocab = ["<s>", "<pad>", "</s>", "[UNK]", "a", "b", "##b", "<mask>"]
+    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    for number, options in enumerate(({}, {"bos_token": "a"}, {"trim_offsets": True}, {"expects_prefix": True})):
+        ours = WordPieceTokenizer(vocab, row_format="roberta", **names, **options)
+        ours.save_pretrained(tmp_path / str(number))
+        again = load_tokenizer(tmp_path / str(number))
+        assert again.fingerprint == ours.fingerprint
+        assert again.special_tokens_map == ours.special_tokens_map
+        assert (again.trim_offsets, again.expects_prefix) == (ours.trim_offsets, ours.expects_prefix)
+
+
 def test_the_vocabulary_of_mpnet_alone(mpnet_content, tmp_path):
     """Without a tokenizer.json the architecture decides, as in transformers."""
     transformers = pytest.importorskip("transformers")
