@@ -74,8 +74,7 @@ def _workloads(options: Options, folder: Path, say: Say) -> list[Workload]:
             available = texts.python_workloads(folder, options.limit, options.quick)
         else:
             available = texts.data_workloads(data, folder, options.limit, options.quick, say)
-    selected = command.select("workload", [workload.name for workload in available], options.workloads)
-    return [workload for workload in available if workload.name in selected]
+    return command.select_workloads(available, options.workloads)
 
 
 def _measure(

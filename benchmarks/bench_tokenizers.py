@@ -82,8 +82,7 @@ def _workloads(options: Options, folder: Path, say: Say) -> list[Workload]:
             available = families.python_workloads(folder, names, options.limit, options.limit)
         else:
             available = families.data_workloads(data, folder, names, options.limit, options.limit, say)
-    selected = command.select("workload", [workload.name for workload in available], options.workloads)
-    return [workload for workload in available if workload.name in selected]
+    return command.select_workloads(available, options.workloads)
 
 
 def _measure(

@@ -197,6 +197,20 @@ def assert_same_call(reference: Any, ours: Any, texts: Any, pairs: Any, options:
     return len(expected)
 
 
+def assert_same_random_calls(ours: Any, reference: Any, rng: random.Random, texts: Sequence[str], calls: int) -> None:
+    """Compare calls with random options on three texts, or pairs, or split into words."""
+    for _ in range(calls):
+        paired, words = rng.random() < 0.4, rng.random() < 0.3
+        sides = [
+            [rng.sample(texts, rng.randint(1, 4)) if words else rng.choice(texts) for _ in range(3)]
+            for _ in range(1 + paired)
+        ]
+        options = random_call(rng, ours, sides[0], paired=paired, words=words)
+        if options.get("padding") and ours.pad_token is None:
+            del options["padding"]
+        assert_same_call(reference, ours, sides[0], sides[1] if paired else None, options)
+
+
 def assert_same_decoding(ours: Any, reference: Any, rows: Sequence[Sequence[int]]) -> None:
     """Compare the texts of rows of ids, with and without special tokens."""
     for ids in rows:

@@ -12,6 +12,7 @@ from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import command_line, records, report
 from fastbert.benchmarks.harness.command_line import Say
 from fastbert.benchmarks.harness.measure import Row
+from fastbert.benchmarks.harness.texts import Workload
 from fastbert.errors import UserError
 
 MEGABYTES = 8
@@ -99,6 +100,12 @@ def select(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
             f"no {what} name contains {' or '.join(parts) or 'that'}; there are {', '.join(names) or 'none'}"
         )
     return selected
+
+
+def select_workloads(workloads: Sequence[Workload], parts: Sequence[str]) -> list[Workload]:
+    """Return the workloads whose names contain one of the parts, or all. Raises `UserError` for none."""
+    selected = select("workload", [workload.name for workload in workloads], parts)
+    return [workload for workload in workloads if workload.name in selected]
 
 
 def parser(

@@ -68,7 +68,7 @@ class SparseSettings:
     pooling: str = "max"
     """Over the tokens of a text: "max", or "sum"."""
     logarithms: int = 1
-    """How many times log(1 + x) is taken of the rectified logits; 2 in OpenSearch's models."""
+    """Number of times log(1 + x) is taken of the rectified logits; 2 in OpenSearch's models."""
 
 
 def read_token_settings(folder: Path) -> TokenSettings:

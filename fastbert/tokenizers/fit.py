@@ -26,8 +26,8 @@ def check_tokenizer(tokenizer: Sized, rows: int, model: str = "the model") -> No
     if entries < rows and (is_rounded or is_spare):
         return
     folder = getattr(tokenizer, "name_or_path", "")
-    place = "" if not folder or folder in model or model in folder else f"{folder}: "
+    prefix = "" if not folder or folder in model or model in folder else f"{folder}: "
     raise UserError(
-        f"{place}{model} has a vocabulary of {rows:,}, but the tokenizer has {entries:,} entries; use the tokenizer of"
+        f"{prefix}{model} has a vocabulary of {rows:,}, but the tokenizer has {entries:,} entries; use the tokenizer of"
         " the model's training (after adding tokens: model.resize_token_embeddings(len(tokenizer)))"
     )

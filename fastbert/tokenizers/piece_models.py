@@ -109,7 +109,7 @@ def _usual_family(path: Path) -> str:
 
 
 class _Layout(NamedTuple):
-    """What a family makes of the pieces of a model; the steps are those beside the model's character map."""
+    """The pieces and rows of a family, and its steps beside the model's character map."""
 
     pieces: list[tuple[str, float]]
     unknown_id: int

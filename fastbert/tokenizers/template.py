@@ -84,7 +84,7 @@ def bare_template() -> RowTemplate:
 
 @dataclass(frozen=True)
 class PostProcessor:
-    """What a post-processor of a tokenizer.json says: the template, the ids of its tokens as stated, and whether the
+    """A post-processor of a tokenizer.json: the template, the ids of its tokens as stated, and whether the
     white space of tokens is taken out of their offsets; `expects_prefix`: but for the first space of a text."""
 
     template: RowTemplate

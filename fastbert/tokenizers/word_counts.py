@@ -60,7 +60,7 @@ class PipelineWords:
 
 
 Words = Normalization | PipelineWords
-"""How text becomes words."""
+"""The rules by which text is cut into words."""
 
 
 def words_of(tokenizer: Tokenizer) -> Words:

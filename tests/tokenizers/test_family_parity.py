@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 from hostile_texts import PARTS, every_offset, hostile_texts
-from tokenizer_parity import FAMILIES, assert_same, assert_same_call, assert_same_decoding, random_call, read_both
+from tokenizer_parity import FAMILIES, assert_same, assert_same_decoding, assert_same_random_calls, read_both
 
 pytest.importorskip("tokenizers")
 
@@ -77,16 +77,7 @@ def test_calls_and_decoding(family, unpacked, seed):
     _, ours, reference = unpacked(family)
     rng = random.Random(f"{seed} {family}")
     texts = [text[:60] for text in hostile_texts(rng, 200, long=0) if text]
-    for _ in range(40):
-        paired, words = rng.random() < 0.4, rng.random() < 0.3
-        sides = [
-            [rng.sample(texts, rng.randint(1, 4)) if words else rng.choice(texts) for _ in range(3)]
-            for _ in range(1 + paired)
-        ]
-        options = random_call(rng, ours, sides[0], paired=paired, words=words)
-        if options.get("padding") and ours.pad_token is None:
-            del options["padding"]
-        assert_same_call(reference, ours, sides[0], sides[1] if paired else None, options)
+    assert_same_random_calls(ours, reference, rng, texts, 40)
     ids, bounds = ours.encode_ragged(texts)
     rows = [ids[begin:end] for begin, end in pairwise(bounds)]
     assert_same_decoding(

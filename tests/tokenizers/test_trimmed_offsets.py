@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 from hostile_texts import PARTS, hostile_texts
-from tokenizer_parity import assert_same, assert_same_call, random_call, read_both, write_tokenizer
+from tokenizer_parity import assert_same, assert_same_random_calls, read_both, write_tokenizer
 
 from fastbert import load_tokenizer
 from fastbert.tokenizers import WordPieceTokenizer
@@ -87,14 +87,7 @@ def test_offsets_equal_those_of_the_reference(processor, mpnet_content, tmp_path
             content["added_tokens"] = content["added_tokens"] + [added(name, ids[name], "special") for name in names]
         ours, reference = read_both(write_tokenizer(tmp_path, content))
         assert_same(ours, reference, texts)
-        for _ in range(15):
-            paired, words = rng.random() < 0.4, rng.random() < 0.3
-            sides = [
-                [rng.sample(short, rng.randint(1, 4)) if words else rng.choice(short) for _ in range(3)]
-                for _ in range(1 + paired)
-            ]
-            options = random_call(rng, ours, sides[0], paired=paired, words=words)
-            assert_same_call(reference, ours, sides[0], sides[1] if paired else None, options)
+        assert_same_random_calls(ours, reference, rng, short, 15)
         row = ours(" <mask>a  hello ", return_offsets_mapping=True, add_special_tokens=False)
         trimmed.append(row["offset_mapping"])
     assert trimmed == [
