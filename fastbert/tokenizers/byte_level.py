@@ -62,8 +62,9 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
         except KeyError as error:
             rank = next(i for i, (a, b) in enumerate(self._merges) if a not in ids or b not in ids or a + b not in ids)
             left, right = self._merges[rank]
+            file = pipeline.path / "merges.txt" if pipeline.path.is_dir() else pipeline.path
             raise VocabularyError(
-                f"{pipeline.path}: merge {rank + 1} ({left!r} {right!r}) names {error.args[0]!r}, which is not in the"
+                f"{file}: merge {rank + 1} ({left!r} {right!r}) names {error.args[0]!r}, which is not in the"
                 " vocabulary; the merges belong to another vocabulary, or one of the two is damaged"
             ) from None
         missing = [byte for byte, character in BYTES.items() if character not in ids]

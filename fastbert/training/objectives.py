@@ -73,7 +73,10 @@ def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertCon
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         ids = {} if padding is None else {"pad_token_id": padding}
     if config.model in PRESETS:
-        record = registry.architecture(config.architecture or "bert")
+        name = config.architecture or "bert"
+        if name not in registry.ARCHITECTURES:
+            raise UserError(f"--architecture {name}: choose one of {', '.join(registry.ARCHITECTURES)}")
+        record = registry.architecture(name)
         if record.config is None:
             raise UserError(f"--architecture {record.name}: fastbert has no models of it to train")
         model = record.config.preset(config.model, **ids, **({} if vocab_size is None else {"vocab_size": vocab_size}))

@@ -170,7 +170,7 @@ def test_objectives_that_a_model_cannot_have_are_refused(config: PretrainConfig,
             "reads left to right cannot have it; use --objective ltr",
         ),
         ({"architecture": "roberta"}, "--architecture roberta, but .* has model_type='bert'"),
-        ({"architecture": "gpt7", "model": "tiny"}, "model_type='gpt7' is not one of bert"),
+        ({"architecture": "gpt7", "model": "tiny"}, "--architecture gpt7: choose one of bert, roberta"),
         (
             {"architecture": "distilbert", "model": "tiny", "objective": "mlm+nsp"},
             "--objective mlm.nsp: a model of distilbert that sees the whole text .*; use --objective mlm or ",
