@@ -171,6 +171,7 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
     CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
 
     def __post_init__(self) -> None:
+        self.check_groups()
         if self.task is not None and self.task not in TASKS:
             raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
         counts = ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length")

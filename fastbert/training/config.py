@@ -186,6 +186,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
+        self.check_groups()
         objective = self.objective or default_objective(self.architecture)
         shortest = 5 if objective in PAIRED else 3
         counts = ("max_length", "keep_checkpoints", "log_every")

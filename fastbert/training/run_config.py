@@ -78,6 +78,12 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFold
     CHANGEABLE: ClassVar[frozenset[str]]
     """Flags that may have a different value when a run is resumed."""
 
+    def check_groups(self) -> None:
+        """Call `check_flags` of each base class that defines it: groups of flags check themselves."""
+        for base in type(self).__mro__:
+            if check := vars(base).get("check_flags"):
+                check(self)
+
     def require(self, *ranges: tuple[str, bool, str]) -> None:
         """Raise `UserError` for the first flag that is out of range, given by name, whether it holds, and in words."""
         for name, holds, range_in_words in ranges:
