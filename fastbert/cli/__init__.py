@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         if debug:
             raise
-        if not getattr(error, "silent", False):  # another process of the run reports it
+        if not any(getattr(cause, "silent", False) for cause in (error, error.__cause__)):
+            # else another process of the run reports it
             print(f"fastbert: error: {_describe(error)}", file=sys.stderr)
         return WRONG_INPUT
 

@@ -46,7 +46,7 @@ from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.initialisation import can_be_structured, initialise_structured
-from fastbert.training.loop import Trainer
+from fastbert.training.loop import CONTINUE, Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.objectives import (
     OBJECTIVES,
@@ -112,7 +112,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     written. The same configuration and machine give the same model, bit for bit, also across interruptions (with
     --hours the schedule follows the clock, and no two runs are equal).
     """
-    with joined(config.device) as world, world.watched("continue with --resume, from the last checkpoint"):
+    with joined(config.device) as world, world.watched(CONTINUE):
         reporter = (reporter or Reporter()) if world.is_main else Reporter()
         world.require_equal("command", _identity(config), "start every process with the same command and software")
         with locked_run(config.out) if world.is_main else contextlib.nullcontext():
@@ -126,7 +126,7 @@ def _identity(config: PretrainConfig) -> dict[str, Any]:
 
 
 @dataclass
-class _Inputs:
+class Inputs:
     """What a run trains on, and with."""
 
     tokenizer: Tokenizer
@@ -135,14 +135,14 @@ class _Inputs:
     phases: list[Phase]
 
     @classmethod
-    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: TokenShards, teacher: Any) -> _Inputs:
+    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: TokenShards, teacher: Any) -> Inputs:
         """Plan the samples of a run."""
         return cls(tokenizer, shards, teacher, [_phase(config, shards, end, size) for end, size in config.lengths])
 
 
 def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> PretrainResult:
     """Prepare a run in the first process, and train it in all of them."""
-    inputs: _Inputs | None = None
+    inputs: Inputs | None = None
 
     def prepare_run() -> dict[str, Any]:
         nonlocal inputs
@@ -173,11 +173,11 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
     with deterministic_algorithms(run.config.deterministic):
-        inputs = _read_inputs(run) if inputs is None else inputs
+        inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
 
 
-def _prepare(run: Run, reporter: Reporter) -> _Inputs:
+def _prepare(run: Run, reporter: Reporter) -> Inputs:
     """Make or open what a run trains on, choose what its flags leave open, and record each stage in config.json."""
     config = run.config
     assert config.objective is not None
@@ -191,12 +191,12 @@ def _prepare(run: Run, reporter: Reporter) -> _Inputs:
     if run.model is None:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
-    inputs = _Inputs.of(run.config, tokenizer, shards, teacher)
+    inputs = Inputs.of(run.config, tokenizer, shards, teacher)
     _set_hyper_parameters(run, _model_config(run), inputs.phases[0].train)
     return inputs
 
 
-def _read_inputs(run: Run) -> _Inputs:
+def read_inputs(run: Run) -> Inputs:
     """Return what the first process has prepared, in one of the others. Raises `UserError` for a folder that is missing
     there, and for other shards."""
     config = run.config
@@ -209,7 +209,7 @@ def _read_inputs(run: Run) -> _Inputs:
         raise UserError(f"{folder}: holds other token shards than in process 0; {shared}")
     tokenizer = load_tokenizer(config.out / TOKENIZER)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
-    return _Inputs.of(config, tokenizer, TokenShards.open(folder, verify=False), teacher)
+    return Inputs.of(config, tokenizer, TokenShards.open(folder, verify=False), teacher)
 
 
 def _model_config(run: Run) -> BertConfig:
@@ -239,25 +239,43 @@ def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int)
     return Phase(end, train, validation)
 
 
-def _train(
-    run: Run, inputs: _Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
-) -> PretrainResult:
-    """Train the model of a prepared run; the first process writes its folder."""
-    config, shards, teacher, tokenizer = run.config, inputs.shards, inputs.teacher, inputs.tokenizer
+@dataclass
+class Assembled:
+    """A run in memory: its trainer, its data, and the frequencies of the words that it predicts."""
+
+    trainer: Trainer
+    model: Any
+    bert: BertConfig
+    batches: PretrainingBatches
+    budget: Budget
+    counts: NDArray[np.int64]
+    """How often each output of the model occurs in the training text, int64 (outputs,)."""
+    held_out: NDArray[np.int64]
+    """How often in the validation text."""
+
+    def outputs(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often each output of the model occurs, from how often each id does."""
+        return _outputs(self.bert, ids)
+
+
+def _outputs(bert: BertConfig, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    return fold_rare(ids, bert.output_size, bert.unk_token_id) if isinstance(bert, ElmoConfig) else ids
+
+
+def assemble(
+    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+) -> Assembled:
+    """Return the trainer of a prepared run, at its first step."""
+    config, shards, teacher = run.config, inputs.shards, inputs.teacher
     bert = _model_config(run)
     assert config.objective is not None
     samples = sample_kind(config.objective)
-    train, validation_data = inputs.phases[0].train, inputs.phases[0].validation
     budget = _budget(config, inputs.phases)
     frequencies = unigram_counts(
         shards, objective=samples, seed=config.seed, validation_fraction=config.validation_fraction
     )
 
-    def outputs(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how often each output of the model occurs, from how often each id does."""
-        return fold_rare(ids, bert.output_size, bert.unk_token_id) if isinstance(bert, ElmoConfig) else ids
-
-    counts, held_out = map(outputs, frequencies)
+    counts, held_out = (_outputs(bert, ids) for ids in frequencies)
     model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
     model.init_weights(seed=config.seed)
     if isinstance(bert, ElmoConfig):
@@ -281,13 +299,26 @@ def _train(
         device=device,
         dtype=dtype,
         folder=config.out,
-        fingerprint=tokenizer.fingerprint,
+        fingerprint=inputs.tokenizer.fingerprint,
         data_fingerprint=sha256(shards.folder / "index.json"),
         configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
         reporter=reporter,
         distillation=distillation,
         world=world,
     )
+    return Assembled(trainer, model, bert, batches, budget, counts, held_out)
+
+
+def _train(
+    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+) -> PretrainResult:
+    """Train the model of a prepared run; the first process writes its folder."""
+    config, shards, tokenizer = run.config, inputs.shards, inputs.tokenizer
+    train, validation_data = inputs.phases[0].train, inputs.phases[0].validation
+    assembled = assemble(run, inputs, world, device, dtype, reporter)
+    trainer, model, bert, batches = assembled.trainer, assembled.model, assembled.bert, assembled.batches
+    counts = assembled.counts
+    assert config.objective is not None
     if config.resume:
         step = trainer.resume()
         reporter.on_message(f"continuing after step {step}" if step else "no checkpoint yet: starting at step 1")
@@ -296,9 +327,9 @@ def _train(
         f" {train.samples_per_epoch(0):,} training and {validation_data.samples_per_epoch(0):,} validation"
         f" sequences of up to {train.max_length} tokens"
     )
-    reporter.on_message(described(config, budget, train.samples_per_epoch(0)))
-    masked = outputs(batches.validation_labels(trainer.validation_samples(), shards.vocab_size))
-    unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
+    reporter.on_message(described(config, assembled.budget, train.samples_per_epoch(0)))
+    masked = assembled.outputs(batches.validation_labels(trainer.validation_samples(), shards.vocab_size))
+    unigram = unigram_cross_entropy(counts, masked if masked.any() else assembled.held_out)
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
