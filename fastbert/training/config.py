@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.saving_flags import AsyncSaveFlags, RetentionFlags
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
@@ -173,7 +174,7 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, _Data):
+class PretrainConfig(RunConfig, _Machine, RetentionFlags, AsyncSaveFlags, _Output, _Teacher, _Training, _Model, _Data):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
@@ -181,7 +182,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
         ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
+    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite", "async_save", "keep_every"}
 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):

@@ -31,6 +31,8 @@ from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState,
 from fastbert.training.optimizer import GradientError, adamw, learning_rate_factor, set_learning_rate
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
+from fastbert.training.saving import Checkpoints
+from fastbert.training.snapshot import snapshot
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.stopping import Stopped, StopRequest
 
@@ -86,7 +88,12 @@ class Trainer:
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
         self.configuration = plain(configuration or {})
-        self.checkpoints = checkpoint.Checkpoints(folder / "checkpoints", config.keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            config.keep_checkpoints,
+            keep_every=config.keep_every,
+            background=config.async_save,
+        )
         self.reporter = reporter or Reporter()
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
@@ -139,10 +146,9 @@ class Trainer:
         self.reporter.on_message("the training step is captured in CUDA graphs; --cuda-graphs off launches its kernels")
         return GraphedStep(self.model, self.optimizer, max_grad_norm=self.config.max_grad_norm, dtype=self.dtype)
 
-    def save(self) -> Path:
-        """Write a checkpoint of the current step; return its folder."""
-        if self.log is not None:
-            self.log.sync()
+    def save(self, *, behind: bool = False) -> Path:
+        """Save a checkpoint of the current step, `behind` the next ones if --async-save says so; return its folder."""
+        flush = [] if self.log is None else [self.log.sync]
         window = self._window
         state: dict[str, Any] = {
             "step": self.step,
@@ -155,7 +161,8 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "torch": torch.__version__,
         }
-        return self.checkpoints.save(self.model, self.optimizer, state)
+        save = self.checkpoints.save_async if behind else self.checkpoints.save
+        return save(snapshot(self.model, self.optimizer), state, flush)
 
     def resume(self) -> int:
         """Continue from the newest whole checkpoint; return its step, 0 if there is none."""
@@ -191,12 +198,13 @@ class Trainer:
         )
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
-        with self.stop.listening(), prefetch(self._load) as fetch:
+        with self.checkpoints, self.stop.listening(), prefetch(self._load) as fetch:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
             while finished < 1.0:
                 started = time.perf_counter()
+                self.checkpoints.check()
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
                 with self.optimizer.copies():
@@ -211,6 +219,7 @@ class Trainer:
                 steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, losses, real, log))
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
+                save = save or self.checkpoints.keeps(self.step)
                 all_now = evaluate or save or self.stop.number is not None
                 if all_now and launch is not None:
                     self._wait(steps, time.perf_counter())
@@ -221,7 +230,7 @@ class Trainer:
                     self._announce(self._read(steps, keep=0))
                     raise Stopped(self.stop.number, self.save())
                 if save:
-                    self.save()
+                    self.save(behind=finished < 1.0)
         caching_allocator.release()
         return validation or self.validate()
 

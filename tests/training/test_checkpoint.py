@@ -122,7 +122,7 @@ def test_whatever_is_wrong_with_the_newest_the_one_before_is_taken(
     (newest / name).write_text(content)
     if name == checkpoint.STATE:  # by somebody who fits the manifest to it
         manifest: dict[str, Any] = json.loads((newest / checkpoint.MANIFEST).read_text())
-        manifest["sha256"][name] = checkpoint._digest(newest / name)
+        manifest["sha256"][name] = checkpoint.digest(newest / name)
         (newest / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with caplog.at_level(logging.WARNING):
         last = checkpoint.load_last(tmp_path)
