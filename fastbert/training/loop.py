@@ -32,8 +32,8 @@ from fastbert.training.optimizer import GradientError, adamw, set_learning_rate
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.saving import Checkpoints
-from fastbert.training.snapshot import snapshot
 from fastbert.training.schedules import learning_rate_factor
+from fastbert.training.snapshot import snapshot
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.stopping import Stopped, StopRequest
 

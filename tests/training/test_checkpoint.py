@@ -136,6 +136,25 @@ def test_whatever_is_wrong_with_the_newest_the_one_before_is_taken(
         checkpoint.load_last(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content", ["", "step-00000009", "../step-00000001", "step-00000001/..", "x" * 1000, "\xff", "step-1"]
+)
+def test_latest_is_a_hint_that_nothing_depends_on(content: str, tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.save(1, 2)
+    assert (tmp_path / "latest").read_text() == "step-00000002\n"
+    (tmp_path / "latest").write_bytes(content.encode("latin-1"))
+    assert checkpoint.latest(tmp_path) is None
+    last = checkpoint.load_last(tmp_path)
+    assert last is not None
+    assert last.state["step"] == 2
+    (tmp_path / "latest").unlink()
+    os.mkfifo(tmp_path / "latest")
+    assert checkpoint.latest(tmp_path) is None
+    writer.save(3)
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000003"
+
+
 def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     Writer(tmp_path).save(3, 4)
     for number, name in ((4, checkpoint.MANIFEST), (3, checkpoint.STATE)):

@@ -351,25 +351,6 @@ def test_multiples_are_kept_for_ever(tmp_path: Path, seed: int) -> None:
     assert not Checkpoints(tmp_path, 1).keeps(4)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "step-00000009", "../step-00000001", "step-00000001/..", "x" * 1000, "\xff", "step-1"]
-)
-def test_latest_is_a_hint_that_nothing_depends_on(content: str, tmp_path: Path, seed: int) -> None:
-    writer = trained(tmp_path, seed)
-    writer.save(1, 2)
-    assert (tmp_path / "latest").read_text() == "step-00000002\n"
-    (tmp_path / "latest").write_bytes(content.encode("latin-1"))
-    assert checkpoint.latest(tmp_path) is None
-    last = checkpoint.load_last(tmp_path)
-    assert last is not None
-    assert last.state["step"] == 2
-    (tmp_path / "latest").unlink()
-    os.mkfifo(tmp_path / "latest")
-    assert checkpoint.latest(tmp_path) is None
-    writer.save(3)
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000003"
-
-
 def test_gathered_tensors_are_saved_and_sharded_ones_restored(tmp_path: Path, seed: int) -> None:
     """Each of two processes has half of the rows of every matrix; the checkpoint has whole ones."""
     writer = trained(tmp_path, seed)

@@ -57,3 +57,23 @@ def test_a_copy_is_exact_and_its_memory_is_reused(threads: int, seed: int, monke
     assert again.model["a"].data_ptr() == copy.model["a"].data_ptr()
     assert not again.model["a"].any()
     assert buffers.nbytes >= source.nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_copy_from_a_gpu_is_the_state_at_the_call(seed: int) -> None:
+    """Later work on the device waits for the copy, which the host does not."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    weights = {str(number): torch.randn((4096, 1024), device="cuda", generator=generator) for number in range(16)}
+    weights["host"] = torch.ones(3)
+    expected = {name: tensor.cpu().clone() for name, tensor in weights.items()}
+    buffers = SnapshotBuffers()
+    for _ in range(2):
+        copy = buffers.copy(Snapshot(weights, {}))
+        for tensor in weights.values():
+            tensor.add_(1)
+        buffers.wait()
+        assert copy.model["0"].is_pinned()
+        for name, tensor in expected.items():
+            assert torch.equal(copy.model[name], tensor)
+            tensor.add_(1)
