@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from killing import SAVING, operand
 from torch import Tensor, nn
 from toy_checkpoints import Writer
 
@@ -238,28 +239,21 @@ def test_the_space_is_checked_before_a_byte_is_written(
     assert checkpoint.latest(tmp_path) == tmp_path / "step-00000003"
 
 
-OPERATIONS = ("open", "write", "fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
-
-
 def counted(operations: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Calls `operations(name, number)` before each operation on files below `root`."""
     number = 0
 
-    def below(value: Any) -> bool:
-        path = os.readlink(f"/proc/self/fd/{value}") if isinstance(value, int) else value
-        return Path(path).is_relative_to(root)
-
     def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def operation(*values: Any, **named: Any) -> Any:
             nonlocal number
-            if below(values[0] if named.get("dir_fd") is None else named["dir_fd"]):
+            if operand(values[0], named.get("dir_fd")).is_relative_to(root):
                 number += 1
                 operations(name, number)
             return original(*values, **named)
 
         return operation
 
-    for name in OPERATIONS:
+    for name in SAVING:
         monkeypatch.setattr(os, name, replacement(name, getattr(os, name)))
 
 
@@ -300,7 +294,7 @@ def test_an_error_of_any_operation_leaves_whole_checkpoints(
 
     operations: list[str] = []
     assert not attempt(tmp_path / "whole", lambda name, number: operations.append(name))
-    assert set(operations) == set(OPERATIONS)
+    assert set(operations) == set(SAVING)
     writes = [number for number, name in enumerate(operations) if name == "write"]
     others = [number for number, name in enumerate(operations) if name != "write"]
     draw = random.Random(seed)
