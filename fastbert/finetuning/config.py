@@ -14,6 +14,7 @@ from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, r
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.saving_flags import AsyncSaveFlags
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 """The grid of Devlin et al. 2019, appendix A.3."""
@@ -164,11 +165,13 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Training, _Model, _Data):
+class FinetuneConfig(RunConfig, _Machine, AsyncSaveFlags, _Output, TaskFlags, _Teacher, _Training, _Model, _Data):
     """Fine-tune a pre-trained encoder on a task. --out gets scores, learning curves, predictions and the model that is
     best on the first --eval file."""
 
-    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+    CHANGEABLE: ClassVar = frozenset(
+        ["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"]
+    )
 
     def __post_init__(self) -> None:
         self.check_groups()

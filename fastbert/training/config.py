@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.saving_flags import AsyncSaveFlags, RetentionFlags
 from fastbert.training.schedule_flags import ProcessFlags, ScheduleFlags
 from fastbert.training.schedules import ScheduledValue
 
@@ -175,15 +176,33 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, ScheduleFlags, ProcessFlags, _Machine, _Output, _Teacher, _Training, _Model, _Data):
+class PretrainConfig(
+    RunConfig, ScheduleFlags, ProcessFlags, _Machine, RetentionFlags, AsyncSaveFlags, _Output, _Teacher, _Training, _Model,
+    _Data,
+):  # fmt: skip
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
-    CHANGEABLE: ClassVar = frozenset(
-        ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite", "parallel", "on_nan"}
+    CHANGEABLE: ClassVar = (
+        frozenset(
+            ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
+        )
+        | {
+            "log_every",
+            "compare",
+            "out",
+            "data",
+            "tokenizer",
+            "resume",
+            "overwrite",
+            "parallel",
+            "on_nan",
+            "async_save",
+        }
+        | {"keep_every"}
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):

@@ -37,9 +37,11 @@ from fastbert.training.optimizer import GradientError, adamw, set_learning_rate
 from fastbert.training.parallel import Replicas
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
+from fastbert.training.saving import Checkpoints
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import ScheduledStep, ScheduleLog
 from fastbert.training.schedules import learning_rate_factor
+from fastbert.training.snapshot import snapshot
 from fastbert.training.step_log import StepLog, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.step_spec import Cursor, LoadedStep, StepCounts, StepSource, StepSpec
@@ -109,7 +111,12 @@ class Trainer:
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
         self.configuration = plain(configuration or {})
-        self.checkpoints = checkpoint.Checkpoints(folder / "checkpoints", config.keep_checkpoints)
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            config.keep_checkpoints,
+            keep_every=config.keep_every,
+            background=config.async_save,
+        )
         self.reporter = reporter or Reporter()
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
@@ -165,13 +172,12 @@ class Trainer:
             on_message=self.reporter.on_message,
         )
 
-    def save(self) -> Path:
-        """Write a checkpoint of the current step, in the first process; return its folder."""
+    def save(self, *, behind: bool = False) -> Path:
+        """Save a checkpoint of the current step, in the first process, `behind` the next steps if --async-save says so;
+        return its folder."""
         if not self.world.is_main:
             return self.checkpoints.folder(self.step)
-        for log in (self.log, self.step_log, self.schedule):
-            if log is not None:
-                log.sync()
+        flush = [log.sync for log in (self.log, self.step_log, self.schedule) if log is not None]
         window = self._window
         state: dict[str, Any] = {
             "step": self.step,
@@ -187,7 +193,8 @@ class Trainer:
             "torch": torch.__version__,
             "processes": self.world.size,
         }
-        return self.checkpoints.save(self.model, self.optimizer, state)
+        save = self.checkpoints.save_async if behind else self.checkpoints.save
+        return save(snapshot(self.model, self.optimizer), state, flush)
 
     def resume(self) -> int:
         """Continue from the newest whole checkpoint, whatever the number of processes that wrote it; return its step,
@@ -240,7 +247,7 @@ class Trainer:
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
         # Signals are still handled while the reason of another process's end is awaited: torchrun sends one then.
-        with self.stop.listening(), self.world.watched(CONTINUE), Prefetcher(self.load) as ahead:
+        with self.checkpoints, self.stop.listening(), self.world.watched(CONTINUE), Prefetcher(self.load) as ahead:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
@@ -248,6 +255,7 @@ class Trainer:
                 ahead.submit(self.spec(self.step, self.cursor))
             while finished < 1.0:
                 started = time.perf_counter()
+                self.checkpoints.check()
                 loaded = ahead.result()
                 spec = loaded.spec
                 ahead.submit(self.spec(spec.number, spec.after))
@@ -267,6 +275,7 @@ class Trainer:
                 )
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
+                save = save or self.checkpoints.keeps(self.step)
                 all_now = evaluate or save or stopping is not None
                 if all_now and launch is not None:
                     self._wait(steps, time.perf_counter())
@@ -281,7 +290,7 @@ class Trainer:
                     self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
                     raise Stopped(stopping, saved)
                 if save:
-                    self.save()
+                    self.save(behind=finished < 1.0)
         caching_allocator.release()
         return validation or self.validate()
 

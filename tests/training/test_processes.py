@@ -1,19 +1,10 @@
 """Runs of several processes, as torchrun starts them: the same steps for every number of processes."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-import pytest
-from safetensors.torch import load_file
-
-from fastbert.data.prepare import prepare
 from fastbert.training.config import PretrainConfig
-from fastbert.training.pretrain import pretrain
 
 FLAGS = {
     "model": "tiny", "steps": 6, "batch_size": 12, "micro_batch": 2, "max_length": 32, "dtype": "fp32", "log_every": 1,
