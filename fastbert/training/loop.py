@@ -28,7 +28,8 @@ from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
 from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
-from fastbert.training.optimizer import GradientError, adamw, set_learning_rate
+from fastbert.training.optimizer import GradientError, set_learning_rate
+from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.schedules import learning_rate_factor
@@ -92,7 +93,7 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
+        self.optimizer = pretraining_optimizer(model, config, self.lr)
         reason = self.optimizer.flatten_if_faster(model, device, dtype)
         if reason is not None and device.type == "cuda":
             self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
@@ -304,7 +305,14 @@ class Trainer:
         """Return the learning rate of the next optimiser step: that of the middle of the step."""
         half_seconds = 0.5 * self.seconds / self.step if self.step else 0.0
         progress = self.budget.progress(self.step + 0.5, self.seconds + half_seconds)
-        return self.lr * learning_rate_factor(progress, self.config.warmup)
+        flags = self.config
+        return self.lr * learning_rate_factor(
+            progress,
+            flags.warmup,
+            flags.schedule,
+            decay_fraction=flags.decay_fraction,
+            min_ratio=flags.min_lr_ratio,
+        )
 
     def _load(self, step: int) -> list[Any]:
         """Return a step's micro-batches: of type `FilledBatch` for CUDA graphs, else packed batches."""
