@@ -22,6 +22,7 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
+from fastbert.training.averaging import Averaging
 from fastbert.training.batches import PretrainingBatches, prefetch
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
@@ -94,6 +95,7 @@ class Trainer:
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
         self.optimizer = pretraining_optimizer(model, config, self.lr)
+        self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason = self.optimizer.flatten_if_faster(model, device, dtype)
         if reason is not None and device.type == "cuda":
             self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
@@ -203,6 +205,7 @@ class Trainer:
                 lr = self.last_learning_rate = self.learning_rate()
                 with self.optimizer.copies():
                     losses = self._train_step(batches) if launch is None else self._launch(launch, batches, lr)
+                self.averaging.update(self.step + 1)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
                 tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
@@ -225,6 +228,11 @@ class Trainer:
                 if save:
                     self.save()
         caching_allocator.release()
+        averaged = self.averaging.finish()
+        if averaged is not None:
+            self.reporter.on_message(averaged)
+        if self.config.average_last is not None:
+            return self.validate()
         return validation or self.validate()
 
     def _log_window(self, step: _Step) -> None:
@@ -278,7 +286,7 @@ class Trainer:
         """Compute losses and accuracies on the held-out sequences, without dropout."""
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
-        with torch.no_grad(), self.optimizer.copies():
+        with torch.no_grad(), self.averaging.applied(), self.optimizer.copies():
             for batch in self.data.validation_batches(self.validation_samples(), self.micro_batch):
                 with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))

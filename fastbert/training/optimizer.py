@@ -48,7 +48,8 @@ class AdamW(torch.optim.AdamW):
     A non-finite gradient on a CPU raises `GradientError` before any weight changes; it names the parameter if the
     optimiser was given named parameters. A GradScaler and a capturable step skip such steps instead.
 
-    After `flatten` a step is three Triton launches over flat buffers, without a host-device sync.
+    After `flatten` a step is three Triton launches over flat buffers, without a host-device sync; two more for
+    StableAdamW and LAMB.
 
     With `masters` the state of a parameter in half precision has an fp32 copy of it, `master`, beside fp32 moments: the
     step updates the copy and rounds it to the parameter. The native step supports bf16.
@@ -93,7 +94,7 @@ class AdamW(torch.optim.AdamW):
                 raise UserError(
                     f"flat parameters do not support {unsupported[0] if unsupported else 'betas in tensors'}"
                 )
-        self.flat = FlatParameters(model, self.param_groups, dtype)
+        self.flat = FlatParameters(model, self.param_groups, dtype, self.RULE)
         return self.flat
 
     def flatten_if_faster(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -226,15 +227,14 @@ class AdamW(torch.optim.AdamW):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict; masters and the moments beside them stay fp32, which torch casts to the parameter's."""
+        """Load a state dict; masters and what is beside them stay fp32, which torch casts to the parameter's dtype."""
         super().load_state_dict(dict(state_dict))
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(indices, parameters, strict=True):
             saved = state_dict["state"].get(index, {})
-            if "master" in saved:
-                for name in ("master", "exp_avg", "exp_avg_sq"):
-                    self.state[parameter][name] = saved[name].detach().to(parameter.device, torch.float32, copy=True)
+            for name in saved.keys() - {"step"} if "master" in saved else ():
+                self.state[parameter][name] = saved[name].detach().to(parameter.device, torch.float32, copy=True)
 
     def _native_step(self, entries: Sequence[Entry], factor: float, clear: bool) -> bool:
         """Take the step; return False, with nothing written, if tensors share memory."""
