@@ -15,6 +15,7 @@ import torch
 
 from fastbert import cpu_capability
 from fastbert.errors import UserError
+from fastbert.models.heads.prediction import set_z_loss
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import dispatch
 from fastbert.ops.kernel_failures import until_compiled
@@ -95,6 +96,7 @@ class Trainer:
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
         self.optimizer = pretraining_optimizer(model, config, self.lr)
+        set_z_loss(model, config.z_loss)
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason = self.optimizer.flatten_if_faster(model, device, dtype)
         if reason is not None and device.type == "cuda":
