@@ -55,7 +55,7 @@ def test_it_makes_the_normaliser_smaller(seed: int) -> None:
     sizes = []
     for z_loss in (0.0, 0.1):
         model = make(seed, z_loss).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
         for _ in range(10):
             optimizer.zero_grad()
             model(batch).loss.backward()
