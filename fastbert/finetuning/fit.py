@@ -262,7 +262,7 @@ class Fit:
                 recipe.freeze(self.model, recipe.unfrozen(stage, layers))
             last_stage = stage
             started = time.perf_counter()
-            rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
+            rate = self.trial.lr * recipe.factor_of(config, now.step, self.total)
             numbers, tokens = self._step(epoch, units, rate)
             if pending is not None and self.launches:
                 self._report(*pending)  # the previous step, while the device computes this one

@@ -11,9 +11,12 @@ from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
+from fastbert.training.averaging_flags import AveragingFlags
+from fastbert.training.loss_flags import LossFlags
+from fastbert.training.progress_flags import ProcessFlags, ProgressFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
 from fastbert.training.saving_flags import AsyncSaveFlags, RetentionFlags
-from fastbert.training.schedule_flags import ProcessFlags, ScheduleFlags
+from fastbert.training.schedule_flags import ScheduleFlags
 from fastbert.training.schedules import ScheduledValue
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
@@ -134,7 +137,7 @@ class _Training:
     """Dropout probability of all layers while pre-training (default: a config.json's own; else 0 for less than 10
     epochs, 0.1 for more). The saved model keeps its config's own for fine-tuning."""
     warmup: float = 0.1
-    """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
+    """Warm-up as a fraction of the run."""
     seed: int = 0
     """Seed of the weights, the validation split, sentence pairs, masks and dropout."""
 
@@ -177,31 +180,32 @@ class _Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig(
-    RunConfig, ScheduleFlags, ProcessFlags, _Machine, RetentionFlags, AsyncSaveFlags, _Output, _Teacher, _Training, _Model,
+    RunConfig,
+    ProcessFlags,
+    _Machine,
+    RetentionFlags,
+    AsyncSaveFlags,
+    _Output,
+    _Teacher,
+    AveragingFlags,
+    LossFlags,
+    ProgressFlags,
+    ScheduleFlags,
+    _Training,
+    _Model,
     _Data,
-):  # fmt: skip
+):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
-    CHANGEABLE: ClassVar = (
-        frozenset(
-            ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
+    CHANGEABLE: ClassVar = frozenset(
+        (
+            *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
+            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
+            *("out", "data", "tokenizer", "resume", "overwrite"),
         )
-        | {
-            "log_every",
-            "compare",
-            "out",
-            "data",
-            "tokenizer",
-            "resume",
-            "overwrite",
-            "parallel",
-            "on_nan",
-            "async_save",
-        }
-        | {"keep_every"}
     )
 
     def __post_init__(self) -> None:
@@ -225,8 +229,6 @@ class PretrainConfig(
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
             ("lr", self.lr is None or 0 < self.lr < float("inf"), "above 0 and finite"),
             ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
-            ("weight_decay", self.weight_decay >= 0, "at least 0"),
-            ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
             ("temperature", self.temperature > 0, "above 0"),
             ("soft_weight", 0 <= self.soft_weight <= 1, "from 0 to 1"),
             ("validation_fraction", 0 < self.validation_fraction < 1, "between 0 and 1"),

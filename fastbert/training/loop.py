@@ -20,6 +20,7 @@ import torch
 from fastbert import cpu_capability
 from fastbert.distributed.world import World
 from fastbert.errors import UserError
+from fastbert.models.heads.prediction import set_z_loss
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import dispatch
 from fastbert.ops.kernel_failures import until_compiled
@@ -27,13 +28,15 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
+from fastbert.training.averaging import Averaging
 from fastbert.training.batches import Prefetcher
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
 from fastbert.training.graphed import FilledBatch, GraphedStep, captures_steps
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
-from fastbert.training.optimizer import GradientError, adamw, set_learning_rate
+from fastbert.training.optimizer import GradientError, set_learning_rate
+from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.parallel import Replicas
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
@@ -121,7 +124,9 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
+        self.optimizer = pretraining_optimizer(model, config, self.lr)
+        set_z_loss(model, config.z_loss)
+        self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
         if self.world.size == 1:
             reason = self.optimizer.flatten_if_faster(model, device, dtype)
@@ -261,6 +266,7 @@ class Trainer:
                 ahead.submit(self.spec(spec.number, spec.after))
                 lr = self.last_learning_rate = spec.learning_rate
                 losses, norm = self.compute(loaded)
+                self.averaging.update(spec.number)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
                 stopping = self._agree(losses)
                 tokens = round(loaded.counts.tokens)
@@ -292,6 +298,12 @@ class Trainer:
                 if save:
                     self.save(behind=finished < 1.0)
         caching_allocator.release()
+        self.world.wait("saved")
+        averaged = self.averaging.finish()
+        if averaged is not None:
+            self.reporter.on_message(averaged)
+        if self.config.average_last is not None:
+            return self.validate()
         return validation or self.validate()
 
     def compute(self, loaded: LoadedStep) -> tuple[Totals | StepStats, float]:
@@ -347,7 +359,18 @@ class Trainer:
         if self.schedule is not None:
             self.schedule.append(number, progress)
         spec = self.data.spec(number, cursor, progress)
-        return replace(spec, learning_rate=self.lr * learning_rate_factor(spec.progress, self.config.warmup))
+        return replace(spec, learning_rate=self.lr * self._rate(spec.progress))
+
+    def _rate(self, progress: float) -> float:
+        """Return the learning rate at the finished fraction of the run, as a fraction of the peak."""
+        flags = self.config
+        return learning_rate_factor(
+            progress,
+            flags.warmup,
+            flags.schedule,
+            decay_fraction=flags.decay_fraction,
+            min_ratio=flags.min_lr_ratio,
+        )
 
     def _log_window(self, step: _Step) -> None:
         """Write the line of metrics.jsonl that follows a step: means since the previous line."""
@@ -421,7 +444,7 @@ class Trainer:
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
         samples, progress = self.validation_samples(), self.budget.progress(self.step, self.seconds)
-        with torch.no_grad(), self.optimizer.copies():
+        with torch.no_grad(), self.averaging.applied(), self.optimizer.copies():
             for batch in self.data.validation_batches(
                 samples, self.micro_batch, progress, self.world.rank, self.world.size
             ):
