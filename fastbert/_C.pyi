@@ -189,8 +189,8 @@ class TokenCorpus:
     def __init__(self, shards: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]) -> None: ...
     @staticmethod
     def planned(shards: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]) -> TokenCorpus:
-        """Return a corpus that samples can be planned for, but whose tokens are in another place: per shard the number of
-        tokens, sentence_offsets, and a bit per token, the lowest first, that tells whether it continues a word."""
+        """Return a corpus that samples can be planned for, but whose tokens are in another place: per shard the number
+        of tokens, sentence_offsets, and a bit per token, the lowest first, that tells whether it continues a word."""
 
     @staticmethod
     def runs(begins: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[Any]) -> TokenCorpus:
@@ -236,7 +236,7 @@ class EpochPlan:
     ) -> None: ...
     def __len__(self) -> int: ...
     def ranges(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the runs of tokens that samples hold: begins and lengths, int64 (2 samples,), A and B of each sample."""
+        """Return the runs of tokens that samples hold: begins and lengths, int64 (2 samples,), A and B of each."""
 
     def columns(
         self,

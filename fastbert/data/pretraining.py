@@ -337,7 +337,7 @@ def unigram_counts(
     Arguments and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
-    begins, lengths = shards.token_ranges(validation)
+    _, lengths = shards.token_ranges(validation)
     counted = 1 + int(np.searchsorted(lengths.cumsum(), HELD_OUT_TOKENS))
     held_out = shards.count(validation[:counted])
     if not held_out.sum():
