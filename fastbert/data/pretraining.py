@@ -194,7 +194,8 @@ class PretrainingData:
     def read_ahead(self, counters: range) -> None:
         """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
 
-        Samples of epochs that are not planned yet are left out.
+        Samples of epochs that are not planned yet are left out. Raises UserError for a negative counter, and
+        CorpusError for an epoch without samples.
         """
         if self.shards.is_local or not len(counters):
             return

@@ -1,5 +1,7 @@
 """Token shards: a tokenized corpus in flat files that are mapped into memory, never loaded.
 
+One file: the format, that is its index, its files and the corpus that they make.
+
 `fastbert.data.prepare` writes a folder of shards and `TokenShards.open` maps it, after checking every file:
 
     index.json                       format and version, sizes, the tokenizer's fingerprint, SHA-256 of every file
@@ -11,7 +13,8 @@
                                      are in vocabulary.json, a list in the order of their ids
 
 All numbers are little-endian. No sentence or document is empty, and each document is in one shard. The fingerprint
-identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.vocabulary`).
+identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.vocabulary`). What streaming needs beside
+these is in `fastbert.data.block_files`.
 """
 
 from __future__ import annotations
@@ -107,7 +110,7 @@ class IndexReader:
         if len(content) > _MAX_INDEX_BYTES:
             raise self.damaged(f"is larger than {_MAX_INDEX_BYTES >> 20} MiB")
         try:
-            self.content = json.loads(content)
+            self._bytes, self.content = content, json.loads(content)
         except (ValueError, RecursionError) as error:
             raise self.damaged(f"is not valid JSON ({error})") from None
 
@@ -121,6 +124,11 @@ class IndexReader:
             )
         with path.open("rb") as file:
             return file.read(_MAX_INDEX_BYTES + 1)
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the index, which identifies the shards."""
+        return hashlib.sha256(self._bytes).hexdigest()
 
     def check_format(self) -> None:
         """Raise UserError for a different format, and for a newer version."""
@@ -327,11 +335,13 @@ class TokenShards:
         return self.corpus.count(documents, self.vocab_size)
 
     def loaded(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> _C.TokenCorpus:
-        """Return a corpus that holds these runs of tokens, by their first tokens and numbers, int64 (runs,) each."""
+        """Return a corpus that holds runs of tokens; `begins` and `lengths` int64 (runs,) are their first tokens and their
+        numbers of tokens."""
         return self.corpus
 
     def read_ahead(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Begin to fetch runs of tokens that `loaded` will be called for, where they are in another place."""
+        """Begin to fetch runs of tokens that `loaded` will be called for, where they are in another place; `begins` and
+        `lengths` int64 (runs,)."""
 
     def sentence(self, number: int) -> NDArray[Any]:
         """Return the token ids of one sentence, numbered over all shards: uint16 or uint32 (tokens,).
@@ -409,12 +419,12 @@ def _open_shard(
 
 
 def mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file of numbers into memory: a plain view, without np.memmap's overhead at every slice."""
+    """Map a file into memory, as numbers (n,) of a dtype: a plain view, without np.memmap's overhead at every slice."""
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
 def open_offsets(paths: Mapping[str, Path], counts: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Map the offsets of sentences and of documents. Raises UserError unless they rise within their bounds."""
+    """Map the offsets of sentences, int64 (sentences + 1,), and of documents, int64 (documents + 1,). Raises UserError unless they rise within their bounds."""
     sentences, documents = (mapped(paths[kind], OFFSET_DTYPE) for kind in ("sentences", "documents"))
     for kind, offsets, total in (
         ("sentences", sentences, counts["tokens"]),

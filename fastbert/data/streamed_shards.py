@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,13 +93,28 @@ def open_shards(
     return StreamedShards.stream(os.fspath(location), options or StreamOptions(), verify=verify, on_stage=on_stage)
 
 
-def read_index(location: Location) -> bytes:
-    """Return the content of the index.json of shards behind a URL. Raises UserError where there is none."""
-    return _index_of(RemoteFolder(os.fspath(location)))
+def open_index(location: Location) -> IndexReader:
+    """Read the index of token shards. Raises UserError for a location that holds none."""
+    if not is_remote(location):
+        return IndexReader(local_path(location))
+    remote = RemoteFolder(os.fspath(location))
+    return IndexReader(Path(), _index_of(remote), remote.address(INDEX))
+
+
+def tokenizer_folder(location: Location, options: StreamOptions | None = None) -> Path:
+    """Return a local folder with the tokenizer of token shards; that of a URL is downloaded. Raises UserError."""
+    if not is_remote(location):
+        return local_path(location)
+    options = options or StreamOptions()
+    remote, reader, _ = _open_remote(os.fspath(location), options)
+    with _writing(reader.folder):
+        _download(remote, reader.folder, _tokenizer_files(reader), True, lambda name, size: lambda done: None)
+    return reader.folder
 
 
 class StreamedShards(TokenShards):
-    """Token shards behind a URL. `folder` is the local copy of all files but those of tokens."""
+    """Token shards behind a URL. `folder` is the local copy of all files but those of tokens, and `unigrams`, int64
+    (vocab_size,), holds the count of each id."""
 
     is_local: ClassVar[bool] = False
 
@@ -111,25 +127,15 @@ class StreamedShards(TokenShards):
         verify: bool = True,
         on_stage: Callable[[str, float], Callable[[float], None]] = lambda name, size: lambda done: None,
     ) -> StreamedShards:
-        """Open shards behind a URL, as `open_shards` does."""
-        remote = RemoteFolder(url, patience=options.patience)
-        index = _index_of(remote)
-        folder = (options.cache_dir or default_cache()) / hashlib.sha256(index).hexdigest()
-        reader = IndexReader(folder / "files", index, remote.address(INDEX))
-        reader.check_format()
+        """Open shards behind a URL, as `open_shards` does. Raises UserError."""
+        remote, reader, index = _open_remote(url, options)
         files = _side_files(reader)
         dtype = token_dtype(reader.count(reader.content, "vocab_size"))
         limit = _block_limit(reader, options.cache_bytes, sum(file.bytes for file in files), dtype)
         remote.check_ranges(INDEX, len(index))
-        try:
-            with awaited_folder(reader.folder):
-                _download(remote, reader.folder, files, verify, on_stage)
-                write_atomic(reader.folder / INDEX, index.decode())
-        except OSError as error:
-            raise UserError(
-                f"{folder}: the cache cannot be written there ({error.strerror or error}); free some space, or name"
-                " another --cache-dir"
-            ) from None
+        with _writing(reader.folder):
+            _download(remote, reader.folder, files, verify, on_stage)
+            write_atomic(reader.folder / INDEX, index.decode())
         shards = cls._read(reader, verify=False)
         shards.url, shards.options = remote.url, options
         token_files = [
@@ -141,7 +147,7 @@ class StreamedShards(TokenShards):
             for number, shard in enumerate(shards.shards)
         ]
         blocks = sum(num_blocks(file.tokens, dtype.itemsize) for file in token_files)
-        cache = BlockCache(folder, blocks=blocks, block_bytes=BLOCK_BYTES, limit=limit)
+        cache = BlockCache(reader.folder.parent, blocks=blocks, block_bytes=BLOCK_BYTES, limit=limit)
         shards.tokens = TokenStream(remote, token_files, dtype, shards.vocab_size, cache)
         return shards
 
@@ -162,12 +168,31 @@ class StreamedShards(TokenShards):
         """Return how many reads failed and were repeated."""
         return self.tokens.remote.retries
 
+    def described(self, window: int | None) -> str:
+        """Return in a line how the corpus is streamed, if `window` tokens are shuffled at a time (None: all)."""
+        cache, size = self.tokens.cache, self.num_tokens * self.tokens.dtype.itemsize
+        held = cache.slots * cache.block_bytes
+        share = "all of them" if cache.holds_all else f"{held / 1e9:.3g} GB of them"
+        line = f"{self.url}: {size / 1e9:.3g} GB of tokens are streamed; {cache.folder} holds {share}"
+        if cache.holds_all or (window is not None and window * self.tokens.dtype.itemsize <= held):
+            return line
+        return f"{line}, and other samples are fetched again: raise --cache-size, or lower --shuffle-window"
+
+    def described_stats(self) -> str:
+        """Return in a line what has been fetched."""
+        stats, retries = self.stats, f", {self.retries:,} tries repeated" if self.retries else ""
+        damaged = f", {stats.damaged_blocks:,} damaged blocks fetched again" if stats.damaged_blocks else ""
+        return (
+            f"{self.url}: {stats.fetched_bytes / 1e6:,.1f} MB in {stats.requests:,} requests{retries}{damaged};"
+            f" {stats.cached_blocks:,} blocks from the cache; waited {stats.seconds_waited:.1f} s"
+        )
+
     def loaded(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> _C.TokenCorpus:
-        """Fetch runs of tokens, and return a corpus that holds these alone."""
+        """Fetch runs of tokens, and return a corpus that holds these alone; `begins` and `lengths` int64 (runs,)."""
         return _C.TokenCorpus.runs(*self.tokens.gather(begins, lengths)) if lengths.any() else self.corpus
 
     def read_ahead(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Begin to fetch runs of tokens that `loaded` will be called for."""
+        """Begin to fetch runs of tokens that `loaded` will be called for; `begins` and `lengths` int64 (runs,)."""
         self.tokens.read_ahead(begins, lengths)
 
     def count(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -181,7 +206,10 @@ class StreamedShards(TokenShards):
         return counts
 
     def sentence(self, number: int) -> NDArray[Any]:
-        """Return the token ids of one sentence, numbered over all shards. Raises IndexError for an absent one."""
+        """Return the token ids of one sentence, numbered over all shards: uint16 or uint32 (tokens,).
+
+        Raises IndexError for a sentence that the corpus does not have.
+        """
         if not 0 <= number < self.num_sentences:
             raise IndexError(f"the corpus has {self.num_sentences} sentences")
         return self.tokens.gather(*self.token_ranges(np.array([[number, number + 1]], np.int64)))[2]
@@ -222,23 +250,53 @@ def _index_of(remote: RemoteFolder) -> bytes:
         raise
 
 
-def _side_files(reader: IndexReader) -> list[ListedFile]:
-    """Return the files to download: all but those of tokens. Raises UserError for an index that lists others."""
-    index, entries = reader.content, reader.get(reader.content, "shards", list)
-    vocab_size = reader.count(index, "vocab_size")
-    if "block_bytes" not in index:
+def _open_remote(url: str, options: StreamOptions) -> tuple[RemoteFolder, IndexReader, bytes]:
+    """Return the folder of a URL, its index with the local folder of its small files, and the content of the index."""
+    remote = RemoteFolder(url, patience=options.patience)
+    index = _index_of(remote)
+    folder = (options.cache_dir or default_cache()) / hashlib.sha256(index).hexdigest() / "files"
+    reader = IndexReader(folder, index, remote.address(INDEX))
+    reader.check_format()
+    if "block_bytes" not in reader.content:
         raise UserError(
             f"{reader.path} has no checksums of blocks, which streaming needs: prepare the shards again with this"
             " fastbert, or copy the folder and give --data the copy"
         )
-    if reader.count(index, "block_bytes") != BLOCK_BYTES:
-        raise UserError(f"{reader.path} has block_bytes={index['block_bytes']}, not {BLOCK_BYTES}; update fastbert")
-    files = [reader.listed(index, "unigrams", UNIGRAMS, 8 * vocab_size)]
-    for entry in reader.get(index, "tokenizer", list):
+    if reader.count(reader.content, "block_bytes") != BLOCK_BYTES:
+        size = reader.content["block_bytes"]
+        raise UserError(f"{reader.path} has block_bytes={size}, not {BLOCK_BYTES}; update fastbert")
+    return remote, reader, index
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Lock a folder of the cache. Raises UserError where it cannot be written."""
+    try:
+        with awaited_folder(folder):
+            yield
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the cache cannot be written there ({error.strerror or error}); free some space, or name another"
+            " --cache-dir"
+        ) from None
+
+
+def _tokenizer_files(reader: IndexReader) -> list[ListedFile]:
+    """Return the files of the tokenizer. Raises UserError for names that are none of plain files."""
+    files = []
+    for entry in reader.get(reader.content, "tokenizer", list):
         name = reader.get(entry, "name", str)
         if not _PLAIN_NAME.fullmatch(name) or name == INDEX:
             raise reader.damaged(f"lists the file {name[:80]!r} of the tokenizer, which is no plain file name")
         files.append(reader.listed({name: entry}, name, name, None))
+    return files
+
+
+def _side_files(reader: IndexReader) -> list[ListedFile]:
+    """Return the files to download: all but those of tokens. Raises UserError for an index that lists others."""
+    index, entries = reader.content, reader.get(reader.content, "shards", list)
+    vocab_size = reader.count(index, "vocab_size")
+    files = [reader.listed(index, "unigrams", UNIGRAMS, 8 * vocab_size), *_tokenizer_files(reader)]
     itemsize = token_dtype(vocab_size).itemsize
     for number, entry in enumerate(entries):
         counts, listed = shard_counts(reader, entry), reader.get(entry, "files", dict)

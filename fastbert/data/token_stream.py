@@ -104,7 +104,8 @@ class TokenStream:
         return begins, lengths, out
 
     def read_ahead(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Begin to fetch the blocks of runs of tokens that are in no cache; return at once."""
+        """Begin to fetch the blocks of runs of tokens that are in no cache, and return at once; `begins` and `lengths`
+        int64 (runs,)."""
         self._restart_after_fork()
         _, firsts, lasts = self._spans(*_joined(begins, lengths))
         with self._lock:

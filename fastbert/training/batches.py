@@ -6,6 +6,7 @@ The loss of an optimiser step is a sum over its micro-batches, so that splitting
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,7 @@ from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 
+STEPS_AHEAD = 4  # whose tokens are fetched while a step is prepared, where shards are streamed
 LABEL_SAMPLES = 64  # samples in memory while their labels are counted
 
 
@@ -31,6 +33,7 @@ class PretrainingBatches:
     def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
         """Return the micro-batches of an optimiser step, counted from 0."""
         first, end = step * batch_size, (step + 1) * batch_size
+        self.train.read_ahead(range(first, end + STEPS_AHEAD * batch_size))
         return [
             self.train.samples(range(start, min(start + micro_batch, end))) for start in range(first, end, micro_batch)
         ]
@@ -53,17 +56,30 @@ class PretrainingBatches:
 
 
 @contextlib.contextmanager
-def prefetch(load: Callable[[int], list[Any]]) -> Iterator[Callable[[int], list[Any]]]:
+def prefetch(load: Callable[[int], list[Any]]) -> Iterator[Prefetcher]:
     """Yield a function like `load` that prepares the next step's batches in the background."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fastbert-data") as pool:
-        pending: dict[int, Future[list[Any]]] = {}
+        yield Prefetcher(load, pool)
 
-        def fetch(step: int) -> list[Any]:
-            batches = (pending.pop(step, None) or pool.submit(load, step)).result()
-            pending[step + 1] = pool.submit(load, step + 1)
-            return batches
 
-        yield fetch
+class Prefetcher:
+    """Return the batches of a step from `load`, and prepare those of the next one on a thread of `pool`."""
+
+    def __init__(self, load: Callable[[int], list[Any]], pool: ThreadPoolExecutor) -> None:
+        self._load, self._pool = load, pool
+        self._pending: dict[int, Future[list[Any]]] = {}
+        self.seconds_waited = 0.0
+        """Time for which callers waited, that of the first call aside: the compute had nothing to do."""
+        self._is_first = True
+
+    def __call__(self, step: int) -> list[Any]:
+        began = time.perf_counter()
+        batches = (self._pending.pop(step, None) or self._pool.submit(self._load, step)).result()
+        if not self._is_first:
+            self.seconds_waited += time.perf_counter() - began
+        self._is_first = False
+        self._pending[step + 1] = self._pool.submit(self._load, step + 1)
+        return batches
 
 
 def micro_batch_loss(

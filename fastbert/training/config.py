@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.stream_flags import StreamFlags
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
@@ -45,8 +46,9 @@ class _Data(CorpusFlags):
         "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
     """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
-    data: Path | None = None
-    """Token shards written by `fastbert prepare`, instead of --corpus."""
+    data: str | None = None
+    """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
+    which they are streamed."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
@@ -173,7 +175,7 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, _Data):
+class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, StreamFlags, _Data):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
@@ -181,9 +183,22 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
         ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
+    ) | {
+        "log_every",
+        "compare",
+        "out",
+        "data",
+        "tokenizer",
+        "resume",
+        "overwrite",
+        "cache_dir",
+        "cache_size",
+        "data_patience",
+    }
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, Path):
+            object.__setattr__(self, "data", str(self.data))
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
         self.check_groups()
