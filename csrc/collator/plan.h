@@ -54,7 +54,7 @@ struct PlannedSample {
 int64_t smallest_budget(Objective objective);
 
 // The samples of one epoch in the order in which they are visited, a random permutation. With a window, runs of half a
-// million tokens are permuted, and samples are shuffled among the runs that fill a window, so that few places of the
+// million tokens (a sixteenth of a smaller window) are permuted, and samples are shuffled among the runs that fill a window, so that few places of the
 // corpus are visited at a time, and each of them once (but for the negatives of next-sentence pairs). Pure: the same arguments give
 // the same plan. `documents` are checked; next-sentence pairs need at least two of them.
 std::vector<PlannedSample> plan_epoch(const TokenCorpus& corpus, std::span<const DocumentRange> documents,

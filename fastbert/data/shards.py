@@ -335,8 +335,8 @@ class TokenShards:
         return self.corpus.count(documents, self.vocab_size)
 
     def loaded(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> _C.TokenCorpus:
-        """Return a corpus that holds runs of tokens; `begins` and `lengths` int64 (runs,) are their first tokens and their
-        numbers of tokens."""
+        """Return a corpus that holds runs of tokens; `begins` and `lengths` int64 (runs,) are their first tokens and
+        their numbers of tokens."""
         return self.corpus
 
     def read_ahead(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
@@ -424,7 +424,10 @@ def mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def open_offsets(paths: Mapping[str, Path], counts: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Map the offsets of sentences, int64 (sentences + 1,), and of documents, int64 (documents + 1,). Raises UserError unless they rise within their bounds."""
+    """Map the offsets of sentences, int64 (sentences + 1,), and of documents, int64 (documents + 1,).
+
+    Raises UserError unless they rise within their bounds.
+    """
     sentences, documents = (mapped(paths[kind], OFFSET_DTYPE) for kind in ("sentences", "documents"))
     for kind, offsets, total in (
         ("sentences", sentences, counts["tokens"]),

@@ -159,11 +159,7 @@ class TokenStream:
             pending |= self._submit(number for number in absent if number not in blocks)
         began = time.perf_counter()
         for number, future in pending.items():
-            try:
-                blocks[number] = future.result()[number]
-            finally:
-                with self._lock:
-                    self._pending.pop(number, None)
+            blocks[number] = future.result()[number]
         if pending:
             self.stats.seconds_waited += time.perf_counter() - began
         return blocks
@@ -209,6 +205,20 @@ class TokenStream:
 
     def _fetch(self, begin: int, end: int) -> dict[int, bytes]:
         """Fetch the blocks from number `begin` to `end` of one shard, verify and cache them."""
+        blocks: dict[int, bytes] = {}
+        try:
+            blocks = self._verified(begin, end)
+            for number, data in blocks.items():
+                self.cache.put(number, data)
+        finally:  # from now on they are in memory, or are fetched anew
+            with self._lock:
+                self._remember(blocks)
+                for number in range(begin, end):
+                    self._pending.pop(number, None)
+        return blocks
+
+    def _verified(self, begin: int, end: int) -> dict[int, bytes]:
+        """Fetch these blocks, once more where they are damaged, and compare them with their checksums."""
         shard, first, _ = self._place(begin)
         file = self.files[shard]
         start = (begin - first) * BLOCK_BYTES
@@ -242,12 +252,6 @@ class TokenStream:
                     f"{self.remote.address(file.name)}: token {token} is outside the vocabulary of {self.vocab_size};"
                     " prepare the shards again with the right tokenizer"
                 )
-            self.cache.put(number, data)
-        with self._lock:
-            self._remember(blocks)
-            # Those that were read ahead are found in memory from now on.
-            for number in blocks:
-                self._pending.pop(number, None)
         return blocks
 
 
