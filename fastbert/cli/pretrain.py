@@ -17,6 +17,7 @@ from fastbert.cli.checks import (
 )
 from fastbert.cli.training_view import shown
 from fastbert.data.streamed_shards import open_index
+from fastbert.distributed.environment import is_main_process
 from fastbert.io.locations import is_remote, local_path
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
@@ -64,6 +65,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     with shown("pretrain", config.out, quiet) as reporter:
         result = pretrain(config, reporter)
+    if not is_main_process():
+        return 0
     validation = result.validation
     lines = [
         f"validation: {result.title} loss {validation.mlm_loss:.3f} nats (word frequencies alone:"

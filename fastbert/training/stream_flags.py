@@ -12,6 +12,9 @@ from fastbert.flags import DATA, rare
 if TYPE_CHECKING:
     from fastbert.data.streamed_shards import StreamOptions
 
+CHANGEABLE = frozenset(("cache_dir", "cache_size", "data_patience"))
+"""Those that change no batch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFlags:
