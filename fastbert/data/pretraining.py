@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert import _C
+from fastbert.data.continuations import continuation_flags
 from fastbert.data.next_tokens import next_tokens
 from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
@@ -29,6 +30,7 @@ Split = Literal["train", "validation"]
 
 MAX_LENGTH = 1 << 20
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # with a label of two segments
+HELD_OUT_TOKENS = 1 << 22  # of validation documents, at which their token frequencies are taken
 _CACHED_PLANS = 2  # of the current epoch and, at its end, the next
 
 
@@ -47,6 +49,8 @@ class PretrainingData:
         mask_replacement: shares of the masked tokens that become [MASK], become a random ordinary token (never a
             special or [unused] token), and stay; they add up to 1. Training and validation have the same rule.
         whole_word: mask all pieces of a word together.
+        shuffle_window: shuffle the samples among as many tokens from random places of the corpus, in runs of half a
+            million, instead of the whole corpus: for shards that are streamed and larger than their cache.
         split, validation_fraction: documents are ranked by a hash of the seed and their number; the lowest
             `validation_fraction` are validation, at least one document (two with NSP, and as many must remain for
             training). A corpus of one document is split at a sentence. Validation has one fixed epoch, 0.
@@ -67,6 +71,7 @@ class PretrainingData:
         mask_replacement: tuple[float, float, float] = (0.8, 0.1, 0.1),
         whole_word: bool = False,
         exact_mask_count: bool = True,
+        shuffle_window: int | None = None,
         seed: int = 0,
         split: Split = "train",
         validation_fraction: float = 0.1,
@@ -80,6 +85,7 @@ class PretrainingData:
         self.mask_replacement = _check_replacement(mask_replacement)
         self.whole_word = whole_word
         self.exact_mask_count = exact_mask_count
+        self.shuffle_window = shuffle_window
         self.seed = seed
         self.split: Split = split
         self.validation_fraction = validation_fraction
@@ -132,6 +138,7 @@ class PretrainingData:
             seed=self.seed,
             epoch=epoch,
             validation=self.split == "validation",
+            shuffle_window=self.shuffle_window or 0,
         )
         self._plans[epoch] = plan
         self._sizes[epoch] = len(plan)
@@ -184,6 +191,23 @@ class PretrainingData:
         arrays = batches[0] if len(batches) == 1 else _concatenate(batches or [self._arrays(0, [])])
         return _packed(arrays, with_label=self.objective in PAIRED)
 
+    def read_ahead(self, counters: range) -> None:
+        """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
+
+        Samples of epochs that are not planned yet are left out. Raises UserError for a negative counter, and
+        CorpusError for an epoch without samples.
+        """
+        if self.shards.is_local or not len(counters):
+            return
+        samples: dict[int, list[int]] = {}
+        for counter in counters:
+            epoch, index = self.locate(counter)
+            if epoch not in self._plans:
+                break
+            samples.setdefault(epoch, []).append(index)
+        for epoch, indices in samples.items():
+            self.shards.read_ahead(*self._plans[epoch].ranges(np.array(indices, np.int64)))
+
     # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
     __getitem__ = samples
 
@@ -227,10 +251,11 @@ class PretrainingData:
 
     def _arrays(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> dict[str, NDArray[Any]]:
         masks = self.objective not in ("ltr", "bilm")
+        plan, indices = self.plan(epoch), np.ascontiguousarray(indices, dtype=np.int64)
         try:
-            arrays = self.plan(epoch).collate(
-                self.shards.corpus,
-                np.ascontiguousarray(indices, dtype=np.int64),
+            arrays = plan.collate(
+                self.shards.corpus if self.shards.is_local else self.shards.loaded(*plan.ranges(indices)),
+                indices,
                 self._vocabulary,
                 mask_probability=self.mask_prob if masks else 0.0,
                 exact_count=self.exact_mask_count and masks,
@@ -309,10 +334,13 @@ def unigram_counts(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how often each id occurs in the training and in the validation documents, two int64 (vocab_size,).
 
+    At most the first validation documents of `HELD_OUT_TOKENS` tokens are counted; the others are counted as training.
     Arguments and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
-    held_out = shards.corpus.count(validation, shards.vocab_size)
+    _, lengths = shards.token_ranges(validation)
+    counted = 1 + int(np.searchsorted(lengths.cumsum(), HELD_OUT_TOKENS))
+    held_out = shards.count(validation[:counted])
     if not held_out.sum():
         raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
     return shards.unigrams - held_out, held_out
@@ -356,24 +384,13 @@ def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
     ordinary[list(shards.special_ids.values())] = False
     if not ordinary.any():
         raise UserError(f"{shards.folder}: its vocabulary holds only special and unused tokens; train a vocabulary")
-    continues = np.array(continued(shards.vocabulary), dtype=bool)
-    continues[list(shards.special_ids.values())] = False
     return _C.VocabularyTable(
-        is_continuation=continues,
+        is_continuation=continuation_flags(shards.vocabulary, shards.special_ids),
         replacements=np.flatnonzero(ordinary).astype(np.int64),
         cls_id=shards.special_ids["cls"],
         sep_id=shards.special_ids["sep"],
         mask_id=shards.special_ids.get("mask", shards.special_ids["unk"]),
     )
-
-
-def continued(vocabulary: Sequence[str]) -> list[bool]:
-    """Return for each token whether it continues a word: in WordPiece "##ing", in byte-level BPE and Unigram tokens
-    without the mark of a space in front ("Ġ" and "▁")."""
-    if any(token.startswith("##") and len(token) > 2 for token in vocabulary):
-        return [token.startswith("##") for token in vocabulary]
-    mark = next((mark for mark in ("Ġ", "▁") if mark in vocabulary), None)
-    return [mark is not None and not token.startswith(mark) for token in vocabulary]
 
 
 def _check(

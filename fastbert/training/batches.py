@@ -21,6 +21,7 @@ from fastbert.packing import PackedBatch
 from fastbert.training.schedules import ScheduledValue
 from fastbert.training.step_spec import Cursor, LoadedStep, StepSpec
 
+STEPS_AHEAD = 4  # whose tokens are fetched while a step is prepared, where shards are streamed
 LABEL_SAMPLES = 64  # samples in memory while their labels are counted
 
 
@@ -70,6 +71,9 @@ class PretrainingBatches:
         data = self.phases[spec.phase].train
         mine = spec.samples[rank::size]
         step = self._scaled(micro_batch, spec.phase)
+        count = len(spec.samples)
+        for start in range(spec.samples.stop, spec.samples.stop + STEPS_AHEAD * count, count):
+            data.read_ahead(range(start, start + count)[rank::size])
         options = {} if spec.mask_prob is None else {"mask_prob": spec.mask_prob}
         return [data.samples(mine[start : start + step], **options) for start in range(0, len(mine), step)]
 

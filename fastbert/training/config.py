@@ -18,6 +18,8 @@ from fastbert.training.run_config import DISTILLATION, RunConfig
 from fastbert.training.saving_flags import AsyncSaveFlags, RetentionFlags
 from fastbert.training.schedule_flags import ScheduleFlags
 from fastbert.training.schedules import ScheduledValue
+from fastbert.training.stream_flags import CHANGEABLE as STREAMING
+from fastbert.training.stream_flags import StreamFlags
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
@@ -51,8 +53,9 @@ class _Data(CorpusFlags):
         "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
     """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
-    data: Path | None = None
-    """Token shards written by `fastbert prepare`, instead of --corpus."""
+    data: str | None = None
+    """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
+    which they are streamed."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
@@ -193,6 +196,7 @@ class PretrainConfig(
     ScheduleFlags,
     _Training,
     _Model,
+    StreamFlags,
     _Data,
 ):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
@@ -205,10 +209,13 @@ class PretrainConfig(
             *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
             *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
             *("out", "data", "tokenizer", "resume", "overwrite"),
+            *STREAMING,
         )
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, Path):
+            object.__setattr__(self, "data", str(self.data))
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
         self.check_groups()

@@ -23,7 +23,8 @@ from fastbert.checkpoints.source import GENERATOR, find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, fold_rare, unigram_counts, unigram_cross_entropy
-from fastbert.data.shards import INDEX, IndexReader, TokenShards
+from fastbert.data.shards import INDEX, TokenShards
+from fastbert.data.streamed_shards import StreamedShards, open_index, open_shards, tokenizer_folder
 from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.distributed.world import World, joined
@@ -31,6 +32,7 @@ from fastbert.errors import UserError
 from fastbert.flags import flag
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
+from fastbert.io.locations import is_remote, local_path
 from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
@@ -200,16 +202,16 @@ def read_inputs(run: Run) -> Inputs:
     """Return what the first process has prepared, in one of the others. Raises `UserError` for a folder that is missing
     there, and for other shards."""
     config = run.config
-    folder = config.data if config.data is not None else config.out / "data"
+    data = config.data or str(config.out / "data")
     shared = "all processes need the same files: use a file system that all machines share"
-    for path in (config.out / TOKENIZER, folder):
+    for path in (config.out / TOKENIZER, *(() if is_remote(data) else (local_path(data),))):
         if not path.exists():
             raise UserError(f"no such folder: {path}; {shared}")
-    if sha256(folder / INDEX) != run.data:
-        raise UserError(f"{folder}: holds other token shards than in process 0; {shared}")
+    if open_index(data).sha256 != run.data:
+        raise UserError(f"{data}: holds other token shards than in process 0; {shared}")
     tokenizer = load_tokenizer(config.out / TOKENIZER)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
-    return Inputs.of(config, tokenizer, TokenShards.open(folder, verify=False), teacher)
+    return Inputs.of(config, tokenizer, open_shards(data, config.stream_options, verify=False), teacher)
 
 
 def _model_config(run: Run) -> BertConfig:
@@ -232,6 +234,7 @@ def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int)
             whole_word=config.whole_word,
             seed=config.seed,
             split=split,
+            shuffle_window=config.window_tokens if split == "train" else None,
             validation_fraction=config.validation_fraction,
         )
         for split in SPLITS
@@ -339,6 +342,8 @@ def _train(
     try:
         with kernels_of_run(config.out, device, reporter.on_message), gpu.out_of_memory(_cures(trainer)):
             validation = trainer.run()
+            if isinstance(shards, StreamedShards):
+                reporter.on_message(shards.described_stats())
     except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
         with contextlib.suppress(OSError, UserError):
@@ -443,7 +448,7 @@ def _check_inputs(config: PretrainConfig) -> None:
     if config.corpus:
         config.find_corpus()
     if config.data is not None:
-        IndexReader(config.data)
+        open_index(config.data)
     if config.tokenizer is not None:
         tokenizer = load_tokenizer(config.tokenizer)
         if config.objective == "bilm":
@@ -451,7 +456,8 @@ def _check_inputs(config: PretrainConfig) -> None:
         model_config(config, tokenizer)
     if not config.overwrite:
         return
-    inputs = [("--data", config.data), ("--tokenizer", config.tokenizer)]
+    data = None if config.data is None or is_remote(config.data) else local_path(config.data)
+    inputs = [("--data", data), ("--tokenizer", config.tokenizer)]
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
     check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
@@ -486,37 +492,62 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
 
 def _tokenizer_source(config: PretrainConfig) -> Path | None:
     """Return where the tokenizer comes from, None if it is to be built."""
-    if config.tokenizer or config.data:
-        return config.tokenizer or config.data
+    if config.tokenizer is not None:
+        return config.tokenizer
+    if config.data is not None:
+        return tokenizer_folder(config.data, config.stream_options)
     return None if config.teacher is None else find_source(config.teacher)
 
 
 def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> TokenShards:
     """Return the token shards to train on: those of --data, those of an earlier start of the run, or new ones."""
     config = run.config
-    folder = config.data if config.data is not None else config.out / "data"
-    shards = TokenShards.open(folder) if config.data is not None else _stored_shards(run, folder, reporter)
+    folder = config.out / "data"
+    shards = _given_shards(run, reporter) if config.data is not None else _stored_shards(run, folder, reporter)
+    source = config.data or str(folder)
     if shards is not None and config.objective == "bilm":
-        check_words(shards.vocabulary, str(folder))
+        check_words(shards.vocabulary, source)
     if shards is None:
         corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
         shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"{folder}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"
+            f"{source}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
-    fingerprint = sha256(folder / INDEX)
+    fingerprint = sha256(shards.folder / INDEX)
     if run.data not in (None, fingerprint):
-        what = "holds" if config.data is not None else "the corpus gives"
         raise UserError(
-            f"{folder}: {what} other token shards than the run began with; put the run's own back, or start another run"
-            " with another --out"
+            f"{source}: the corpus gives other token shards than the run began with; put the run's own back, or start"
+            " another run with another --out"
         )
     if run.data is None:
         run.data = fingerprint
         run.write()
+    return shards
+
+
+def _given_shards(run: Run, reporter: Reporter) -> TokenShards:
+    """Return the token shards of --data. Raises `UserError`, with the cure, where a run's shards were moved, replaced
+    or damaged since it began."""
+    config = run.config
+    assert config.data is not None
+    again = f"continue with --resume --data, followed by the place of the run's own (SHA-256 of {INDEX}: {run.data})"
+    try:
+        index = open_index(config.data)
+    except UserError as error:
+        if run.data is None:
+            raise
+        raise UserError(f"--data {config.data}: the run's token shards are not there ({error}); {again}") from None
+    if run.data not in (None, index.sha256):
+        raise UserError(
+            f"--data {config.data}: holds other token shards than the run began with; {again}, or start another run"
+            " with another --out"
+        )
+    shards = open_shards(config.data, config.stream_options, on_stage=reporter.on_stage)
+    if isinstance(shards, StreamedShards):
+        reporter.on_message(shards.described(config.window_tokens))
     return shards
 
 
@@ -539,7 +570,7 @@ def _set_vocabulary_size(run: Run) -> None:
     """Choose the size of the vocabulary to build, if --vocab-size leaves that open: that of the config.json of --model,
     else by the size of the corpus."""
     config = run.config
-    if config.vocab_size is not None or run.vocabulary is not None or _tokenizer_source(config):
+    if config.vocab_size is not None or run.vocabulary is not None or config.tokenizer or config.data or config.teacher:
         return
     if config.model not in PRESETS:
         size = registry.read_config(config.model).vocab_size
