@@ -181,5 +181,5 @@ def test_masking_names(make_shards, seed):
     ):
         with pytest.raises(UserError, match=message):
             PretrainingData(shards, **options)
-    with pytest.raises(UserError, match="mask_prob=1.2 must be from 0 to 1"):
+    with pytest.raises(UserError, match="mask_prob=1\\.2 must be from 0 to 1"):
         data.samples([0], mask_prob=1.2)
