@@ -28,9 +28,10 @@ from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
 from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
-from fastbert.training.optimizer import GradientError, adamw, learning_rate_factor, set_learning_rate
+from fastbert.training.optimizer import GradientError, adamw, set_learning_rate
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
+from fastbert.training.schedules import learning_rate_factor
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.stopping import Stopped, StopRequest
 

@@ -1,4 +1,4 @@
-"""AdamW with a native step on CPUs, and the learning-rate schedule."""
+"""AdamW with a native step on CPUs."""
 
 from __future__ import annotations
 
@@ -327,13 +327,6 @@ def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> AdamW:
         {"params": [(name, p) for name, p in named if not decayed(name, p)], "weight_decay": 0.0},
     ]
     return AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=1e-6, fused=True)
-
-
-def learning_rate_factor(progress: float, warmup: float) -> float:
-    """Return the factor of the peak rate at `progress` (0 to 1): linear warm-up over `warmup`, linear decay to zero."""
-    if progress < warmup:
-        return progress / warmup
-    return (1.0 - progress) / (1.0 - warmup)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
