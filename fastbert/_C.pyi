@@ -187,6 +187,16 @@ class TokenCorpus:
     """A tokenized corpus over arrays that it keeps alive: per shard tokens (uint16 or uint32), sentence_offsets."""
 
     def __init__(self, shards: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]) -> None: ...
+    @staticmethod
+    def planned(shards: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]) -> TokenCorpus:
+        """Return a corpus that samples can be planned for, but whose tokens are in another place: per shard the number of
+        tokens, sentence_offsets, and a bit per token, the lowest first, that tells whether it continues a word."""
+
+    @staticmethod
+    def runs(begins: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[Any]) -> TokenCorpus:
+        """Return the part of a corpus that samples can be collated from: runs of consecutive tokens in ascending order,
+        one after the other in `tokens` (uint16 or uint32)."""
+
     @property
     def num_tokens(self) -> int: ...
     @property
@@ -222,8 +232,12 @@ class EpochPlan:
         seed: int,
         epoch: int,
         validation: bool,
+        shuffle_window: int = 0,
     ) -> None: ...
     def __len__(self) -> int: ...
+    def ranges(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the runs of tokens that samples hold: begins and lengths, int64 (2 samples,), A and B of each sample."""
+
     def columns(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "bindings/registration.h"
 #include "collator/collate.h"
@@ -71,6 +72,37 @@ struct PyTokenCorpus {
         }
         return std::unique_ptr<PyTokenCorpus>(new PyTokenCorpus{std::move(owners), TokenCorpus(std::move(views))});
     }
+
+    // A corpus whose tokens are in another place.
+    static std::unique_ptr<PyTokenCorpus> make_planned(
+        const std::vector<std::tuple<int64_t, Array<int64_t>, Array<uint8_t>>>& shards) {
+        std::vector<py::object> owners;
+        std::vector<TokenShard> views;
+        for (const auto& [num_tokens, sentence_offsets, bits] : shards) {
+            views.push_back({{nullptr, num_tokens, false}, view(sentence_offsets, "sentence_offsets"), view(bits, "continuation_bits")});
+            owners.push_back(sentence_offsets);
+            owners.push_back(bits);
+        }
+        return std::unique_ptr<PyTokenCorpus>(new PyTokenCorpus{std::move(owners), TokenCorpus(std::move(views))});
+    }
+
+    static std::unique_ptr<PyTokenCorpus> make_runs(const Array<int64_t>& begins, const Array<int64_t>& lengths,
+                                                    const py::array& tokens) {
+        const TokenView all = token_view(tokens);
+        const std::span<const int64_t> sizes = view(lengths, "lengths");
+        std::vector<TokenRun> runs;
+        int64_t used = 0;
+        for (const int64_t begin : view(begins, "begins")) {
+            const int64_t size = runs.size() < sizes.size() ? sizes[runs.size()] : -1;
+            if (size < 0 || size > all.size - used) {
+                throw std::invalid_argument("lengths must be as many as begins, and add up to the number of tokens");
+            }
+            const auto* data = static_cast<const uint8_t*>(all.data) + used * (all.wide ? 4 : 2);
+            runs.push_back({begin, {data, size, all.wide}});
+            used += size;
+        }
+        return std::unique_ptr<PyTokenCorpus>(new PyTokenCorpus{{tokens}, TokenCorpus(std::span<const TokenRun>(runs))});
+    }
 };
 
 // A vocabulary's properties used by the collator.
@@ -122,8 +154,8 @@ RandomDomain make_domain(uint64_t seed, int64_t epoch, bool validation) {
 
 PyEpochPlan plan(const PyTokenCorpus& corpus, const Array<int64_t>& documents, const PyVocabularyTable& vocabulary,
                  const std::string& objective, int64_t budget, double short_probability, uint64_t seed, int64_t epoch,
-                 bool validation) {
-    const PlanRecipe recipe{parse_objective(objective), budget, short_probability, vocabulary.is_continuation};
+                 bool validation, int64_t shuffle_window) {
+    const PlanRecipe recipe{parse_objective(objective), budget, short_probability, vocabulary.is_continuation, shuffle_window};
     const RandomDomain domain = make_domain(seed, epoch, validation);
     const std::span<const DocumentRange> ranges = document_view(documents);
     py::gil_scoped_release unlocked;
@@ -160,6 +192,22 @@ MaskUnit parse_masking(const std::string& name) {
     if (name == "whole-word") return MaskUnit::word;
     if (name == "span") return MaskUnit::span;
     throw std::invalid_argument("masking must be token, whole-word or span, not " + name);
+}
+
+// The runs of tokens that some samples hold: begins and lengths, two per sample, the second one of length 0 without a B.
+py::tuple plan_ranges(const PyEpochPlan& plan, const Array<int64_t>& indices) {
+    const std::span<const int64_t> rows = view(indices, "indices");
+    count_tokens(plan.samples, rows);  // throws on an index past the plan
+    Array<int64_t> begins(2 * indices.size()), lengths(2 * indices.size());
+    const std::span<int64_t> begin = writable(begins), length = writable(lengths);
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const PlannedSample& sample = plan.samples[rows[i]];
+        begin[2 * i] = sample.a_begin;
+        length[2 * i] = sample.a_length;
+        begin[2 * i + 1] = sample.b_begin;
+        length[2 * i + 1] = sample.b_length;
+    }
+    return py::make_tuple(begins, lengths);
 }
 
 Replacement make_replacement(const std::array<double, 3>& shares) {
@@ -254,6 +302,8 @@ Array<uint64_t> random_numbers(int64_t size, uint64_t seed, int64_t epoch, const
 void bind_classes(py::module_& module) {
     py::class_<PyTokenCorpus>(module, "TokenCorpus")
         .def(py::init(&PyTokenCorpus::make), py::arg("shards"))
+        .def_static("planned", &PyTokenCorpus::make_planned, py::arg("shards"))
+        .def_static("runs", &PyTokenCorpus::make_runs, py::arg("begins"), py::arg("lengths"), py::arg("tokens"))
         .def_property_readonly("num_tokens", [](const PyTokenCorpus& self) { return self.corpus.num_tokens(); })
         .def_property_readonly("num_sentences", [](const PyTokenCorpus& self) { return self.corpus.num_sentences(); })
         .def("count", &count_documents, py::arg("documents"), py::arg("vocab_size"));
@@ -265,10 +315,11 @@ void bind_classes(py::module_& module) {
     py::class_<PyEpochPlan>(module, "EpochPlan")
         .def(py::init(&plan), py::arg("corpus"), py::arg("documents"), py::arg("vocabulary"), py::kw_only(),
              py::arg("objective"), py::arg("budget"), py::arg("short_probability"), py::arg("seed"), py::arg("epoch"),
-             py::arg("validation"))
+             py::arg("validation"), py::arg("shuffle_window") = 0)
         .def("__len__", [](const PyEpochPlan& self) { return self.samples.size(); })
         .def("columns", &plan_columns)
         .def("lengths", &plan_lengths)
+        .def("ranges", &plan_ranges, py::arg("indices"))
         .def("collate", &collate_batch, py::arg("corpus"), py::arg("indices"), py::arg("vocabulary"), py::kw_only(),
              py::arg("mask_probability"), py::arg("exact_count"), py::arg("masking"),
              py::arg("mask_replacement") = std::array<double, 3>{0.8, 0.1, 0.1}, py::arg("dropout_epoch") = py::none());

@@ -53,6 +53,7 @@ class Epochs:
         plan: return the plan of an epoch; a pure function.
         seed: seed of the order of repeated epochs.
         static_masks: number of epochs with samples of their own, which the later ones repeat; None for all.
+        shuffle_window: tokens among which repeated epochs are shuffled; None for all.
         fixed: every epoch is epoch 0, as those of the validation split are.
         name: of the corpus, in errors.
     """
@@ -63,10 +64,12 @@ class Epochs:
         *,
         seed: int,
         static_masks: int | None = None,
+        shuffle_window: int | None = None,
         fixed: bool = False,
         name: str = "the corpus",
     ) -> None:
         self._plan, self._seed, self._static_masks, self._fixed, self._name = plan, seed, static_masks, fixed, name
+        self._window = shuffle_window
         self._plans: OrderedDict[int, _C.EpochPlan] = OrderedDict()
         self._epochs: OrderedDict[int, Epoch] = OrderedDict()
         self._sizes: dict[int, int] = {}  # by number of the plan
@@ -81,14 +84,17 @@ class Epochs:
                 plan = self._planned(planned)
                 order, lengths = None, plan.lengths()
                 if number != planned:
-                    numbers = _C.random_numbers(len(plan), seed=self._seed, epoch=number, purpose="revisit")
-                    order = np.argsort(numbers, kind="stable").astype(np.int64, copy=False)
+                    order = self._order(number, lengths)
                     lengths = lengths[order]
                 self._epochs[number] = Epoch(number, plan, order, lengths)
                 if len(self._epochs) > _CACHED:
                     self._epochs.popitem(last=False)
             self._epochs.move_to_end(number)
             return self._epochs[number]
+
+    def is_cached(self, number: int) -> bool:
+        """Return True if `self[number]` needs no planning."""
+        return self._checked(number)[0] in self._epochs
 
     def size(self, number: int) -> int:
         """Return the number of samples of an epoch. Raises UserError for a number below 0 or from 2^32 on."""
@@ -117,6 +123,14 @@ class Epochs:
                 self._starts.append(self._starts[-1] + size)
             epoch = bisect_right(self._starts, sample_counter) - 1
             return epoch, sample_counter - self._starts[epoch]
+
+    def _order(self, number: int, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return a random order of samples: of all, or of windows and of the samples in each."""
+        numbers = _C.random_numbers(2 * len(lengths), seed=self._seed, epoch=number, purpose="revisit")
+        if self._window is None:
+            return np.argsort(numbers[: len(lengths)], kind="stable")
+        windows = (np.cumsum(lengths, dtype=np.int64) - lengths) // self._window
+        return np.lexsort((numbers[: len(lengths)], numbers[len(lengths) + windows]))
 
     def _checked(self, number: int) -> tuple[int, int]:
         """Return the number of an epoch, and that of its plan."""

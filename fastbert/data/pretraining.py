@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert import _C
+from fastbert.data.continuations import continuation_flags
 from fastbert.data.epochs import Epochs
 from fastbert.data.next_tokens import next_tokens
 from fastbert.data.sample_arrays import SampleArrays, concatenated, packed
@@ -31,6 +32,7 @@ Masking = Literal["token", "whole-word", "span"]
 
 MAX_LENGTH = 1 << 20
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # with a label of two segments
+HELD_OUT_TOKENS = 1 << 22  # of validation documents, at which their token frequencies are taken
 
 
 class PretrainingData:
@@ -53,6 +55,8 @@ class PretrainingData:
         static_masks: repeat the pairs and masks of the first `static_masks` epochs in later ones, each in an order and
             with dropout of its own: the duplication of the paper's data (10 there). Default: new ones in every epoch.
         validation_mask_prob: `mask_prob` of the validation split, where it differs.
+        shuffle_window: shuffle the samples among as many tokens from random places of the corpus, in runs of half a
+            million, instead of the whole corpus: for shards that are streamed and larger than their cache.
         split, validation_fraction: documents are ranked by a hash of the seed and their number; the lowest
             `validation_fraction` are validation, at least one document (two with NSP, and as many must remain for
             training). A corpus of one document is split at a sentence. Validation has one fixed epoch, 0.
@@ -76,6 +80,7 @@ class PretrainingData:
         exact_mask_count: bool = True,
         static_masks: int | None = None,
         validation_mask_prob: float | None = None,
+        shuffle_window: int | None = None,
         seed: int = 0,
         split: Split = "train",
         validation_fraction: float = 0.1,
@@ -94,6 +99,7 @@ class PretrainingData:
         self.masking: Masking = _check_masking(masking, whole_word, exact_mask_count)
         self.exact_mask_count = exact_mask_count
         self.static_masks = static_masks
+        self.shuffle_window = shuffle_window
         self.seed = seed
         self.split: Split = split
         self.validation_fraction = validation_fraction
@@ -128,7 +134,14 @@ class PretrainingData:
 
     def _new_epochs(self) -> Epochs:
         fixed, name = self.split == "validation", str(self.shards.folder)
-        return Epochs(self._plan, seed=self.seed, static_masks=self.static_masks, fixed=fixed, name=name)
+        return Epochs(
+            self._plan,
+            seed=self.seed,
+            static_masks=self.static_masks,
+            shuffle_window=self.shuffle_window,
+            fixed=fixed,
+            name=name,
+        )
 
     def _plan(self, epoch: int) -> _C.EpochPlan:
         return _C.EpochPlan(
@@ -141,6 +154,7 @@ class PretrainingData:
             seed=self.seed,
             epoch=epoch,
             validation=self.split == "validation",
+            shuffle_window=self.shuffle_window or 0,
         )
 
     def plan(self, epoch: int) -> _C.EpochPlan:
@@ -191,6 +205,23 @@ class PretrainingData:
         epoch without samples.
         """
         return packed(self.sample_arrays(counters, mask_prob), with_label=self.objective in PAIRED)
+
+    def read_ahead(self, counters: Sequence[int] | range) -> None:
+        """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
+
+        Samples of epochs that are not planned yet are left out.
+        """
+        if self.shards.is_local or not len(counters):
+            return
+        samples: dict[int, list[int]] = {}
+        for counter in counters:
+            epoch, index = self.locate(counter)
+            if not self._epochs.is_cached(epoch):
+                break
+            samples.setdefault(epoch, []).append(index)
+        for epoch, indices in samples.items():
+            planned = self._epochs[epoch]
+            self.shards.read_ahead(*planned.plan.ranges(planned.rows(np.array(indices, np.int64))))
 
     # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
     __getitem__ = samples
@@ -253,9 +284,10 @@ class PretrainingData:
         masks = self.objective not in ("ltr", "bilm")
         rate = self.mask_prob if mask_prob is None else _probability("mask_prob", mask_prob)
         planned = self._epochs[epoch]
+        rows = planned.rows(np.ascontiguousarray(indices, dtype=np.int64))
         arrays = planned.plan.collate(
-            self.shards.corpus,
-            planned.rows(np.ascontiguousarray(indices, dtype=np.int64)),
+            self.shards.corpus if self.shards.is_local else self.shards.loaded(*planned.plan.ranges(rows)),
+            rows,
             self._vocabulary,
             mask_probability=rate if masks else 0.0,
             exact_count=self.exact_mask_count and masks,
@@ -333,10 +365,13 @@ def unigram_counts(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how often each id occurs in the training and in the validation documents, two int64 (vocab_size,).
 
+    At most the first validation documents of `HELD_OUT_TOKENS` tokens are counted; the others are counted as training.
     Arguments and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
-    held_out = shards.corpus.count(validation, shards.vocab_size)
+    begins, lengths = shards.token_ranges(validation)
+    counted = 1 + int(np.searchsorted(lengths.cumsum(), HELD_OUT_TOKENS))
+    held_out = shards.count(validation[:counted])
     if not held_out.sum():
         raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
     return shards.unigrams - held_out, held_out
@@ -380,24 +415,13 @@ def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
     ordinary[list(shards.special_ids.values())] = False
     if not ordinary.any():
         raise UserError(f"{shards.folder}: its vocabulary holds only special and unused tokens; train a vocabulary")
-    continues = np.array(continued(shards.vocabulary), dtype=bool)
-    continues[list(shards.special_ids.values())] = False
     return _C.VocabularyTable(
-        is_continuation=continues,
+        is_continuation=continuation_flags(shards.vocabulary, shards.special_ids),
         replacements=np.flatnonzero(ordinary).astype(np.int64),
         cls_id=shards.special_ids["cls"],
         sep_id=shards.special_ids["sep"],
         mask_id=shards.special_ids.get("mask", shards.special_ids["unk"]),
     )
-
-
-def continued(vocabulary: Sequence[str]) -> list[bool]:
-    """Return for each token whether it continues a word: in WordPiece "##ing", in byte-level BPE and Unigram tokens
-    without the mark of a space in front ("Ġ" and "▁")."""
-    if any(token.startswith("##") and len(token) > 2 for token in vocabulary):
-        return [token.startswith("##") for token in vocabulary]
-    mark = next((mark for mark in ("Ġ", "▁") if mark in vocabulary), None)
-    return [mark is not None and not token.startswith(mark) for token in vocabulary]
 
 
 def _check(

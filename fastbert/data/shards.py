@@ -19,9 +19,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,17 +177,26 @@ class TokenShards:
         self.special_ids = special_ids
         self.fingerprint = fingerprint
         self.unigrams = unigrams
-        self.corpus = _C.TokenCorpus([(shard.tokens, shard.sentence_offsets) for shard in shards])
+        self.corpus = self._corpus()
+
+    is_local: ClassVar[bool] = True
+    """False where the tokens are in another place, from which `loaded` brings those of a batch."""
+
+    def _corpus(self) -> _C.TokenCorpus:
+        return _C.TokenCorpus([(shard.tokens, shard.sentence_offsets) for shard in self.shards])
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, verify: bool = True) -> TokenShards:
+    def open(cls, folder: str | os.PathLike[str], *, verify: bool = True) -> Self:
         """Map the shards of a folder.
 
         Checked are the format's version, each file's name and size, and that offsets rise within their bounds; with
         `verify` also every checksum and that every token id is in the vocabulary, which reads all files once (about
         1 GB/s). Raises UserError, which names the file, the value and the cure.
         """
-        reader = IndexReader(Path(os.path.abspath(folder)))
+        return cls._read(IndexReader(Path(os.path.abspath(folder))), verify)
+
+    @classmethod
+    def _read(cls, reader: IndexReader, verify: bool) -> Self:
         index = reader.content
         if not isinstance(index, dict) or index.get("format") != FORMAT:
             raise reader.damaged(f"does not describe token shards (format {FORMAT!r})")
@@ -206,13 +216,13 @@ class TokenShards:
             if token_id >= vocab_size:
                 raise reader.damaged(f"has the {name} id {token_id}, outside the vocabulary of {vocab_size}")
         is_json = reader.get(index, "vocabulary", dict).get("name") == JSON_VOCABULARY
-        name, read = (JSON_VOCABULARY, _read_json_vocabulary) if is_json else (VOCABULARY, _read_vocabulary)
-        vocabulary = read(reader.file(index, "vocabulary", name, None, verify=True), vocab_size)
+        name = JSON_VOCABULARY if is_json else VOCABULARY
+        vocabulary = read_vocabulary(reader.file(index, "vocabulary", name, None, verify=True), vocab_size)
         unigrams = np.fromfile(reader.file(index, "unigrams", UNIGRAMS, 8 * vocab_size, verify=True), OFFSET_DTYPE)
         entries = reader.get(index, "shards", list)
         if not entries:
             raise reader.damaged("lists no shards")
-        shards = tuple(_open_shard(reader, entry, i, dtype, vocab_size, verify) for i, entry in enumerate(entries))
+        shards = tuple(cls._shard(reader, entry, i, dtype, vocab_size, verify) for i, entry in enumerate(entries))
         opened = cls(
             reader.folder,
             shards,
@@ -228,6 +238,12 @@ class TokenShards:
             raise UserError(f"{reader.folder / UNIGRAMS} does not sum to {opened.num_tokens}; prepare the shards again")
         return opened
 
+    @classmethod
+    def _shard(
+        cls, reader: IndexReader, entry: Any, number: int, dtype: np.dtype[Any], vocab_size: int, verify: bool
+    ) -> Shard:
+        return _open_shard(reader, entry, number, dtype, vocab_size, verify)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.folder,)
 
@@ -239,7 +255,7 @@ class TokenShards:
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens in all shards."""
-        return sum(len(shard.tokens) for shard in self.shards)
+        return sum(int(shard.sentence_offsets[-1]) for shard in self.shards)
 
     @property
     def num_sentences(self) -> int:
@@ -261,6 +277,32 @@ class TokenShards:
             base += len(shard.sentence_offsets) - 1
         return np.ascontiguousarray(np.concatenate(ranges), dtype=np.int64)
 
+    def token_ranges(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first token of each document and its number of tokens, two int64 (documents,).
+
+        `documents` int64 (documents, 2) are ranges of sentences, as `document_ranges` returns them, in any order.
+        """
+        begins, lengths = np.empty(len(documents), np.int64), np.empty(len(documents), np.int64)
+        sentence = token = 0
+        for shard in self.shards:
+            offsets = shard.sentence_offsets
+            rows = (documents[:, 0] >= sentence) & (documents[:, 0] < sentence + len(offsets) - 1)
+            first, last = (offsets[documents[rows, column] - sentence] for column in (0, 1))
+            begins[rows], lengths[rows] = first + token, last - first
+            sentence, token = sentence + len(offsets) - 1, token + int(offsets[-1])
+        return begins, lengths
+
+    def count(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often each id occurs in documents, int64 (vocab_size,); `documents` as in `token_ranges`."""
+        return self.corpus.count(documents, self.vocab_size)
+
+    def loaded(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> _C.TokenCorpus:
+        """Return a corpus that holds these runs of tokens, by their first tokens and numbers, int64 (runs,) each."""
+        return self.corpus
+
+    def read_ahead(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Begin to fetch runs of tokens that `loaded` will be called for, where they are in another place."""
+
     def sentence(self, number: int) -> NDArray[Any]:
         """Return the token ids of one sentence, numbered over all shards: uint16 or uint32 (tokens,).
 
@@ -278,7 +320,12 @@ def _reopen(folder: Path) -> TokenShards:
     return TokenShards.open(folder, verify=False)
 
 
-def _read_vocabulary(path: Path, vocab_size: int) -> tuple[str, ...]:
+def read_vocabulary(path: Path, vocab_size: int) -> tuple[str, ...]:
+    """Return the tokens of a vocabulary file of shards, in the order of their ids. Raises UserError."""
+    return (_read_json_vocabulary if path.name == JSON_VOCABULARY else _read_lines)(path, vocab_size)
+
+
+def _read_lines(path: Path, vocab_size: int) -> tuple[str, ...]:
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -300,20 +347,47 @@ def _read_json_vocabulary(path: Path, vocab_size: int) -> tuple[str, ...]:
     return tuple(tokens)
 
 
+def shard_counts(reader: IndexReader, entry: Any) -> dict[str, int]:
+    """Return the numbers of tokens, sentences and documents of a shard from its entry. Raises UserError."""
+    return {kind: reader.count(entry, kind) for kind in ("tokens", "sentences", "documents")}
+
+
+def shard_file_bytes(kind: str, counts: Mapping[str, int], dtype: np.dtype[Any]) -> int:
+    """Return the size of one of a shard's files."""
+    return counts[kind] * dtype.itemsize if kind == "tokens" else (counts[kind] + 1) * OFFSET_DTYPE.itemsize
+
+
 def _open_shard(
     reader: IndexReader, entry: Any, number: int, dtype: np.dtype[Any], vocab_size: int, verify: bool
 ) -> Shard:
-    counts = {kind: reader.count(entry, kind) for kind in ("tokens", "sentences", "documents")}
+    counts = shard_counts(reader, entry)
     files = reader.get(entry, "files", dict)
-    paths = {}
-    for kind, name in shard_files(number).items():
-        size = counts[kind] * dtype.itemsize if kind == "tokens" else (counts[kind] + 1) * OFFSET_DTYPE.itemsize
-        paths[kind] = reader.file(files, kind, name, size, verify)
-    # np.asarray: a plain view of the map, without np.memmap's overhead at every slice.
-    tokens = np.asarray(np.memmap(paths["tokens"], dtype, mode="r"))
-    sentences, documents = (
-        np.asarray(np.memmap(paths[kind], OFFSET_DTYPE, mode="r")) for kind in ("sentences", "documents")
-    )
+    paths = {
+        kind: reader.file(files, kind, name, shard_file_bytes(kind, counts, dtype), verify)
+        for kind, name in shard_files(number).items()
+    }
+    tokens = mapped(paths["tokens"], dtype)
+    sentences, documents = open_offsets(paths, counts)
+    if verify:
+        bad = _C.find_bad_token(tokens, vocab_size)
+        if bad >= 0:
+            raise UserError(
+                f"{paths['tokens']}: token {bad} has id {tokens[bad]}, outside the vocabulary of {vocab_size};"
+                " prepare the shards again with the right tokenizer"
+            )
+    return Shard(tokens, sentences, documents)
+
+
+def mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a file of numbers into memory: a plain view, without np.memmap's overhead at every slice."""
+    return np.asarray(np.memmap(path, dtype, mode="r"))
+
+
+def open_offsets(
+    paths: Mapping[str, Path], counts: Mapping[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Map the offsets of sentences and of documents. Raises UserError unless they rise within their bounds."""
+    sentences, documents = (mapped(paths[kind], OFFSET_DTYPE) for kind in ("sentences", "documents"))
     for kind, offsets, total in (
         ("sentences", sentences, counts["tokens"]),
         ("documents", documents, counts["sentences"]),
@@ -324,11 +398,4 @@ def _open_shard(
                 f"{paths[kind]}: offset {bad} is {offsets[bad]}, but offsets must rise from 0 to {total};"
                 " prepare the shards again"
             )
-    if verify:
-        bad = _C.find_bad_token(tokens, vocab_size)
-        if bad >= 0:
-            raise UserError(
-                f"{paths['tokens']}: token {bad} has id {tokens[bad]}, outside the vocabulary of {vocab_size};"
-                " prepare the shards again with the right tokenizer"
-            )
-    return Shard(tokens, sentences, documents)
+    return sentences, documents
