@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from fastbert import _C
 from fastbert.data.epochs import MAX_EPOCHS
-from fastbert.data.pretraining import Objective, PretrainingData, concatenated, packed, unigram_counts
+from fastbert.data.pretraining import PAIRED, Objective, PretrainingData, unigram_counts
+from fastbert.data.sample_arrays import concatenated, packed
 from fastbert.data.shards import TokenShards
 from fastbert.errors import UserError
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_SOURCES = 256
 _CACHED = 2  # epochs
+_COMMON = ("objective", "max_length", "short_sequence_prob", "mask_prob", "mask_replacement", "masking", "split")
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class MixedData:
         weights: the share of each source in the samples, of any sum; default: by the sources' number of samples.
         seed: seed of the order in which the sources take turns.
 
-    The validation split has as many samples as keep the proportions without repeating any; their order is such that each
-    beginning of it keeps them too. Raises UserError for other numbers of weights than of sources, a weight that is not
+    The validation split has as many samples as keep the proportions without repeating any, in an order whose every
+    beginning keeps them too. Raises UserError for other numbers of weights than of sources, a weight that is not
     positive and finite, sources that differ in tokenizer or recipe, and a source whose share has no sample.
     """
 
@@ -62,7 +64,7 @@ class MixedData:
         if not 1 <= len(sources) <= MAX_SOURCES:
             raise UserError(f"a mixture has from 1 to {MAX_SOURCES} sources, not {len(sources)}")
         check_tokenizers([source.shards for source in sources])
-        for name in ("objective", "max_length", "split", "mask_prob", "validation_fraction"):
+        for name in _COMMON:
             values = [getattr(source, name) for source in sources]
             if any(value != values[0] for value in values):
                 raise UserError(f"the sources of a mixture must have one {name}, not {values}")
@@ -137,6 +139,12 @@ class MixedData:
         """Return the number of samples of an epoch, which is the same for all."""
         return sum(self.counts)
 
+    @property
+    def tokens_per_epoch(self) -> float:
+        """Return the approximate number of tokens of the text that an epoch draws."""
+        passes = (n / source.samples_per_epoch(0) for source, n in zip(self.sources, self.counts, strict=True))
+        return sum(source.tokens_per_epoch * n for source, n in zip(self.sources, passes, strict=True))
+
     def locate(self, sample_counter: int) -> tuple[int, int]:
         """Return the epoch of a sample counter, and the index of the sample in it. Raises UserError for a negative
         counter."""
@@ -166,28 +174,37 @@ class MixedData:
         `counters` int64 (samples,); `mask_prob` takes the place of the recipe's. Raises UserError for a value out of
         range.
         """
-        located = [self.locate(int(counter)) for counter in counters]
-        drawn = {epoch: self.drawn(epoch) for epoch in {epoch for epoch, _ in located}}
-        source = np.array([drawn[epoch].source[index] for epoch, index in located], np.uint8)
-        counter = np.array([drawn[epoch].counter[index] for epoch, index in located], np.int64)
-        return self._batch(source, counter, mask_prob)
+        return self._batch(*self._located(counters), mask_prob)
 
-    def unigrams(self) -> NDArray[np.int64]:
-        """Return how often each id occurs in one epoch, about: int64 (vocab_size,). Each source's documents count as
-        often as they are drawn."""
-        total = np.zeros(self.sources[0].shards.vocab_size, np.float64)
-        for source, count in zip(self.sources, self.counts, strict=True):
-            total += _counts(source) * (count / source.samples_per_epoch(0))
-        return np.rint(total).astype(np.int64)
+    # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
+    __getitem__ = samples
+
+    def read_ahead(self, counters: Sequence[int] | range) -> None:
+        """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
+
+        Samples of epochs that are not planned yet are left out.
+        """
+        planned = [counter for counter in counters if self.locate(int(counter))[0] in self._drawn]
+        source, counter = self._located(planned)
+        for number, data in enumerate(self.sources):
+            data.read_ahead(counter[source == number].tolist())
+
+    def described(self) -> str:
+        """Return the samples of each source in an epoch, and how often its own samples are seen, one line each."""
+        lines = []
+        for data, count, weight in zip(self.sources, self.counts, self.weights, strict=True):
+            passes = f"{count / data.samples_per_epoch(0):.3g} passes over it"
+            lines.append(f"{data.shards.folder}: {weight:.1%} of the samples, {count:,} per epoch ({passes})")
+        return "\n".join(lines)
 
     def _draw(self, epoch: int) -> Drawn:
         """Place each source's samples evenly in the epoch, at random within its stretch: (k + u) / n for 0 <= u < 1."""
         places = []
         for number, count in enumerate(self.counts):
-            u: float | NDArray[np.float64] = 0.5
+            u = np.full(count, 0.5)
             if self.split == "train":
                 words = _C.random_numbers(count, seed=self.seed, epoch=epoch, purpose="mixture", source=number + 1)
-                u = (words >> np.uint64(11)) * 2.0**-53
+                u = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
             places.append((np.arange(count) + u) / count)
         order = np.argsort(np.concatenate(places), kind="stable")
         source = np.repeat(np.arange(len(self.counts), dtype=np.uint8), self.counts)[order]
@@ -196,6 +213,20 @@ class MixedData:
             counter[source == number] = np.arange(epoch * count, (epoch + 1) * count)
         return Drawn(epoch, source, counter)
 
+    def _located(
+        self, counters: NDArray[np.int64] | Sequence[int] | range
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the source of each sample, and its counter there. Raises UserError for a negative counter."""
+        numbers = np.asarray(counters, np.int64)
+        if (numbers < 0).any():
+            raise UserError(f"sample_counter={numbers.min()} must not be negative")
+        epochs, rows = np.divmod(numbers, sum(self.counts))
+        source, counter = np.zeros(len(numbers), np.uint8), np.zeros(len(numbers), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            drawn, here = self.drawn(epoch), epochs == epoch
+            source[here], counter[here] = drawn.source[rows[here]], drawn.counter[rows[here]]
+        return source, counter
+
     def _batch(self, source: NDArray[Any], counter: NDArray[np.int64], mask_prob: float | None) -> PackedBatch:
         """Return these samples in their order: collated by source, then put into their order."""
         import torch
@@ -203,7 +234,7 @@ class MixedData:
         numbers = np.unique(source).tolist() or [0]
         arrays = [self.sources[n].sample_arrays(counter[source == n], mask_prob) for n in numbers]
         order = np.argsort(np.argsort(source, kind="stable"))
-        return packed(concatenated(arrays), self.objective).reordered(torch.from_numpy(order))
+        return packed(concatenated(arrays), with_label=self.objective in PAIRED).reordered(torch.from_numpy(order))
 
 
 def normalized(weights: Sequence[float] | None, sizes: Sequence[int]) -> tuple[float, ...]:
@@ -226,3 +257,55 @@ def apportioned(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return tuple(counts)
+
+
+def check_tokenizers(shards: Sequence[TokenShards]) -> None:
+    """Raise UserError unless all shards were made with one tokenizer."""
+    for other in shards[1:]:
+        if other.fingerprint != shards[0].fingerprint:
+            raise UserError(
+                f"{other.folder}: was tokenized with a different vocabulary than {shards[0].folder}; prepare both with"
+                " one tokenizer"
+            )
+
+
+def open_data(
+    shards: Sequence[TokenShards], weights: Sequence[float] | None = None, *, seed: int = 0, **recipe: Any
+) -> PretrainingData | MixedData:
+    """Return one split of the samples of some shards, mixed in the proportions of `weights` where they are several.
+
+    `recipe` holds the other arguments of `PretrainingData`. Several sources have seeds of their own, which follow from
+    `seed` and their position. Raises UserError and CorpusError as `PretrainingData` and `MixedData` do.
+    """
+    check_tokenizers(shards)
+    if len(shards) == 1:
+        normalized(weights, [1])
+        return PretrainingData(shards[0], seed=seed, **recipe)
+    seeds = _C.random_numbers(len(shards), seed=seed, epoch=0, purpose="mixture").tolist()
+    sources = [PretrainingData(of, seed=own, **recipe) for of, own in zip(shards, seeds, strict=True)]
+    return MixedData(sources, weights, seed=seed)
+
+
+def split_unigrams(
+    train: PretrainingData | MixedData, validation: PretrainingData | MixedData
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how often each id occurs in the training and in the validation documents, two int64 (vocab_size,).
+
+    Those of a mixture's source count as often as an epoch draws its samples. Raises UserError as `unigram_counts` does.
+    """
+    if not (isinstance(train, MixedData) and isinstance(validation, MixedData)):
+        assert not isinstance(train, MixedData)
+        return _unigrams(train)
+    totals = np.zeros((2, train.sources[0].shards.vocab_size), np.float64)
+    for number, source in enumerate(train.sources):
+        for row, counts in enumerate(_unigrams(source)):
+            data = (train, validation)[row]
+            totals[row] += counts * (data.counts[number] / data.sources[number].samples_per_epoch(0))
+    first, second = np.ceil(totals).astype(np.int64)  # what occurs must not become what does not
+    return first, second
+
+
+def _unigrams(data: PretrainingData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return unigram_counts(
+        data.shards, objective=data.objective, seed=data.seed, validation_fraction=data.validation_fraction
+    )

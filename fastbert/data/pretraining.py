@@ -178,6 +178,12 @@ class PretrainingData:
         """
         return self._epochs.size(epoch)
 
+    @property
+    def tokens_per_epoch(self) -> float:
+        """Return the approximate number of tokens of the split's text."""
+        validation = self.validation_fraction
+        return self.shards.num_tokens * (1 - validation if self.split == "train" else validation)
+
     def locate(self, sample_counter: int) -> tuple[int, int]:
         """Return the epoch of a sample counter, and the index of the sample in it.
 

@@ -28,7 +28,7 @@ def test_lengths_are_those_of_the_batches(data):
     assert steps.lengths([]).tolist() == []
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 333, 6000])
+@pytest.mark.parametrize("tokens", [1, 40, 333, 2000])
 def test_steps_by_tokens(data, tokens):
     """Greedy: a step takes the next samples while they fit, whatever the epoch, and at least one."""
     lengths = np.concatenate([data.lengths(epoch) for epoch in range(8)])
@@ -46,7 +46,7 @@ def test_steps_by_tokens(data, tokens):
         if start % 7 == 0:
             assert StepSamples(data).next_step(start, tokens=tokens) == range(start, stop)
         counter = stop
-    assert len(expected) > 2
+    assert len(expected) > 1
 
 
 def test_shares_and_micro_batches_hold_each_sample_once(data, seed):
