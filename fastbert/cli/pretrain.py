@@ -17,6 +17,7 @@ from fastbert.cli.checks import (
 )
 from fastbert.cli.training_view import shown
 from fastbert.data.shards import IndexReader
+from fastbert.distributed.environment import is_main_process
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
@@ -62,6 +63,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     with shown("pretrain", config.out, quiet) as reporter:
         result = pretrain(config, reporter)
+    if not is_main_process():
+        return 0
     validation = result.validation
     lines = [
         f"validation: {result.title} loss {validation.mlm_loss:.3f} nats (word frequencies alone:"

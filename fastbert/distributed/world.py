@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
 
 Value = TypeVar("Value")
@@ -52,6 +53,8 @@ class World:
     store: Any = None
     host_group: Any = None
     """The gloo group for numbers of the host."""
+    ahead_group: Any = None
+    """A second one, for the thread that prepares batches."""
 
     @property
     def is_main(self) -> bool:
@@ -100,6 +103,12 @@ class World:
         """Sum a tensor of the host over all processes, in place; every process has the same bits afterwards."""
         if self.size > 1:
             dist.all_reduce(numbers, group=self.host_group)
+        return numbers
+
+    def sum_ahead(self, numbers: Tensor) -> Tensor:
+        """Do as `sum`, in the thread that prepares batches."""
+        if self.size > 1:
+            dist.all_reduce(numbers, group=self.ahead_group)
         return numbers
 
     def _wait_for(self, key: str) -> str:
@@ -164,11 +173,6 @@ def _is_lost_connection(error: Exception) -> bool:
     return any(sign in text for sign in _SIGNS)
 
 
-def is_launched() -> bool:
-    """Return True if torchrun started this process as one of several."""
-    return os.environ.get("WORLD_SIZE", "1") not in ("", "1") and "RANK" in os.environ
-
-
 @contextlib.contextmanager
 def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterator[World]:
     """Join the processes that torchrun started, for the block; yields a world of one without torchrun.
@@ -210,7 +214,8 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
             " torchrun, on machines whose --rdzv-endpoint is open"
         ) from error
     try:
-        yield World(rank, size, local_rank, dist.PrefixStore("run", store), dist.new_group(backend="gloo"))
+        groups = [dist.new_group(backend="gloo") for _ in range(2)]
+        yield World(rank, size, local_rank, dist.PrefixStore("run", store), *groups)
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

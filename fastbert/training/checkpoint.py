@@ -144,7 +144,7 @@ class Checkpoints:
         Raises `CheckpointError` for a full or read-only disk; earlier checkpoints stay whole.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        final = self.root / f"step-{state['step']:08d}"
+        final = self.folder(state["step"])
         for leftover in self.root.glob(".step-*"):  # of a killed run
             shutil.rmtree(leftover, ignore_errors=True)
         partial = self.root / f".{final.name}.partial"
@@ -173,6 +173,10 @@ class Checkpoints:
         if loaded is not None:
             self._whole[loaded[0].folder.name] = _file_stats(loaded[0].folder)
         return loaded
+
+    def folder(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
+        return self.root / f"step-{step:08d}"
 
     def names(self) -> list[str]:
         """Return the names of the checkpoints, oldest first."""

@@ -12,6 +12,8 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.schedule_flags import ProcessFlags, ScheduleFlags
+from fastbert.training.schedules import ScheduledValue
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
@@ -173,7 +175,7 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, _Data):
+class PretrainConfig(RunConfig, ScheduleFlags, ProcessFlags, _Machine, _Output, _Teacher, _Training, _Model, _Data):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
@@ -181,7 +183,7 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
         ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
+    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite", "parallel", "on_nan"}
 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):
@@ -262,6 +264,24 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError(
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
+
+    @property
+    def lengths(self) -> list[tuple[float, int]]:
+        """Return the phases of the run: the finished fraction at which each ends, and its tokens per sequence."""
+        schedule = self.scheduled("length_schedule")
+        if schedule is None:
+            return [(1.0, self.max_length)]
+        return [(segment.end, int(segment.first)) for segment in schedule.segments]
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens per sequence of the phase with the longest ones."""
+        return max(length for _, length in self.lengths)
+
+    @property
+    def batches(self) -> ScheduledValue:
+        """Return the sequences per step over the run; --batch-size must have been chosen."""
+        return self.scheduled("batch_schedule") or ScheduledValue.parse(self.batch_size or 1)
 
     @property
     def replacement_shares(self) -> tuple[float, float, float]:

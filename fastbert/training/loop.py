@@ -1,19 +1,24 @@
-"""The pre-training loop: micro-batches, mixed precision, schedule, validation, checkpoints and signals."""
+"""The pre-training loop: micro-batches, mixed precision, schedule, validation, checkpoints and signals.
+
+One file: a step from its specification to its metrics, and what comes between two steps.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from fastbert import cpu_capability
+from fastbert.distributed.world import World
 from fastbert.errors import UserError
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import dispatch
@@ -22,17 +27,19 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
-from fastbert.training.batches import PretrainingBatches, prefetch
+from fastbert.training.batches import Prefetcher
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
-from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
+from fastbert.training.graphed import FilledBatch, GraphedStep, captures_steps
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import GradientError, adamw, set_learning_rate
+from fastbert.training.parallel import Replicas
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.schedules import learning_rate_factor
 from fastbert.training.step_loss import DistillationLoss, StepLoss
+from fastbert.training.step_spec import Cursor, LoadedStep, StepCounts, StepSource, StepSpec
 from fastbert.training.stopping import Stopped, StopRequest
 
 CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # a run's defaults, unless flags say otherwise
@@ -69,7 +76,7 @@ class Trainer:
     def __init__(
         self,
         model: ForPreTraining,
-        data: PretrainingBatches,
+        data: StepSource,
         config: PretrainConfig,
         budget: Budget,
         *,
@@ -81,8 +88,13 @@ class Trainer:
         configuration: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
         distillation: DistillationLoss | None = None,
+        world: World | None = None,
     ) -> None:
-        """`configuration` holds the flags and the model of config.json; checkpoints store it and must agree with it."""
+        """`configuration` holds the flags and the model of config.json; checkpoints store it and must agree with it.
+
+        With several processes, `world`, all of them make the same trainer; the first one writes the folder.
+        """
+        self.world = world or World()
         self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
@@ -93,60 +105,60 @@ class Trainer:
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
         self.optimizer = adamw(model, lr=self.lr, weight_decay=config.weight_decay)
-        reason = self.optimizer.flatten_if_faster(model, device, dtype)
+        reason: str | None = "several processes sum gradients in buckets of DDP's"
+        if self.world.size == 1:
+            reason = self.optimizer.flatten_if_faster(model, device, dtype)
         if reason is not None and device.type == "cuda":
             self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         self.loss = StepLoss(model, distillation)
+        if config.checkpoint_activations:
+            model.checkpoint_activations(config.checkpoint_mode)
+        self.replicas = Replicas(self.loss, self.world, dtype)
         default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
         self.micro_batch = config.micro_batch or default_micro
-        self.step = self.tokens = 0
+        self.step = self.tokens = self.skipped = 0
+        self.cursor: Cursor = data.start
         self.seconds = 0.0
         self.last_learning_rate = self.lr
         self._computed_seconds = 0.0
         self._window = Window(Totals(), 0, 0.0)
         self.log: MetricsLog | None = None
         self.stop = StopRequest(self.reporter.on_message)
-        if config.checkpoint_activations:
-            model.checkpoint_activations(config.checkpoint_mode)
         if device.type == "cpu":
             self.reporter.on_message(_kernels(device))
         self.device_step: DeviceStep | None = None
-        self.graphs = self._graphed_step()
+        self.graphs: GraphedStep | None = None
+        if self._captures():
+            self.graphs = GraphedStep(model, self.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype)
         if device.type != "cpu" and self.graphs is None:
             self.device_step = DeviceStep(
-                self.loss, self.optimizer, self.scaler, max_grad_norm=config.max_grad_norm, dtype=dtype
-            )
+                self.loss, self.optimizer, self.scaler, max_grad_norm=config.max_grad_norm, dtype=dtype,
+                replicas=self.replicas,
+            )  # fmt: skip
 
-    def _graphed_step(self) -> GraphedStep | None:
-        """Return the captured step if --cuda-graphs selects it; report the choice on a GPU."""
-        choice, distills = self.config.cuda_graphs, self.loss.distillation is not None
-        if choice == "off":
-            return None
-        if self.config.objective == "bilm":
-            reason: str | None = "an LSTM has a step per word, so that its kernels differ between batches"
-        elif self.config.objective == "rtd":
-            reason = "the discriminator's loss is over all tokens, and graphs pad batches with further ones"
-        elif choice == "on":
-            reason = reason_not_captured(self.device, self.dtype, distills=distills)
-        else:
-            reason = reason_not_chosen(self.device, self.dtype, distills=distills)
-        if reason is not None:
-            if choice == "on":
-                self.reporter.on_message(f"--cuda-graphs has no effect: {reason}")
-            elif self.device.type == "cuda":
-                self.reporter.on_message(f"no CUDA graphs: {reason}")
-            return None
-        self.reporter.on_message("the training step is captured in CUDA graphs; --cuda-graphs off launches its kernels")
-        return GraphedStep(self.model, self.optimizer, max_grad_norm=self.config.max_grad_norm, dtype=self.dtype)
+    def _captures(self) -> bool:
+        """Return whether --cuda-graphs selects captured steps; report the choice on a GPU."""
+        return captures_steps(
+            self.config,
+            self.device,
+            self.dtype,
+            distills=self.loss.distillation is not None,
+            processes=self.world.size,
+            on_message=self.reporter.on_message,
+        )
 
     def save(self) -> Path:
-        """Write a checkpoint of the current step; return its folder."""
+        """Write a checkpoint of the current step, in the first process; return its folder."""
+        if not self.world.is_main:
+            return self.checkpoints.folder(self.step)
         if self.log is not None:
             self.log.sync()
         window = self._window
         state: dict[str, Any] = {
             "step": self.step,
+            "samples": list(self.cursor),
+            "skipped": self.skipped,
             "tokens": self.tokens,
             "seconds": self.seconds,
             "window": {**window.totals.to_state(), "tokens": window.tokens, "seconds": window.seconds},
@@ -155,12 +167,18 @@ class Trainer:
             "configuration": self.configuration,
             "scaler": self.scaler.state_dict(),
             "torch": torch.__version__,
+            "processes": self.world.size,
         }
         return self.checkpoints.save(self.model, self.optimizer, state)
 
     def resume(self) -> int:
-        """Continue from the newest whole checkpoint; return its step, 0 if there is none."""
+        """Continue from the newest whole checkpoint, whatever the number of processes that wrote it; return its step,
+        0 if there is none."""
         loaded = self.checkpoints.load_last(TrainerState.of)
+        step = 0 if loaded is None else loaded[1].step
+        self.world.require_equal(
+            "checkpoint", {"checkpoint of step": step}, "--out must be on a file system that all machines share"
+        )
         if loaded is None:
             return 0
         last, state = loaded
@@ -180,6 +198,9 @@ class Trainer:
         if self.graphs is not None:
             self.graphs.forget()
         self.step, self.tokens, self.seconds, self._window = state.step, state.tokens, state.seconds, state.window
+        self.cursor, self.skipped = state.samples or (state.step * self.batch_size,), state.skipped
+        if len(self.cursor) != len(self.data.start):
+            raise UserError(f"{last.folder}: is of a run of {len(self.cursor)} phases, not {len(self.data.start)}")
         return self.step
 
     def run(self) -> Metrics:
@@ -187,51 +208,86 @@ class Trainer:
 
         Raises `Stopped` after SIGINT or SIGTERM, with the state saved, and `TrainingError` for a non-finite gradient.
         """
-        self.log = MetricsLog(
-            self.folder / "metrics.jsonl", (lambda line: Metrics(**line).step <= self.step) if self.step else None
-        )
+        if self.world.is_main:
+            self.log = MetricsLog(
+                self.folder / "metrics.jsonl", (lambda line: Metrics(**line).step <= self.step) if self.step else None
+            )
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
-        with self.stop.listening(), prefetch(self._load) as fetch:
+        with self.stop.listening(), Prefetcher(self._load) as ahead:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
+            if finished < 1.0:
+                ahead.submit(self._spec(self.step, self.cursor))
             while finished < 1.0:
                 started = time.perf_counter()
-                batches = fetch(self.step)
-                lr = self.last_learning_rate = self.learning_rate()
+                loaded = ahead.result()
+                spec = loaded.spec
+                ahead.submit(self._spec(spec.number, spec.after))
+                lr = self.last_learning_rate = spec.learning_rate
                 with self.optimizer.copies():
-                    losses = self._train_step(batches) if launch is None else self._launch(launch, batches, lr)
+                    losses = self._train_step(loaded) if launch is None else self._launch(launch, loaded)
                 self._wait(steps, started)  # for the previous step, while the device computes this one
-                tokens = sum(batch.num_tokens for batch in batches)
-                self.step += 1
+                stopping = self._agree(losses)
+                tokens = round(loaded.counts.tokens)
+                self.step, self.cursor = spec.number, spec.after
                 self.tokens += tokens
                 before, finished = finished, self.budget.progress(self.step, self.seconds)
-                real = [batch.real if isinstance(batch, FilledBatch) else batch for batch in batches]
+                real = [batch.real if isinstance(batch, FilledBatch) else batch for batch in loaded.batches]
                 log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
                 steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, losses, real, log))
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
-                all_now = evaluate or save or self.stop.number is not None
+                all_now = evaluate or save or stopping is not None
                 if all_now and launch is not None:
                     self._wait(steps, time.perf_counter())
                 self._announce(self._read(steps, keep=0 if all_now or launch is None else 1))
                 if evaluate:
                     validation = self.validate()
-                if self.stop.number is not None:
+                if self.world.size == 1:
+                    stopping = self.stop.number  # also received since the step
+                if stopping is not None:
                     self._announce(self._read(steps, keep=0))
-                    raise Stopped(self.stop.number, self.save())
+                    saved = self.save()
+                    self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
+                    raise Stopped(stopping, saved)
                 if save:
                     self.save()
         caching_allocator.release()
         return validation or self.validate()
 
+    def _agree(self, losses: Totals | StepStats) -> int | None:
+        """Sum the losses of a CPU's step over all processes, and take the first one's clock; return the signal that any
+        of them has received, None without."""
+        stop = self.stop.number
+        if self.world.size == 1:
+            return stop
+        numbers = torch.zeros(3 + Totals.NUMBERS, dtype=torch.float64)
+        numbers[0], numbers[1] = stop == signal.SIGINT, stop == signal.SIGTERM
+        numbers[2] = self.seconds if self.world.is_main else 0.0
+        if isinstance(losses, Totals):
+            numbers[3:] = losses.numbers()
+        self.world.sum(numbers)
+        self.seconds = float(numbers[2])
+        if isinstance(losses, Totals):
+            losses.set_numbers(numbers[3:])
+        return signal.SIGINT if numbers[0] else signal.SIGTERM if numbers[1] else None
+
+    def _spec(self, step: int, cursor: Cursor) -> StepSpec:
+        """Return the step after `step` steps, which begins with the next one or later."""
+        seconds = self.seconds
+        if self.step:
+            seconds += self.seconds / self.step * (step - self.step + 0.5)
+        spec = self.data.spec(step + 1, cursor, self.budget.progress(step + 0.5, seconds))
+        return replace(spec, learning_rate=self.lr * learning_rate_factor(spec.progress, self.config.warmup))
+
     def _log_window(self, step: _Step) -> None:
         """Write the line of metrics.jsonl that follows a step: means since the previous line."""
-        assert self.log is not None
         window = self._window
         rate = (step.total_tokens - window.tokens) / max(step.seconds - window.seconds, 1e-9)
-        self.log.append(self._metrics("train", window.totals, rate, step).record())
+        if self.log is not None:
+            self.log.append(self._metrics("train", window.totals, rate, step).record())
         self._window = Window(Totals(), step.total_tokens, step.seconds)
 
     def _validated(self) -> Metrics | None:
@@ -248,8 +304,8 @@ class Trainer:
             steps[-1].seconds = self.seconds
 
     def _read(self, steps: deque[_Step], keep: int) -> list[tuple[Metrics, float]]:
-        """Remove all but the last `keep` steps; return their metrics, and write the lines that follow them. Losses of
-        a GPU are added to the window here, and a non-finite gradient raises: such a step must not be saved."""
+        """Remove all but the last `keep` steps; return their metrics, and write the lines that follow them. Losses are
+        added to the window here, and a non-finite gradient of a GPU raises: such a step must not be saved."""
         read: list[tuple[Metrics, float]] = []
         while len(steps) > keep:
             step = steps.popleft()
@@ -260,10 +316,10 @@ class Trainer:
                 output, norm = losses.read()
                 losses = Totals()
                 losses.add(output)
-                self._window.totals.add(output)
                 if not math.isfinite(norm) and not self.scaler.is_enabled():
                     self._announce(read)  # the steps before had finite gradients
                     self._refuse(step.number, losses, step.batches)
+            self._window.totals.add_totals(losses)
             read.append((self._metrics("train", losses, rate, step), step.finished))
             if step.logs:
                 self._log_window(step)
@@ -277,12 +333,20 @@ class Trainer:
         """Compute losses and accuracies on the held-out sequences, without dropout."""
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
+        samples, progress = self.validation_samples(), self.budget.progress(self.step, self.seconds)
         with torch.no_grad(), self.optimizer.copies():
-            for batch in self.data.validation_batches(self.validation_samples(), self.micro_batch):
+            for batch in self.data.validation_batches(
+                samples, self.micro_batch, progress, self.world.rank, self.world.size
+            ):
                 with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))
                 tokens += batch.num_tokens
         self.model.train()
+        if self.world.size > 1:
+            numbers = torch.cat((totals.numbers(), torch.tensor([tokens], dtype=torch.float64)))
+            self.world.sum(numbers)
+            totals.set_numbers(numbers[:-1])
+            tokens = round(float(numbers[-1]))
         metrics = self._metrics("validation", totals, tokens / max(time.perf_counter() - started, 1e-9))
         if self.log is not None:
             self.log.append(metrics.record())
@@ -300,38 +364,35 @@ class Trainer:
         every = self.config.eval_every
         return defaults.evaluation_samples(steps * self.batch_size, EVALUATIONS if every is None else steps // every)
 
-    def learning_rate(self) -> float:
-        """Return the learning rate of the next optimiser step: that of the middle of the step."""
-        half_seconds = 0.5 * self.seconds / self.step if self.step else 0.0
-        progress = self.budget.progress(self.step + 0.5, self.seconds + half_seconds)
-        return self.lr * learning_rate_factor(progress, self.config.warmup)
-
-    def _load(self, step: int) -> list[Any]:
-        """Return a step's micro-batches: of type `FilledBatch` for CUDA graphs, else packed batches."""
-        micro_batches = self.data.training_step(step, self.batch_size, self.micro_batch)
+    def _load(self, spec: StepSpec) -> LoadedStep:
+        """Return a step with this process's micro-batches: of type `FilledBatch` for CUDA graphs, else packed."""
+        micro_batches = self.data.batches(spec, self.micro_batch, self.world.rank, self.world.size)
+        counts = self.loss.counts(micro_batches)
+        if self.world.size > 1:
+            counts = StepCounts(*self.world.sum_ahead(torch.tensor(astuple(counts), dtype=torch.float64)).tolist())
         batches: list[Any] = [batch.longest_first() for batch in micro_batches]
         launch = self.graphs or self.device_step
-        return batches if launch is None else [launch.prepare(batch) for batch in batches]
+        return LoadedStep(spec, batches if launch is None else [launch.prepare(batch) for batch in batches], counts)
 
-    def _launch(self, step: DeviceStep | GraphedStep, batches: Sequence[Any], lr: float) -> StepStats:
+    def _launch(self, step: DeviceStep | GraphedStep, loaded: LoadedStep) -> StepStats:
         """Launch a step; once more, without them, if kernels of its backward pass do not compile."""
-        return until_compiled(functools.partial(step, batches, lr))
+        return until_compiled(functools.partial(step, loaded.batches, loaded.spec.learning_rate, loaded.counts))
 
-    def _train_step(self, batches: Sequence[PackedBatch]) -> Totals:
-        """Take an optimiser step on a CPU; return its losses."""
+    def _train_step(self, loaded: LoadedStep) -> Totals:
+        """Take an optimiser step on a CPU; return its losses, of this process alone."""
         self.model.train()
-        losses, totals = Totals(), self._window.totals
-        for batch, part in zip(batches, self.loss.parts(batches), strict=True):
-            with autocast(self.device, self.dtype):
-                loss, output = self.loss(batch.to(self.device), part)
-            loss.backward()
+        losses, batches = Totals(), loaded.batches
+        for index, (batch, part) in enumerate(zip(batches, self.loss.parts(batches, loaded.counts), strict=True)):
+            with self.replicas.accumulating(last=index == len(batches) - 1):
+                with autocast(self.device, self.dtype):
+                    loss, output = self.replicas(batch.to(self.device), part)
+                loss.backward()
             losses.add(output)
-            totals.add(output)
         try:
             self.optimizer.clip_gradients(self.config.max_grad_norm)
         except GradientError as error:
-            self._refuse(self.step + 1, losses, batches, f"; {error.where}")
-        set_learning_rate(self.optimizer, self.last_learning_rate)
+            self._refuse(loaded.spec.number, losses, batches, f"; {error.where}")
+        set_learning_rate(self.optimizer, loaded.spec.learning_rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return losses

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +26,9 @@ from fastbert.data.pretraining import PretrainingData, fold_rare, unigram_counts
 from fastbert.data.shards import INDEX, IndexReader, TokenShards
 from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
+from fastbert.distributed.world import World, joined
 from fastbert.errors import UserError
+from fastbert.flags import flag
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.models import registry
@@ -36,7 +41,7 @@ from fastbert.tokenizers.piece_training import train_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
-from fastbert.training.batches import PretrainingBatches
+from fastbert.training.batches import Phase, PretrainingBatches
 from fastbert.training.checkpoint import weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
@@ -69,6 +74,9 @@ from fastbert.training.run_files import (
 )
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.verdict import verdict
+
+GRID = 1000  # steps by which schedules are averaged
+SPLITS: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -104,22 +112,73 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     written. The same configuration and machine give the same model, bit for bit, also across interruptions (with
     --hours the schedule follows the clock, and no two runs are equal).
     """
-    reporter = reporter or Reporter()
-    with locked_run(config.out):
+    with joined(config.device) as world, world.watched("continue with --resume, from the last checkpoint"):
+        reporter = (reporter or Reporter()) if world.is_main else Reporter()
+        world.require_equal("command", _identity(config), "start every process with the same command and software")
+        with locked_run(config.out) if world.is_main else contextlib.nullcontext():
+            return _pretrain(config, world, reporter)
+
+
+def _identity(config: PretrainConfig) -> dict[str, Any]:
+    """Return what all processes of a run must have in common: flags and versions."""
+    flags = {flag(name): value for name, value in config.to_dict().items()}
+    return {"fastbert": version("fastbert-engine"), "torch": torch.__version__, **flags}
+
+
+@dataclass
+class _Inputs:
+    """What a run trains on, and with."""
+
+    tokenizer: Tokenizer
+    shards: TokenShards
+    teacher: ForPreTraining | None
+    phases: list[Phase]
+
+    @classmethod
+    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: TokenShards, teacher: Any) -> _Inputs:
+        """Plan the samples of a run."""
+        return cls(tokenizer, shards, teacher, [_phase(config, shards, end, size) for end, size in config.lengths])
+
+
+def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> PretrainResult:
+    """Prepare a run in the first process, and train it in all of them."""
+    inputs: _Inputs | None = None
+
+    def prepare_run() -> dict[str, Any]:
+        nonlocal inputs
         run = open_folder(config, reporter)
-        if run.finished and (done := _result_of(run)) is not None:
+        if run.finished and _result_of(run) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --epochs N or --steps N trains it further")
-            return done
-        config = run.config = with_objective(run.config)
-        _check_inputs(config)
-        device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
-        if config.overwrite:
-            remove_run(config.out, (*RUN_FILES, *RUN_FOLDERS))
-        with deterministic_algorithms(config.deterministic):
-            return _pretrain(run, device, dtype, reporter)
+            return {"finished": True, **run.to_dict()}
+        run.config = with_objective(run.config)
+        _check_inputs(run.config)
+        choose_device(run.config.device, run.config.dtype, lambda message: None)
+        if run.config.overwrite:
+            remove_run(run.config.out, (*RUN_FILES, *RUN_FOLDERS))
+        inputs = _prepare(run, reporter)
+        return {"finished": False, **run.to_dict()}
+
+    prepared = world.shared("run", prepare_run)
+    run = Run.from_dict(prepared["run"])
+    if prepared["finished"]:
+        result = _result_of(run)
+        assert result is not None
+        return result
+    device, dtype = choose_device(run.config.device, run.config.dtype, reporter.on_message)
+    if run.config.batches.smallest < world.size:
+        raise UserError(
+            f"--batch-size {run.config.batches.smallest:g} is less than one sequence per process for {world.size}"
+            " processes; raise it, or start fewer processes"
+        )
+    if world.size > 1:
+        reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
+    with deterministic_algorithms(run.config.deterministic):
+        inputs = _read_inputs(run) if inputs is None else inputs
+        return _train(run, inputs, world, device, dtype, reporter)
 
 
-def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> PretrainResult:
+def _prepare(run: Run, reporter: Reporter) -> _Inputs:
+    """Make or open what a run trains on, choose what its flags leave open, and record each stage in config.json."""
     config = run.config
     assert config.objective is not None
     run.finished = None
@@ -132,13 +191,41 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     if run.model is None:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
-    bert = registry.config_from_dict(run.model, source=str(config.out / "config.json"))
+    inputs = _Inputs.of(run.config, tokenizer, shards, teacher)
+    _set_hyper_parameters(run, _model_config(run), inputs.phases[0].train)
+    return inputs
+
+
+def _read_inputs(run: Run) -> _Inputs:
+    """Return what the first process has prepared, in one of the others. Raises `UserError` for a folder that is missing
+    there, and for other shards."""
+    config = run.config
+    folder = config.data if config.data is not None else config.out / "data"
+    shared = "all processes need the same files: use a file system that all machines share"
+    for path in (config.out / TOKENIZER, folder):
+        if not path.exists():
+            raise UserError(f"no such folder: {path}; {shared}")
+    if sha256(folder / INDEX) != run.data:
+        raise UserError(f"{folder}: holds other token shards than in process 0; {shared}")
+    tokenizer = load_tokenizer(config.out / TOKENIZER)
+    teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
+    return _Inputs.of(config, tokenizer, TokenShards.open(folder, verify=False), teacher)
+
+
+def _model_config(run: Run) -> BertConfig:
+    """Return the config of a run's model."""
+    return registry.config_from_dict(run.model or {}, source=str(run.config.out / "config.json"))
+
+
+def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int) -> Phase:
+    """Plan the samples of a phase of a run with sequences of `length` tokens."""
+    assert config.objective is not None
     samples = sample_kind(config.objective)
-    data = {
-        split: PretrainingData(
+    train, validation = (
+        PretrainingData(
             shards,
             objective=samples,
-            max_length=config.max_length,
+            max_length=length,
             short_sequence_prob=config.short_sequence_prob,
             mask_prob=config.mask_prob,
             mask_replacement=config.replacement_shares,
@@ -147,11 +234,21 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
             split=split,
             validation_fraction=config.validation_fraction,
         )
-        for split in ("train", "validation")
-    }
-    config = _set_hyper_parameters(run, bert, data["train"])
+        for split in SPLITS
+    )
+    return Phase(end, train, validation)
+
+
+def _train(
+    run: Run, inputs: _Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+) -> PretrainResult:
+    """Train the model of a prepared run; the first process writes its folder."""
+    config, shards, teacher, tokenizer = run.config, inputs.shards, inputs.teacher, inputs.tokenizer
+    bert = _model_config(run)
     assert config.objective is not None
-    budget = _budget(config, data["train"])
+    samples = sample_kind(config.objective)
+    train, validation_data = inputs.phases[0].train, inputs.phases[0].validation
+    budget = _budget(config, inputs.phases)
     frequencies = unigram_counts(
         shards, objective=samples, seed=config.seed, validation_fraction=config.validation_fraction
     )
@@ -175,9 +272,10 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
             model.requires_grad_(True)
         distillation = PretrainingDistillationLoss(model, teacher.to(device), config)
         model.add_module(DISTILLATION, distillation)
+    batches = PretrainingBatches(inputs.phases, batch_size=config.batches, mask_prob=config.scheduled("mask_schedule"))
     trainer = Trainer(
         model,
-        PretrainingBatches(data["train"], data["validation"]),
+        batches,
         config,
         budget,
         device=device,
@@ -188,17 +286,18 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
         reporter=reporter,
         distillation=distillation,
+        world=world,
     )
     if config.resume:
         step = trainer.resume()
         reporter.on_message(f"continuing after step {step}" if step else "no checkpoint yet: starting at step 1")
     reporter.on_message(
         f"{model.num_parameters():,} parameters ({described_model(bert)}{described_generator(model)};"
-        f" {data['train'].samples_per_epoch(0):,} training and {data['validation'].samples_per_epoch(0):,} validation"
-        f" sequences of up to {config.max_length} tokens"
+        f" {train.samples_per_epoch(0):,} training and {validation_data.samples_per_epoch(0):,} validation"
+        f" sequences of up to {train.max_length} tokens"
     )
-    reporter.on_message(described(config, budget, data["train"].samples_per_epoch(0)))
-    masked = outputs(trainer.data.validation_labels(trainer.validation_samples(), shards.vocab_size))
+    reporter.on_message(described(config, budget, train.samples_per_epoch(0)))
+    masked = outputs(batches.validation_labels(trainer.validation_samples(), shards.vocab_size))
     unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
@@ -212,8 +311,12 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
         with contextlib.suppress(OSError, UserError):
-            plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
+            if world.is_main:
+                plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
         raise
+    if not world.is_main:
+        world.wait("finished")
+        return _result(run, validation, unigram, bert)
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
     for name, trained in trained_models(model, bert):
@@ -228,6 +331,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         "most_frequent_share": most_frequent,
     }
     run.write()
+    world.wait("finished")
     return _result(run, validation, unigram, bert)
 
 
@@ -294,8 +398,8 @@ def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTra
     if teacher is None or config.student_layers is None:
         model = model_config(config, tokenizer)
         return with_boundary_tokens(model, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    if config.max_length > teacher.config.max_sequence_length:
-        raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
+    if config.longest > teacher.config.max_sequence_length:
+        raise UserError(f"--max-length {config.longest} is more than the teacher's positions; lower it")
     copied_layers(teacher.config.num_hidden_layers, config.student_layers)
     return replace(teacher.config, num_hidden_layers=config.student_layers)
 
@@ -428,7 +532,7 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
     batch_size = config.batch_size or max(usual, config.micro_batch or 1)
     dropout, init = config.dropout, config.init
     if dropout is None and config.model in PRESETS and config.student_layers is None:
-        steps = _budget(replace(config, batch_size=batch_size), data).steps
+        steps = _budget(replace(config, batch_size=batch_size), [Phase(1.0, data, data)]).steps
         epochs = 0.0 if steps is None else steps * batch_size / per_epoch
         dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
     # A run with checkpoints has its weights, and one from before --init has none stored.
@@ -448,11 +552,21 @@ def _tokens(data: PretrainingData) -> float:
     return data.shards.num_tokens * (1 - data.validation_fraction)
 
 
-def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:
+def _budget(config: PretrainConfig, phases: Sequence[Phase]) -> Budget:
     """Return the length of the run: by --steps, --epochs and --hours, else by the size of the corpus."""
-    assert config.batch_size is not None
     limits = [] if config.steps is None else [config.steps]
     if config.epochs is not None or (config.steps is None and config.hours is None):
-        epochs = config.epochs or defaults.epochs(_tokens(data))
-        limits.append(math.ceil(data.samples_per_epoch(0) * epochs / config.batch_size))
+        epochs = config.epochs or defaults.epochs(_tokens(phases[0].train))
+        limits.append(math.ceil(_steps_per_epoch(config, phases) * epochs))
     return Budget(steps=min(limits, default=None), seconds=None if config.hours is None else config.hours * 3600)
+
+
+def _steps_per_epoch(config: PretrainConfig, phases: Sequence[Phase]) -> float:
+    """Return the steps in which a run draws as many samples as an epoch has; of schedules, on average over the run."""
+    sizes = [phase.train.samples_per_epoch(0) for phase in phases]
+    if config.batches.is_constant and len(phases) == 1:
+        return sizes[0] / config.batches.smallest
+    batches = PretrainingBatches(phases, batch_size=config.batches)
+    middles = ((index + 0.5) / GRID for index in range(GRID))
+    steps = (batches.spec(1, batches.start, progress) for progress in middles)
+    return GRID / sum(len(step.samples) / sizes[step.phase] for step in steps)

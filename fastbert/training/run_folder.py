@@ -56,6 +56,16 @@ class Run:
         """Return the flags as config.json and checkpoints store them."""
         return replace(self.config, resume=False, overwrite=False).to_dict()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run as JSON can store it, for the other processes of torchrun."""
+        stages = {name: getattr(self, name) for name in _STAGES}
+        return {"run": {"run": self.config.to_dict(), **stages}}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Run:
+        """Return the run that `to_dict` stored."""
+        return cls(PretrainConfig.from_dict(values["run"]), **{name: values.get(name) for name in _STAGES})
+
     def write(self) -> None:
         """Write config.json: at the start, after each stage, and on --resume, which may change --steps and others."""
         self.config.out.mkdir(parents=True, exist_ok=True)
