@@ -1,14 +1,14 @@
 """Prepare the data of the next steps in background threads, in order, and measure how long a step waits for it.
 
-Threads are enough: the collator releases the GIL. What a step gets does not depend on the number of threads, because
-`load` is a pure function of the step's specification.
+Threads are enough: the collator releases the GIL. What a step gets does not depend on their number, because `load` is a
+pure function of the step's specification.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -20,69 +20,63 @@ Data = TypeVar("Data")
 
 
 class Prefetcher(Generic[Specification, Data]):
-    """Iterate over steps: each the specification of a step and its data, prepared while earlier steps are computed.
+    """Load the data of steps that are submitted, and return it in their order.
 
     Args:
-        specify: return the specification of a step, such as its range of samples, mask rate and length, or None behind
-            the last one. Called once per step, in order, in one thread at a time, up to `ahead` steps before the step
-            is taken: what depends on the clock or on losses must be decided there, and is handed out with the data.
         load: return the data of a specification, such as its micro-batches: a pure function, called in several threads
             at once.
-        first: the first step.
-        workers: number of threads; with 0, data is prepared when a step is taken.
-        ahead: number of steps in memory that are prepared or being prepared; at least `workers`.
+        finish: return the data of a step from that of `load`, where it must be the same step in all processes at a
+            time, as for a sum over processes: called in the order of the steps, in one thread.
+        workers: number of threads of `load`; with 0, everything is done when a step is taken.
 
-    An error of `specify` or `load` is raised when its step is taken, in order, and again each time that it is. A
-    context manager: at its end, or after `close`, steps that have not begun to be prepared are given up.
-    Raises UserError for numbers out of range.
+    An error of `load` or `finish` is raised when its step is taken. A context manager, which ends with `close`. Raises
+    UserError for a negative number of workers.
     """
 
     def __init__(
         self,
-        specify: Callable[[int], Specification | None],
         load: Callable[[Specification], Data],
+        finish: Callable[[Data], Data] | None = None,
         *,
-        first: int = 0,
         workers: int = 1,
-        ahead: int | None = None,
     ) -> None:
         if workers < 0:
             raise UserError(f"workers={workers} must be at least 0")
-        ahead = max(workers, 2) if ahead is None else ahead
-        if ahead < max(workers, 1):
-            raise UserError(f"ahead={ahead} must be at least 1, and at least workers={workers}")
-        self._specify, self._load = specify, load
-        self._next_taken = self._next_specified = self._next_submitted = first
-        self._last: int | None = None  # the first step without a specification
-        self._results: dict[int, Future[tuple[Specification, Data] | None]] = {}
-        self._in_order = threading.Lock()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fastbert-data") if workers else None
-        self.startup_seconds: float | None = None
-        """Seconds until the data of the first step was there."""
-        self.waited_seconds = 0.0
-        """Seconds that later steps waited for data, in all."""
-        for _ in range(ahead if self._pool else 0):
-            self._submit()
+        self._load, self._finish = load, finish
+        self._pool = ThreadPoolExecutor(workers, "fastbert-data") if workers else None
+        self._last_stage = ThreadPoolExecutor(1, "fastbert-data-in-order") if workers and finish else None
+        self._steps: deque[Callable[[], Data]] = deque()
+        self.depth = workers + 1 if workers else 1
+        """Number of submitted steps that keep all threads at work while one step is computed."""
+        self.seconds_waited = 0.0
+        """Seconds that steps waited for their data; without the first one, before which there was nothing to compute."""
+        self._is_first = True
 
-    def __iter__(self) -> Iterator[tuple[Specification, Data]]:
-        return self
+    def submit(self, specification: Specification) -> None:
+        """Begin to load a step."""
+        if self._pool is None:
+            self._steps.append(lambda: self._finished(self._load(specification)))
+            return
+        data = self._pool.submit(self._load, specification)
+        if self._last_stage is not None:
+            data = self._last_stage.submit(self._finished_result, data)
+        self._steps.append(data.result)
 
-    def __next__(self) -> tuple[Specification, Data]:
-        """Return the next step's specification and data, as soon as they are there."""
+    def result(self) -> Data:
+        """Return the data of the first submitted step that has not been returned, as soon as it is there."""
         started = time.perf_counter()
-        try:
-            return self._take()
-        finally:
-            waited = time.perf_counter() - started
-            if self.startup_seconds is None:
-                self.startup_seconds = waited
-            else:
-                self.waited_seconds += waited
+        data = self._steps.popleft()()
+        if not self._is_first:
+            self.seconds_waited += time.perf_counter() - started
+        self._is_first = False
+        return data
 
     def close(self) -> None:
-        """Wait for the steps that are being prepared, at most one per worker; give up the others."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        """Wait for the steps that are being loaded, at most one per worker, and give up the others; with `finish`, wait
+        for all, because other processes do."""
+        for pool in (self._pool, self._last_stage):
+            if pool is not None:
+                pool.shutdown(cancel_futures=self._last_stage is None)
 
     def __enter__(self) -> Self:
         return self
@@ -92,45 +86,8 @@ class Prefetcher(Generic[Specification, Data]):
     ) -> None:
         self.close()
 
-    def _take(self) -> tuple[Specification, Data]:
-        if self._pool is None and self._next_taken not in self._results:
-            self._results[self._next_taken] = Future()
-            self._prepare()
-        result = self._results[self._next_taken].result()
-        if result is None:
-            raise StopIteration
-        del self._results[self._next_taken]
-        self._next_taken += 1
-        if self._pool is not None:
-            self._submit()
-        return result
+    def _finished(self, data: Data) -> Data:
+        return data if self._finish is None else self._finish(data)
 
-    def _submit(self) -> None:
-        assert self._pool is not None
-        self._results[self._next_submitted] = Future()
-        self._next_submitted += 1
-        self._pool.submit(self._prepare)
-
-    def _prepare(self) -> None:
-        """Prepare the next step that nobody prepares."""
-        with self._in_order:
-            step = self._next_specified
-            result = self._results[step]
-            if self._last is not None:
-                return
-            try:
-                specification = self._specify(step)
-            except BaseException as error:
-                # No step follows one whose specification is unknown.
-                self._last = step
-                result.set_exception(error)
-                return
-            self._next_specified += 1
-            if specification is None:
-                self._last = step
-                result.set_result(None)
-                return
-        try:
-            result.set_result((specification, self._load(specification)))
-        except BaseException as error:
-            result.set_exception(error)
+    def _finished_result(self, data: Future[Data]) -> Data:
+        return self._finished(data.result())
