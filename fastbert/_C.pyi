@@ -243,6 +243,9 @@ class EpochPlan:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
 
+    def lengths(self) -> NDArray[np.int32]:
+        """Return the number of tokens of every sample, special tokens included."""
+
     def collate(
         self,
         corpus: TokenCorpus,
@@ -251,13 +254,18 @@ class EpochPlan:
         *,
         mask_probability: float,
         exact_count: bool,
-        whole_word: bool,
+        masking: str,
         mask_replacement: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        dropout_epoch: int | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Return samples as the fields of a PackedBatch, by name. `mask_replacement` holds the shares of masked tokens
-        that become [MASK], become a random token, and stay."""
+        """Return samples as the fields of a PackedBatch, by name. `masking` is token, whole-word or span;
+        `mask_replacement` holds the shares of masked tokens that become [MASK], become a random token, and stay;
+        `dropout_epoch` is that of the dropout keys, by default the plan's own."""
 
 def split_ranks(documents: int, seed: int) -> NDArray[np.uint64]: ...
+def random_numbers(size: int, *, seed: int, epoch: int, purpose: str, source: int = 0) -> NDArray[np.uint64]:
+    """Return independent random numbers of a purpose (revisit or mixture) and a source, uint64 (size,)."""
+
 def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...
 def find_bad_token(tokens: NDArray[Any], vocab_size: int) -> int: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
