@@ -233,6 +233,11 @@ def find(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=_step)
 
 
+def has_checkpoints(run: Path) -> bool:
+    """Return whether a run has a checkpoint, from which its weights come."""
+    return bool(find(run / "checkpoints"))
+
+
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 

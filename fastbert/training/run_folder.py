@@ -24,7 +24,7 @@ from fastbert.training.run_files import (
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
 RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
-_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
+_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "initial": str, "finished": dict}
 RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER)
 
 
@@ -37,6 +37,7 @@ class Run:
     vocabulary: str | None = None
     data: str | None = None
     teacher: str | None = None
+    initial: str | None = None
     finished: dict[str, Any] | None = None
 
     @classmethod
