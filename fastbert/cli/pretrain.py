@@ -5,7 +5,6 @@ from __future__ import annotations
 from shutil import get_terminal_size
 from textwrap import wrap
 
-from fastbert.checkpoints.source import find_source
 from fastbert.cli.checks import (
     check_corpus,
     check_exists,
@@ -18,11 +17,9 @@ from fastbert.cli.checks import (
 )
 from fastbert.cli.training_view import shown
 from fastbert.data.shards import IndexReader
-from fastbert.errors import UserError
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
-from fastbert.training.initial_flags import NEW_WEIGHTS
 from fastbert.training.reference_curves import check_reference, find_reference
 
 WIDTH = 100  # of the last lines at most
@@ -57,19 +54,9 @@ def check(config: Config) -> None:
             IndexReader(config.data)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
-    check_initial(config)
-
-
-def check_initial(config: Config) -> None:
-    """Raise `UserError` for a value of --init that is neither a kind of new weights nor the folder of a model."""
-    if config.initial_folder is None:
-        return
-    try:
-        find_source(config.initial_folder)
-    except UserError as error:
-        kinds = " nor ".join(NEW_WEIGHTS)
-        raise UserError(f"--init {config.initial_folder}: is neither {kinds}, and no model: {error}") from None
-    check_model("--init", config.initial_folder)
+    if config.initial_folder is not None:
+        config.find_initial()
+        check_model("--init", config.initial_folder)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

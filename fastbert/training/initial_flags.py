@@ -6,8 +6,10 @@ Imports no torch: the command line is generated from this class.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
+from fastbert.checkpoints.source import find_source
 from fastbert.errors import UserError
 from fastbert.flags import MODEL, flag, rare
 
@@ -43,6 +45,15 @@ class InitialModelFlags:
     def initial_folder(self) -> str | None:
         """Return the folder of --init, None for new weights."""
         return None if self.init in (None, *NEW_WEIGHTS) else self.init
+
+    def find_initial(self) -> Path:
+        """Return the path of --init, as `find_source` does. Raises `UserError`."""
+        assert self.initial_folder is not None
+        try:
+            return find_source(self.initial_folder)
+        except UserError as error:
+            kinds = " nor ".join(NEW_WEIGHTS)
+            raise UserError(f"--init {self.initial_folder}: is neither {kinds}, and no model: {error}") from None
 
     @property
     def pre_norm(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastbert.checkpoints.source import GENERATOR, MODEL, config_folder, find_source
+from fastbert.checkpoints.source import GENERATOR, MODEL, config_folder
 from fastbert.checkpoints.tokenizer_files import holds_tokenizer
 from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
@@ -28,20 +28,10 @@ from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 from fastbert.tokenizers.words import WordTokenizer
 from fastbert.training.checkpoint import require_finite
 from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
-from fastbert.training.initial_flags import NEW_WEIGHTS, PRE_NORM
+from fastbert.training.initial_flags import PRE_NORM
 
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 MAX_NAMES = 6  # of weights in a message
-
-
-def find_initial(config: PretrainConfig) -> Path:
-    """Return the path of --init, as `find_source` does. Raises `UserError`."""
-    folder = config.initial_folder
-    assert folder is not None
-    try:
-        return find_source(folder)
-    except UserError as error:
-        raise UserError(f"--init {folder}: is neither {' nor '.join(NEW_WEIGHTS)}, and no model: {error}") from None
 
 
 def read_initial_config(config: PretrainConfig) -> BertConfig:
@@ -51,7 +41,7 @@ def read_initial_config(config: PretrainConfig) -> BertConfig:
     different model.
     """
     folder = config.initial_folder
-    model = registry.read_config(config_folder(find_initial(config)))
+    model = registry.read_config(config_folder(config.find_initial()))
     if model.model_type not in registry.ARCHITECTURES:
         raise UserError(f"--init {folder}: fastbert pretrain trains no model_type={model.model_type!r}")
     if config.architecture not in (None, model.model_type):
@@ -106,7 +96,7 @@ def initial_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertC
 
 def initial_tokenizer(config: PretrainConfig) -> Tokenizer | None:
     """Return the tokenizer in the folder of --init, None if it has none."""
-    folder = config_folder(find_initial(config))
+    folder = config_folder(config.find_initial())
     if not holds_tokenizer(folder):
         return None
     tokenizer = load_tokenizer(folder)
@@ -146,7 +136,7 @@ def objective_of_folder(config: PretrainConfig) -> Objective:
     model = read_initial_config(config)
     if model.is_decoder and "is_decoder" not in model.constants:
         return "ltr"
-    names = loading.find_weights(find_initial(config)).tensors
+    names = loading.find_weights(config.find_initial()).tensors
     default = default_objective(model.model_type)
     if default == "rtd" and any(name.startswith("generator_predictions.") for name in names):
         return "mlm"
@@ -157,7 +147,7 @@ def objective_of_folder(config: PretrainConfig) -> Objective:
 
 def find_generator(config: PretrainConfig) -> Path | None:
     """Return the folder of the generator beside the discriminator of --init, None if there is none."""
-    source = find_initial(config)
+    source = config.find_initial()
     generator = source.parent / GENERATOR
     return generator if source.name == MODEL and (generator / "config.json").is_file() else None
 
@@ -186,7 +176,7 @@ def load_initial(model: Any, config: PretrainConfig, tokenizer: Tokenizer, repor
     errors of `from_pretrained`.
     """
     extension = vocabulary_extension(config, tokenizer)
-    source = find_initial(config)
+    source = config.find_initial()
     base = read_initial_config(config)
     report(f"--init {config.initial_folder}: continuing a {base.model_type} of {base.num_hidden_layers} layers")
     if isinstance(model, GeneratorAndDiscriminator):

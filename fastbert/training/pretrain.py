@@ -41,7 +41,7 @@ from fastbert.training.batches import PretrainingBatches
 from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
-from fastbert.training.initial_model import find_initial, initial_tokenizer, load_initial
+from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
@@ -337,7 +337,7 @@ def _check_inputs(config: PretrainConfig) -> None:
     inputs = [("--data", config.data), ("--tokenizer", config.tokenizer)]
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
-    inputs += [] if config.initial_folder is None else [("--init", find_initial(config))]
+    inputs += [] if config.initial_folder is None else [("--init", config.find_initial())]
     check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
