@@ -2,11 +2,11 @@
 
     python benchmarks/bench_domain_adaptation.py --json rows.json
 
-A small BERT is pre-trained on the first megabytes of the data folder's Wikipedia (--data, else FASTBERT_DATA). Its domain
-is film reviews: the phrases of SST-2's training set, without their labels. `adapted` continues it on them, `extended`
-after `fastbert vocab --extend` has added words of theirs. All are scored on the sentences of SST-2's development set,
-which occur in neither: bits per character do not depend on the vocabulary. The downstream score is the accuracy there
-after fine-tuning on some labelled examples, over several seeds.
+A small BERT is pre-trained on the first megabytes of the data folder's Wikipedia (--data, else FASTBERT_DATA). The
+domain is film reviews: the phrases of SST-2's training set, without their labels. `adapted` continues on them,
+`extended` too, after `fastbert vocab --extend` has added words of theirs. All are scored on the sentences of SST-2's
+development set, which occur in neither text: bits per character do not depend on the vocabulary. The downstream score
+is the accuracy there after fine-tuning on some labelled examples, over several seeds.
 
 `positions` extends the same small BERT, which was trained on sequences of 64 tokens, to 256 by each method and trains
 both on. No time is measured.

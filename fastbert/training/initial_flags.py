@@ -15,6 +15,7 @@ from fastbert.flags import MODEL, flag, rare
 
 NEW_WEIGHTS = ("structured", "normal")
 """The values of --init that are not a folder."""
+MOST_POSITIONS = 1 << 20
 POSITIONS = ("repeat", "interpolate")
 PRE_NORM = "roberta-prelayernorm"
 """The architecture that --norm pre stands for, by transformers' name."""
@@ -67,7 +68,11 @@ class InitialModelFlags:
         if self.init == "":
             raise UserError(f"--init '': is empty; give {' or '.join(NEW_WEIGHTS)}, or the folder of a model")
         config.require(
-            ("max_positions", self.max_positions is None or self.max_positions >= 1, "at least 1"),
+            (
+                "max_positions",
+                self.max_positions is None or 1 <= self.max_positions <= MOST_POSITIONS,
+                f"from 1 to {MOST_POSITIONS:,}",
+            ),
             ("extend_positions", self.extend_positions in (None, *POSITIONS), " or ".join(POSITIONS)),
             ("norm", self.norm in (None, "post", "pre"), "post or pre"),
         )

@@ -53,7 +53,7 @@ MISTAKES = {
     "pretrain --corpus text.txt --init unwritten": "--init unwritten: holds no",
     "pretrain --corpus text.txt --init empty": "--init empty/config.json: no such file; a",
     "pretrain --corpus text.txt --init model --cased": "--cased is for a vocabulary that is built, and --init model",
-    "pretrain --corpus text.txt --max-positions 0": "--max-positions 0 must be at least 1",
+    "pretrain --corpus text.txt --max-positions 0": "--max-positions 0 must be from 1 to 1,048,576",
     "pretrain --corpus text.txt --norm middle": "--norm middle: choose one of post, pre",
     "plot --runs nope": "--runs nope: no such file or folder",
     "plot --runs model": "--runs model/metrics.jsonl: no such file",

@@ -11,17 +11,17 @@ import torch
 from pretrain_runs import stop_at, timeless, weights
 
 import fastbert
+from fastbert.cli import main
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.tokenizers.extension import extend_vocabulary
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import Stopped
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_plots")
 NEXT_TO_NOTHING = 1e-12  # a learning rate that leaves the weights as training found them
 
 
@@ -143,30 +143,42 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_without_its_folder(
 
 
 def test_new_words_get_rows_of_their_pieces(config: PretrainConfig, tmp_path: Path) -> None:
-    base = WordPieceTokenizer.from_pretrained(config.tokenizer)
-    tokens = [*base.vocab, *"abcdefghij", *(f"##{letter}" for letter in "abcdefghij"), "[unused1]"]
-    pieces = WordPieceTokenizer(tokens)
-    shape = replace(BertConfig.from_pretrained(config.model), vocab_size=len(tokens))
+    """The tokenizer of `fastbert vocab --extend` with the old model, and the model that it extends, are the same."""
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    letters = [*"abcdefghij", *(f"##{letter}" for letter in "abcdefghij")]
+    base = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *letters, "[unused1]"])
+    shape = replace(BertConfig.from_pretrained(config.model), vocab_size=len(base))
     folder = save_model(config, tmp_path / "base", "BertForPreTraining", shape)
-    pieces.save_pretrained(folder)
-    extension = extend_vocabulary(pieces, ["cab", "jab", "fig"])
-    extension.tokenizer.save_pretrained(tmp_path / "extended")
+    base.save_pretrained(folder)
+    command = [
+        "vocab",
+        "--quiet",
+        "--corpus",
+        str(config.corpus[0]),
+        "--text-format",
+        "lines",
+        "--extend",
+        "--add",
+        "4",
+    ]
+    assert main([*command, "--tokenizer", str(folder), "--out", str(tmp_path / "words")]) == 0
+    assert main([*command, "--model", str(folder), "--out", str(tmp_path / "model")]) == 0
+    options = {"steps": 1, "lr": NEXT_TO_NOTHING, "eval_every": 1}
     messages: list[str] = []
-    run = continued(
-        config, folder, tokenizer=tmp_path / "extended", steps=1, lr=NEXT_TO_NOTHING, eval_every=1
-    )  # fmt: skip
+    run = continued(config, folder, tokenizer=tmp_path / "words", **options)
     pretrain(run, said(messages))
-    assert any(line.startswith("3 new entries") for line in messages)
+    assert any(line.startswith("4 new entries") for line in messages)
     model, before = fastbert.load(run.out / "model"), fastbert.load(folder)
-    assert model.config.vocab_size == len(tokens) + 2
-    assert fastbert.load_tokenizer(run.out / "model").fingerprint == extension.tokenizer.fingerprint
-    for new, old in (
-        (model.get_input_embeddings().weight, before.get_input_embeddings().weight),
-        (model.cls.predictions.bias, before.cls.predictions.bias),
-    ):
-        for entry in extension.entries:
-            torch.testing.assert_close(new[entry.id], old[list(entry.pieces)].mean(0), atol=1e-6, rtol=0)
-        torch.testing.assert_close(new[: len(tokens) - 1], old[:-1], atol=1e-6, rtol=0)
+    tokenizer = fastbert.load_tokenizer(run.out / "model")
+    assert model.config.vocab_size == len(tokenizer) == len(base) + 3
+    new, old = (each.get_input_embeddings().weight for each in (model, before))
+    torch.testing.assert_close(new[: len(base) - 1], old[:-1], atol=1e-6, rtol=0)
+    for entry in range(len(base) - 1, len(tokenizer)):
+        pieces = base.convert_tokens_to_ids(base.tokenize(tokenizer.convert_ids_to_tokens(entry)))
+        torch.testing.assert_close(new[entry], old[pieces].mean(0), atol=1e-6, rtol=0)
+    other = continued(config, tmp_path / "model", "other", **options)
+    pretrain(other)
+    assert all(torch.equal(tensor, weights(other.out)[name]) for name, tensor in weights(run.out).items())
 
 
 def test_contradictions_are_refused_by_name(config: PretrainConfig, tmp_path: Path) -> None:
@@ -215,7 +227,7 @@ def test_contradictions_are_refused_by_name(config: PretrainConfig, tmp_path: Pa
         ({"vocab_size": 300}, "--vocab-size is for a vocabulary that is built, and --init .* has its own"),
         ({"cased": True}, "--cased is for a vocabulary that is built, and --init .* has its own"),
         ({"extend_positions": "repeat"}, "--extend-positions extends the position table of a model: give --init"),
-        ({"max_positions": 0}, "--max-positions 0 must be at least 1"),
+        ({"max_positions": 0}, "--max-positions 0 must be from 1 to 1,048,576"),
         ({"init": ""}, "--init '': is empty; give structured or normal, or the folder of a model"),
     ):
         with pytest.raises(UserError, match=message):
@@ -262,3 +274,9 @@ def test_other_architectures_are_continued(config: PretrainConfig, tmp_path: Pat
         for part in ("model", "generator") if architecture == "electra" else ("model",):
             before, after = (fastbert.load(run.out / part).state_dict() for run in (first, second))
             assert all(torch.allclose(tensor, after[name], atol=1e-6) for name, tensor in before.items()), part
+    alone = (tmp_path / "electra" / "model").rename(tmp_path / "alone")
+    third = continued(config, alone, "third", steps=1, lr=NEXT_TO_NOTHING, eval_every=1)
+    pretrain(third, said(messages))
+    assert any("no generator beside it fits; a new one of 0.25 times its width" in line for line in messages)
+    before, after = (fastbert.load(folder).state_dict() for folder in (alone, third.out / "model"))
+    assert all(torch.allclose(tensor, after[name], atol=1e-6) for name, tensor in before.items())

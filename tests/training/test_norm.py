@@ -11,7 +11,7 @@ from fastbert.errors import UserError
 from fastbert.training.config import PretrainConfig
 from fastbert.training.pretrain import pretrain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_plots")
 
 
 def test_a_pre_norm_bert_trains_and_is_saved_under_transformers_name(config: PretrainConfig, tmp_path: Path) -> None:
