@@ -57,6 +57,9 @@ def check(config: Config) -> None:
             open_index(config.data)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
+    if config.initial_folder is not None:
+        config.find_initial()
+        check_model("--init", config.initial_folder)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

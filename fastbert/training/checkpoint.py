@@ -126,6 +126,11 @@ def find(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=step_of)
 
 
+def has_checkpoints(run: Path) -> bool:
+    """Return whether a run has a checkpoint, from which its weights come."""
+    return bool(find(run / "checkpoints"))
+
+
 def step_of(folder: Path) -> int:
     """Return the step of a checkpoint folder by its name."""
     return int(folder.name.removeprefix("step-"))

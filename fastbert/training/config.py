@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.averaging_flags import AveragingFlags
+from fastbert.training.initial_flags import InitialModelFlags
 from fastbert.training.loss_flags import LossFlags
 from fastbert.training.progress_flags import ProcessFlags, ProgressFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
@@ -37,9 +38,9 @@ DEFAULTS: dict[str, tuple[Objective, Kind]] = {
     "elmo": ("bilm", "wordpiece"),
     "gpt2": ("ltr", "wordpiece"),
     "openai-gpt": ("ltr", "wordpiece"),
+    "roberta-prelayernorm": ("mlm", "bpe"),
 }
 OTHERS: tuple[Objective, Kind] = ("mlm", "wordpiece")
-Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
 
 
@@ -57,7 +58,7 @@ class _Data(CorpusFlags):
     """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
     which they are streamed."""
     tokenizer: Path | None = None
-    """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
+    """Folder or vocab.txt of the tokenizer (default: that of --init, else a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
     """Entries of the vocabulary that is built without --tokenizer; for ELMo the most frequent words, which it predicts
     (default: by the size of the corpus, 2048 to 30522)."""
@@ -83,10 +84,11 @@ class _Model:
     GROUP: ClassVar = MODEL
 
     model: str = "base"
-    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
+    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json; with --init FOLDER, that of
+    the folder."""
     architecture: str | None = None
-    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
-    (default: bert, or that of a config.json)."""
+    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt, elmo or
+    roberta-prelayernorm (default: bert, or that of a config.json or of --init)."""
     objective: Objective | None = None
     """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, ELECTRA's
     replaced-token detection beside a small generator, left to right, where each token is predicted from those before
@@ -101,9 +103,6 @@ class _Model:
     rtd)."""
     whole_word: bool = False
     """Whole-word masking: mask all pieces of a word together."""
-    init: Init | None = rare(None)
-    """Initial weights: normal as published, or structured, where the output bias holds word frequencies and heads of
-    the first layer attend to neighbouring words (default: structured, unless the run is long)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +134,11 @@ class _Training:
     """Effective batch size: sequences per optimiser step, accumulated over micro-batches (default: by the length of the
     run, 32 to the paper's 256)."""
     lr: float | None = None
-    """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4)."""
+    """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4; half of that with --init
+    FOLDER)."""
     dropout: float | None = rare(None)
-    """Dropout probability of all layers while pre-training (default: a config.json's own; else 0 for less than 10
-    epochs, 0.1 for more). The saved model keeps its config's own for fine-tuning."""
+    """Dropout probability of all layers while pre-training (default: that of --init or of a config.json; else 0 for
+    less than 10 epochs, 0.1 for more). The saved model keeps its config's own for fine-tuning."""
     warmup: float = 0.1
     """Warm-up as a fraction of the run."""
     seed: int = 0
@@ -195,6 +195,7 @@ class PretrainConfig(
     ProgressFlags,
     ScheduleFlags,
     _Training,
+    InitialModelFlags,
     _Model,
     StreamFlags,
     _Data,

@@ -34,6 +34,7 @@ from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.io.locations import is_remote, local_path
 from fastbert.models import registry
+from fastbert.models.base import PreTrainedModel
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
@@ -44,9 +45,10 @@ from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import Phase, PretrainingBatches
-from fastbert.training.checkpoint import weights_fingerprint
+from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
+from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import CONTINUE, Trainer
 from fastbert.training.metrics import Metrics, read_metrics
@@ -286,6 +288,9 @@ def assemble(
         model.set_vocabulary(shards.vocabulary, *(shards.vocabulary[special[mark]] for mark in ("cls", "sep")))
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
+    if config.initial_folder is not None and not has_checkpoints(config.out):
+        load_initial(model, config, inputs.tokenizer, reporter.on_message)
+        _bind_initial(run, model, writes=world.is_main)
     distillation: PretrainingDistillationLoss | None = None
     if teacher is not None:
         if config.student_layers is not None:
@@ -304,7 +309,7 @@ def assemble(
         folder=config.out,
         fingerprint=inputs.tokenizer.fingerprint,
         data_fingerprint=sha256(shards.folder / "index.json"),
-        configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
+        configuration={"run": run.flags, "model": run.model, "teacher": run.teacher, "initial": run.initial},
         reporter=reporter,
         distillation=distillation,
         world=world,
@@ -392,7 +397,7 @@ def _cures(trainer: Trainer) -> list[str]:
 
 
 def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, defaults.learning_rate(model.hidden_size)
+    out, usual = run.config.out, _usual_lr(run.config, model)
     history = read_metrics(out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
     judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
@@ -429,6 +434,20 @@ def _bind_teacher(run: Run, teacher: ForPreTraining | None) -> None:
     run.teacher = fingerprint
 
 
+def _bind_initial(run: Run, model: PreTrainedModel, *, writes: bool) -> None:
+    """Record the fingerprint of the first weights of a continued model. Raises `UserError` if the run began with
+    different ones."""
+    fingerprint = weights_fingerprint(model)
+    if run.initial not in (None, fingerprint):
+        raise UserError(
+            f"--init {run.config.init}: has different weights than when the run began; put those back, or start another"
+            " run with another --out"
+        )
+    run.initial = fingerprint
+    if writes:
+        run.write()
+
+
 def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:
     """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
@@ -460,6 +479,7 @@ def _check_inputs(config: PretrainConfig) -> None:
     inputs = [("--data", data), ("--tokenizer", config.tokenizer)]
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
+    inputs += [] if config.initial_folder is None else [("--init", config.find_initial())]
     check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
@@ -475,7 +495,13 @@ def _tokenizer(run: Run, reporter: Reporter) -> Tokenizer:
 
 
 def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
-    """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
+    """Return the tokenizer of --tokenizer, --data, --teacher or --init, else one whose vocabulary is built from the
+    corpus."""
+    if config.initial_folder is not None and not (config.tokenizer or config.data):
+        tokenizer = initial_tokenizer(config)
+        if tokenizer is None:
+            raise UserError(f"--init {config.init}: holds no tokenizer; name that of its training with --tokenizer")
+        return tokenizer
     source = _tokenizer_source(config)
     if source:
         return load_tokenizer(source)
@@ -485,7 +511,8 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
     assert config.vocab_size is not None
     if config.objective == "bilm":
         return word_tokenizer(sentences, config.vocab_size)
-    kind = config.vocab_kind or default_kind(model_config(config, None).model_type)
+    architecture = config.architecture if config.pre_norm else model_config(config, None).model_type
+    kind = config.vocab_kind or default_kind(architecture)
     lower_case = lower_cases(kind, cased=config.cased, lower_case=config.lower_case)
     return train_tokenizer(sentences, kind, config.vocab_size, lower_case=lower_case)
 
@@ -570,7 +597,9 @@ def _set_vocabulary_size(run: Run) -> None:
     """Choose the size of the vocabulary to build, if --vocab-size leaves that open: that of the config.json of --model,
     else by the size of the corpus."""
     config = run.config
-    if config.vocab_size is not None or run.vocabulary is not None or config.tokenizer or config.data or config.teacher:
+    if config.vocab_size is not None or run.vocabulary is not None or config.initial_folder is not None:
+        return
+    if config.tokenizer or config.data or config.teacher:
         return
     if config.model not in PRESETS:
         size = registry.read_config(config.model).vocab_size
@@ -593,7 +622,8 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
         usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
     batch_size = config.batch_size or max(usual, config.micro_batch or 1)
     dropout, init = config.dropout, config.init
-    if dropout is None and config.model in PRESETS and config.student_layers is None:
+    continued = config.initial_folder is not None
+    if dropout is None and config.model in PRESETS and config.student_layers is None and not continued:
         steps = _budget(replace(config, batch_size=batch_size), [Phase(1.0, data, data)]).steps
         epochs = 0.0 if steps is None else steps * batch_size / per_epoch
         dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
@@ -602,11 +632,17 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
         init = "structured" if defaults.starts_structured(usual) and can_be_structured(bert) else "normal"
     if init == "structured" and not can_be_structured(bert):
         raise UserError(f"--init structured: is not for a model of {bert.model_type}; use --init normal")
-    lr = config.lr or defaults.learning_rate(bert.hidden_size)
+    lr = config.lr or _usual_lr(config, bert)
     run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout, init=init)
     if run.config != config:
         run.write()
     return run.config
+
+
+def _usual_lr(config: PretrainConfig, model: BertConfig) -> float:
+    """Return the default learning rate of a run."""
+    choose = defaults.learning_rate if config.initial_folder is None else defaults.continued_learning_rate
+    return choose(model.hidden_size)
 
 
 def _tokens(data: PretrainingData) -> float:
