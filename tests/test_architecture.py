@@ -23,6 +23,7 @@ FLOORS = (
     (
         "checkpoints.convert", "checkpoints.delta", "checkpoints.tokenizer_files", "checkpoints.pipeline_files",
         "graphs", "tasks", "embeddings", "reranking", "retrieval", "features", "vectors", "scoring",
+        "planning",
     ),
     ("training", "finetuning", "distillation"),
     ("integrations", "serving", "experiments"),
