@@ -26,7 +26,7 @@ FLOORS = (
         "planning",
     ),
     ("training", "finetuning", "distillation"),
-    ("integrations", "serving", "experiments"),
+    ("integrations", "serving", "experiments", "planning.measure", "planning.plan", "planning.report"),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
     ("benchmarks", "__main__", "cli.bench"),

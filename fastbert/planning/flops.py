@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Checkpointing = Literal["none", "layer", "selective"]
 Counts = dict[str, float]
 """Operations per unit of each statistic of a batch."""
-OPTIMIZER_FLOPS = {"adamw": 17, "stable-adamw": 20, "lamb": 23}
+OPTIMIZER_FLOPS = {"adamw": 17, "stableadamw": 20, "lamb": 23}
 """Operations per parameter: moments, bias correction, decay, step, and the norm of all gradients."""
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 from fastbert.errors import UserError
 
 DType = Literal["bf16", "fp16", "tf32", "fp32"]
+CPU_BANDWIDTH = 20.0
+"""GB/s of memory, for the update of weights on a CPU that is not measured."""
 PROBE_SECONDS = 0.3
 PROBE_SHAPE = (1024, 1024, 1024)  # rows, depth, columns
 

@@ -97,7 +97,8 @@ def model_shape(config: BertConfig | Any, objective: str, generator_size: float 
     fraction = GENERATOR_SIZE if generator_size is None else generator_size
     from fastbert.models.electra.config import generator_config
 
-    generator = _encoder(generator_config(config, fraction), "mlm", name="generator ", shares_embeddings=True)
+    narrow: Any = config
+    generator = _encoder(generator_config(narrow, fraction), "mlm", name="generator ", shares_embeddings=True)
     return generator, _encoder(config, "rtd")
 
 
