@@ -34,6 +34,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "vocab": ("vocab", "build, measure or extend a WordPiece vocabulary"),
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
+        "plan": ("plan", "predict memory, FLOPs and time of a pre-training run"),
         "plot": ("plot", "compare runs in a plot"),
     },
     {
