@@ -11,6 +11,7 @@ from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
+from fastbert.training import tracking_flags
 from fastbert.training.run_config import DISTILLATION, RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
@@ -179,9 +180,13 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
     appendix A.2) except the sequence length."""
 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
-    CHANGEABLE: ClassVar = frozenset(
-        ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
+    CHANGEABLE: ClassVar = (
+        frozenset(
+            ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
+        )
+        | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
+        | tracking_flags.CHANGEABLE
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):

@@ -29,6 +29,7 @@ from fastbert.training.device_step import DeviceStep, StepStats
 from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captured, reason_not_chosen
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import GradientError, adamw, learning_rate_factor, set_learning_rate
+from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.step_loss import DistillationLoss, StepLoss
@@ -187,21 +188,26 @@ class Trainer:
         Raises `Stopped` after SIGINT or SIGTERM, with the state saved, and `TrainingError` for a non-finite gradient.
         """
         self.log = MetricsLog(
-            self.folder / "metrics.jsonl", (lambda line: Metrics(**line).step <= self.step) if self.step else None
+            self.folder / "metrics.jsonl",
+            (lambda line: Metrics(**line).step <= self.step) if self.step else None,
+            self.reporter.on_line,
         )
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
-        with self.stop.listening(), prefetch(self._load) as fetch:
+        left = math.inf if self.budget.steps is None else self.budget.steps - self.step
+        profiler = StepProfiler.of(self.config, self.folder, self.device, self.reporter.on_message, steps_left=left)
+        with self.stop.listening(), prefetch(self._load) as fetch, profiler:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
             while finished < 1.0:
                 started = time.perf_counter()
-                batches = fetch(self.step)
-                lr = self.last_learning_rate = self.learning_rate()
-                with self.optimizer.copies():
-                    losses = self._train_step(batches) if launch is None else self._launch(launch, batches, lr)
-                self._wait(steps, started)  # for the previous step, while the device computes this one
+                with profiler.step():
+                    batches = fetch(self.step)
+                    lr = self.last_learning_rate = self.learning_rate()
+                    with self.optimizer.copies():
+                        losses = self._train_step(batches) if launch is None else self._launch(launch, batches, lr)
+                    self._wait(steps, started)  # for the previous step, while the device computes this one
                 tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
                 self.tokens += tokens

@@ -68,6 +68,8 @@ from fastbert.training.run_files import (
     save_tokenizer,
 )
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
 
 
@@ -206,8 +208,15 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         trainer.reporter = _comparing(reporter, reference, unigram)
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
+    settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
+    logged = logged_lines(config, config.out)
     try:
-        with kernels_of_run(config.out, device, reporter.on_message), gpu.out_of_memory(_cures(trainer)):
+        with (
+            kernels_of_run(config.out, device, reporter.on_message),
+            gpu.out_of_memory(_cures(trainer)),
+            tracked(config, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+        ):
+            trainer.reporter = hooks
             validation = trainer.run()
     except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
