@@ -248,7 +248,8 @@ class _Run:
         labels_alone = self.teacher is None and not config.lm_weight
         constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
         self.logged = logged_lines(config, out) if config.resume else []
-        log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
+        keep = _kept(finished, under_way) if config.resume else None
+        log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
             for number, trial in enumerate(trials, start=1):
@@ -347,7 +348,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _tracked(self, trial: Trial, step: int) -> Iterator[Callable[[Record], None]]:
-        """Yield the hook that passes lines of metrics.jsonl to the trackers; several trials have curves of their own."""
+        """Yield the hook that passes lines of metrics.jsonl to trackers; several trials have curves of their own."""
         several = len(self.config.trials()) > 1
         flags = self.configuration["finetune"]
         settings = flat_settings({**flags, "model": self.configuration["model"], "torch": torch.__version__})
