@@ -49,7 +49,7 @@ class Prefetcher(Generic[Specification, Data]):
         self.depth = workers + 1 if workers else 1
         """Number of submitted steps that keep all threads at work while one step is computed."""
         self.seconds_waited = 0.0
-        """Seconds that steps waited for their data; without the first one, before which there was nothing to compute."""
+        """Seconds that steps waited for their data; without the first, before which there was nothing to compute."""
         self._is_first = True
 
     def submit(self, specification: Specification) -> None:

@@ -21,10 +21,11 @@ from fastbert.models.elmo.config import ElmoConfig
 from fastbert.packing import PackedBatch
 from fastbert.planning.flops import BatchStatistics, Checkpointing
 from fastbert.tasks.predicting import autocast
-from fastbert.training.batches import loss_weights, micro_batch_loss
+from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import Objective
 from fastbert.training.objectives import pretraining_model
 from fastbert.training.optimizer import adamw
+from fastbert.training.step_spec import StepCounts
 
 WARMING_STEPS = 2
 SECONDS = 5.0  # of measured steps of both models
@@ -88,7 +89,7 @@ def measure_steps(
     layers = layers_to_measure(config.num_hidden_layers)
     vocab = config.output_size if isinstance(config, ElmoConfig) else config.vocab_size
     batch = random_batch(micro_batch, objective, vocab)
-    loss_scale = loss_weights([batch])
+    loss_scale = StepCounts.of([batch]).weights
     trials = [
         _Trial(replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing)
         for count in dict.fromkeys(layers)

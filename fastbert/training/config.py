@@ -11,6 +11,7 @@ from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
+from fastbert.training import tracking_flags
 from fastbert.training.averaging_flags import AveragingFlags
 from fastbert.training.initial_flags import InitialModelFlags
 from fastbert.training.loss_flags import LossFlags
@@ -211,6 +212,7 @@ class PretrainConfig(
             *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
             *("out", "data", "tokenizer", "resume", "overwrite"),
             *STREAMING,
+            *tracking_flags.CHANGEABLE,
         )
     )
 

@@ -38,6 +38,7 @@ from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState,
 from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.parallel import Replicas
+from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.saving import Checkpoints
@@ -245,14 +246,24 @@ class Trainer:
         """
         if self.world.is_main:
             self.log = MetricsLog(
-                self.folder / "metrics.jsonl", (lambda line: Metrics(**line).step <= self.step) if self.step else None
+                self.folder / "metrics.jsonl",
+                (lambda line: Metrics(**line).step <= self.step) if self.step else None,
+                self.reporter.on_line,
             )
             self.step_log = StepLog(self.folder, self.step)
         self._open_schedule()
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
+        left = math.inf if self.budget.steps is None else self.budget.steps - self.step
+        profiler = StepProfiler.of(self.config, self.folder, self.device, self.reporter.on_message, steps_left=left)
         # Signals are still handled while the reason of another process's end is awaited: torchrun sends one then.
-        with self.checkpoints, self.stop.listening(), self.world.watched(CONTINUE), Prefetcher(self.load) as ahead:
+        with (
+            self.checkpoints,
+            self.stop.listening(),
+            self.world.watched(CONTINUE),
+            Prefetcher(self.load) as ahead,
+            profiler,
+        ):
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
@@ -261,13 +272,14 @@ class Trainer:
             while finished < 1.0:
                 started = time.perf_counter()
                 self.checkpoints.check()
-                loaded = ahead.result()
-                spec = loaded.spec
-                ahead.submit(self.spec(spec.number, spec.after))
-                lr = self.last_learning_rate = spec.learning_rate
-                losses, norm = self.compute(loaded)
-                self.averaging.update(spec.number)
-                self._wait(steps, started)  # for the previous step, while the device computes this one
+                with profiler.step():
+                    loaded = ahead.result()
+                    spec = loaded.spec
+                    ahead.submit(self.spec(spec.number, spec.after))
+                    lr = self.last_learning_rate = spec.learning_rate
+                    losses, norm = self.compute(loaded)
+                    self.averaging.update(spec.number)
+                    self._wait(steps, started)  # for the previous step, while the device computes this one
                 stopping = self._agree(losses)
                 tokens = round(loaded.counts.tokens)
                 self.step, self.cursor = spec.number, spec.after

@@ -77,6 +77,8 @@ from fastbert.training.run_files import (
     save_tokenizer,
 )
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
 
 GRID = 1000  # steps by which schedules are averaged
@@ -344,8 +346,15 @@ def _train(
         trainer.reporter = _comparing(reporter, reference, unigram)
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
+    settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
+    logged = logged_lines(config, config.out)
     try:
-        with kernels_of_run(config.out, device, reporter.on_message), gpu.out_of_memory(_cures(trainer)):
+        with (
+            kernels_of_run(config.out, device, reporter.on_message),
+            gpu.out_of_memory(_cures(trainer)),
+            tracked(config, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+        ):
+            trainer.reporter = hooks
             validation = trainer.run()
             if isinstance(shards, StreamedShards):
                 reporter.on_message(shards.described_stats())

@@ -21,7 +21,7 @@ def test_batches_are_the_same_with_any_number_of_workers(make_shards, random_len
         data = PretrainingData(shards, max_length=48, seed=seed)
         steps = StepSamples(data)
 
-        def load(specification: tuple) -> list:
+        def load(specification: tuple, steps: StepSamples = steps, data: PretrainingData = data) -> list:
             samples, rate = specification
             parts = steps.micro_batches(samples, tokens=150)
             batches = [data.samples(part, mask_prob=rate) for part in parts]
