@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.sampling_flags import SamplingFlags
 from fastbert.training.schedule_flags import ProcessFlags, ScheduleFlags
 from fastbert.training.schedules import ScheduledValue
 
@@ -89,11 +90,11 @@ class _Model:
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
-    mask_replacement: tuple[float, ...] | None = rare(None)
-    """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10; 85 0 15 with
-    rtd)."""
+    mask_replacement: tuple[float, ...] | None = rare(None, alias="mask_split", separator="/")
+    """Percent of the masked tokens that become [MASK], become a random token, and stay, also as 80/10/10 and also as
+    --mask-split (default: 80 10 10; 85 0 15 with rtd)."""
     whole_word: bool = False
-    """Whole-word masking: mask all pieces of a word together."""
+    """Whole-word masking: mask all pieces of a word together, as --masking whole-word."""
     init: Init | None = rare(None)
     """Initial weights: normal as published, or structured, where the output bias holds word frequencies and heads of
     the first layer attend to neighbouring words (default: structured, unless the run is long)."""
@@ -175,7 +176,9 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, ScheduleFlags, ProcessFlags, _Machine, _Output, _Teacher, _Training, _Model, _Data):
+class PretrainConfig(
+    RunConfig, SamplingFlags, ScheduleFlags, ProcessFlags, _Machine, _Output, _Teacher, _Training, _Model, _Data
+):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
@@ -183,7 +186,10 @@ class PretrainConfig(RunConfig, ScheduleFlags, ProcessFlags, _Machine, _Output, 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
         ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite", "parallel", "on_nan"}
+    ) | {
+        *("log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite", "parallel", "on_nan"),
+        "loader_workers",
+    }
 
     def __post_init__(self) -> None:
         if isinstance(self.cuda_graphs, bool):
@@ -236,7 +242,8 @@ class PretrainConfig(RunConfig, ScheduleFlags, ProcessFlags, _Machine, _Output, 
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
-        for name, default in (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False)):
+        no_masks = (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False), ("masking", None))
+        for name, default in no_masks:
             if objective in UNMASKED and getattr(self, name) != default:
                 raise UserError(
                     f"{flag(name)} is about masked tokens, and --objective {objective} has none; leave it out"
@@ -335,4 +342,5 @@ def described(config: PretrainConfig, budget: Budget, samples_per_epoch: int) ->
         steps = f"{budget.steps:,} step{'s' * (budget.steps != 1)}"
         lengths.append(f"{steps} ({epochs} epoch{'s' * (epochs != '1')})")
     dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
-    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"
+    size = f"{config.batch_size} sequences" if config.batch_tokens is None else f"{config.batch_tokens:,} tokens"
+    return f"{' or '.join(lengths)} of {size}, learning rate {config.lr:g}{dropout}"

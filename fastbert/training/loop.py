@@ -10,7 +10,7 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from fastbert import cpu_capability
+from fastbert.data.prefetch import Prefetcher
 from fastbert.distributed.world import World
 from fastbert.errors import UserError
 from fastbert.models.heads.pretraining import ForPreTraining
@@ -27,7 +28,6 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
-from fastbert.training.batches import Prefetcher
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
@@ -214,17 +214,18 @@ class Trainer:
             )
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
-        with self.stop.listening(), Prefetcher(self._load) as ahead:
+        with self.stop.listening(), self._prefetcher() as ahead:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
-            if finished < 1.0:
-                ahead.submit(self._spec(self.step, self.cursor))
+            specs = self._specs()
+            for _ in range(ahead.depth if finished < 1.0 else 0):
+                ahead.submit(next(specs))
             while finished < 1.0:
                 started = time.perf_counter()
                 loaded = ahead.result()
                 spec = loaded.spec
-                ahead.submit(self._spec(spec.number, spec.after))
+                ahead.submit(next(specs))
                 lr = self.last_learning_rate = spec.learning_rate
                 with self.optimizer.copies():
                     losses = self._train_step(loaded) if launch is None else self._launch(launch, loaded)
@@ -250,6 +251,7 @@ class Trainer:
                 if stopping is not None:
                     self._announce(self._read(steps, keep=0))
                     saved = self.save()
+                    ahead.close()
                     self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
                     raise Stopped(stopping, saved)
                 if save:
@@ -273,6 +275,14 @@ class Trainer:
         if isinstance(losses, Totals):
             losses.set_numbers(numbers[3:])
         return signal.SIGINT if numbers[0] else signal.SIGTERM if numbers[1] else None
+
+    def _specs(self) -> Iterator[StepSpec]:
+        """Yield the steps that follow."""
+        step, cursor = self.step, self.cursor
+        while True:
+            spec = self._spec(step, cursor)
+            yield spec
+            step, cursor = spec.number, spec.after
 
     def _spec(self, step: int, cursor: Cursor) -> StepSpec:
         """Return the step after `step` steps, which begins with the next one or later."""
@@ -364,12 +374,19 @@ class Trainer:
         every = self.config.eval_every
         return defaults.evaluation_samples(steps * self.batch_size, EVALUATIONS if every is None else steps // every)
 
+    def _prefetcher(self) -> Prefetcher[StepSpec, LoadedStep]:
+        finish = self._summed if self.world.size > 1 else None
+        return Prefetcher(self._load, finish, workers=self.config.loader_workers)
+
+    def _summed(self, loaded: LoadedStep) -> LoadedStep:
+        """Return a step with the counts of all processes."""
+        counts = self.world.sum_ahead(torch.tensor(astuple(loaded.counts), dtype=torch.float64))
+        return replace(loaded, counts=StepCounts(*counts.tolist()))
+
     def _load(self, spec: StepSpec) -> LoadedStep:
         """Return a step with this process's micro-batches: of type `FilledBatch` for CUDA graphs, else packed."""
         micro_batches = self.data.batches(spec, self.micro_batch, self.world.rank, self.world.size)
         counts = self.loss.counts(micro_batches)
-        if self.world.size > 1:
-            counts = StepCounts(*self.world.sum_ahead(torch.tensor(astuple(counts), dtype=torch.float64)).tolist())
         batches: list[Any] = [batch.longest_first() for batch in micro_batches]
         launch = self.graphs or self.device_step
         return LoadedStep(spec, batches if launch is None else [launch.prepare(batch) for batch in batches], counts)
