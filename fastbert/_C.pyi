@@ -189,8 +189,8 @@ class TokenCorpus:
     def __init__(self, shards: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]) -> None: ...
     @staticmethod
     def planned(shards: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]) -> TokenCorpus:
-        """Return a corpus that samples can be planned for, but whose tokens are in another place: per shard the number of
-        tokens, sentence_offsets, and a bit per token, the lowest first, that tells whether it continues a word."""
+        """Return a corpus that samples can be planned for, but whose tokens are in another place: per shard the number
+        of tokens, sentence_offsets, and a bit per token, the lowest first, that tells whether it continues a word."""
 
     @staticmethod
     def runs(begins: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[Any]) -> TokenCorpus:
@@ -236,7 +236,7 @@ class EpochPlan:
     ) -> None: ...
     def __len__(self) -> int: ...
     def ranges(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the runs of tokens that samples hold: begins and lengths, int64 (2 samples,), A and B of each sample."""
+        """Return the runs of tokens that samples hold: begins and lengths, int64 (2 samples,), A and B of each."""
 
     def columns(
         self,
@@ -517,15 +517,37 @@ def adamw(
     copies: Sequence[tuple[PrepackedWeight, bool, int, int]],
     grad_scale: float,
     zero_grad: bool,
+    rates: Sequence[float] = (),
+    narrow: Sequence[int] = (),
 ) -> bool:
     """Run one step; return False, with nothing written, if tensors share memory.
 
     Parameters are addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, index of the settings
     (lr, beta1, beta2, eps, weight_decay); copies are (packed, transposed, parameter index, row of its first row).
+    `rates` holds a factor of the learning rate per parameter, and `narrow` the address of a bf16 parameter whose
+    gradient is bf16 and whose fp32 master is the weight, 0 for an fp32 parameter.
     """
 
-def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
-    """Sum the squares of fp32 tensors, (address, elements) each; also return the first non-finite (tensor, element)."""
+def adam_sums(
+    parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
+    settings: Sequence[tuple[float, float, float, float, float]],
+    grad_scale: float,
+    rule: str,
+    narrow: Sequence[int] = (),
+) -> list[tuple[float, float]]:
+    """Return two sums per parameter of `adamw`, without writing anything; `rule` is stableadamw or lamb.
+
+    StableAdamW: the sum of g^2 / max(v, eps^2), and 0. LAMB: the squares of the weight and those of the update with
+    weight decay, zeros without it.
+    """
+
+def sum_of_squares(
+    tensors: Sequence[tuple[int, int]], narrow: Sequence[bool] = ()
+) -> tuple[float, tuple[int, int] | None]:
+    """Sum the squares of tensors, (address, elements) each; also return the first non-finite (tensor, element).
+
+    Tensors are fp32, or bf16 where `narrow` says so.
+    """
 
 def repack_all(parts: Sequence[tuple[PrepackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
     """Rewrite copies from parts (packed, transposed, row of the weight's first row, weight, rows), grouped by copy."""

@@ -79,7 +79,8 @@ struct PyTokenCorpus {
         std::vector<py::object> owners;
         std::vector<TokenShard> views;
         for (const auto& [num_tokens, sentence_offsets, bits] : shards) {
-            views.push_back({{nullptr, num_tokens, false}, view(sentence_offsets, "sentence_offsets"), view(bits, "continuation_bits")});
+            const TokenView tokens{nullptr, num_tokens, false};
+            views.push_back({tokens, view(sentence_offsets, "sentence_offsets"), view(bits, "continuation_bits")});
             owners.push_back(sentence_offsets);
             owners.push_back(bits);
         }
@@ -155,7 +156,8 @@ RandomDomain make_domain(uint64_t seed, int64_t epoch, bool validation) {
 PyEpochPlan plan(const PyTokenCorpus& corpus, const Array<int64_t>& documents, const PyVocabularyTable& vocabulary,
                  const std::string& objective, int64_t budget, double short_probability, uint64_t seed, int64_t epoch,
                  bool validation, int64_t shuffle_window) {
-    const PlanRecipe recipe{parse_objective(objective), budget, short_probability, vocabulary.is_continuation, shuffle_window};
+    const PlanRecipe recipe{parse_objective(objective), budget, short_probability, vocabulary.is_continuation,
+                            shuffle_window};
     const RandomDomain domain = make_domain(seed, epoch, validation);
     const std::span<const DocumentRange> ranges = document_view(documents);
     py::gil_scoped_release unlocked;
@@ -194,7 +196,7 @@ MaskUnit parse_masking(const std::string& name) {
     throw std::invalid_argument("masking must be token, whole-word or span, not " + name);
 }
 
-// The runs of tokens that some samples hold: begins and lengths, two per sample, the second one of length 0 without a B.
+// The runs of tokens that some samples hold: begins and lengths, A and B of each sample, of length 0 without a B.
 py::tuple plan_ranges(const PyEpochPlan& plan, const Array<int64_t>& indices) {
     const std::span<const int64_t> rows = view(indices, "indices");
     count_tokens(plan.samples, rows);  // throws on an index past the plan

@@ -214,13 +214,13 @@ void shuffle(std::span<PlannedSample> samples, RandomStream& random) {
 
 // Permute runs of consecutive samples, and shuffle the samples of as many runs as fill `window` tokens.
 std::vector<PlannedSample> shuffle_windows(std::span<const PlannedSample> samples, int64_t window, RandomStream& random) {
-    constexpr int64_t RUN = 1 << 19;
+    const int64_t run_tokens = std::clamp<int64_t>(window / 16, 1, 1 << 19);
     std::vector<std::span<const PlannedSample>> runs;
     size_t begin = 0;
     int64_t tokens = 0;
     for (size_t i = 0; i < samples.size(); ++i) {
         tokens += samples[i].length();
-        if (tokens < std::min(RUN, window) && i + 1 < samples.size()) continue;
+        if (tokens < run_tokens && i + 1 < samples.size()) continue;
         runs.push_back(samples.subspan(begin, i + 1 - begin));
         begin = i + 1;
         tokens = 0;

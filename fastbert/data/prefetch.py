@@ -46,7 +46,7 @@ class Prefetcher(Generic[Specification, Data]):
         self._pool = ThreadPoolExecutor(workers, "fastbert-data") if workers else None
         self._last_stage = ThreadPoolExecutor(1, "fastbert-data-in-order") if workers and finish else None
         self._steps: deque[Callable[[], Data]] = deque()
-        self.depth = workers + 1 if workers else 1
+        self.depth = max(workers, 1)
         """Number of submitted steps that keep all threads at work while one step is computed."""
         self.seconds_waited = 0.0
         """Seconds that steps waited for their data, the first one left out: nothing is computed before it."""

@@ -215,7 +215,8 @@ class PretrainingData:
     def read_ahead(self, counters: Sequence[int] | range) -> None:
         """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
 
-        Samples of epochs that are not planned yet are left out.
+        Samples of epochs that are not planned yet are left out. Raises UserError for a negative counter, and
+        CorpusError for an epoch without samples.
         """
         if self.shards.is_local or not len(counters):
             return
@@ -375,7 +376,7 @@ def unigram_counts(
     Arguments and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
-    begins, lengths = shards.token_ranges(validation)
+    _, lengths = shards.token_ranges(validation)
     counted = 1 + int(np.searchsorted(lengths.cumsum(), HELD_OUT_TOKENS))
     held_out = shards.count(validation[:counted])
     if not held_out.sum():

@@ -1,5 +1,7 @@
 """Token shards: a tokenized corpus in flat files that are mapped into memory, never loaded.
 
+One file: the format, that is its index, its files and the corpus that they make.
+
 `fastbert.data.prepare` writes a folder of shards and `TokenShards.open` maps it, after checking every file:
 
     index.json                       format and version, sizes, the tokenizer's fingerprint, SHA-256 of every file
@@ -11,7 +13,8 @@
                                      are in vocabulary.json, a list in the order of their ids
 
 All numbers are little-endian. No sentence or document is empty, and each document is in one shard. The fingerprint
-identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.vocabulary`).
+identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.vocabulary`). What streaming needs beside
+these is in `fastbert.data.block_files`.
 """
 
 from __future__ import annotations
@@ -82,27 +85,58 @@ def describe(path: Path) -> dict[str, Any]:
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
+@dataclass(frozen=True)
+class ListedFile:
+    """The entry of a file in the index."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
 class IndexReader:
     """Typed access to index.json; a missing value or a wrong type is a `UserError` of one line.
+
+    `content` is that of index.json (default: read from the folder), and `address` what messages call it.
 
     Raises UserError for a folder without a readable index.json.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, content: bytes | None = None, address: str | None = None) -> None:
         self.folder = folder
-        self.path = folder / INDEX
-        if not folder.is_dir():
-            raise UserError(f"no such folder: {folder}")
-        if not self.path.is_file():
-            raise UserError(
-                f"{folder} is not a folder of token shards: it has no {INDEX}; make one with `fastbert prepare`"
-            )
-        if self.path.stat().st_size > _MAX_INDEX_BYTES:
+        self.path = address or str(folder / INDEX)
+        if content is None:
+            content = self._content()
+        if len(content) > _MAX_INDEX_BYTES:
             raise self.damaged(f"is larger than {_MAX_INDEX_BYTES >> 20} MiB")
         try:
-            self.content = json.loads(self.path.read_bytes())
+            self._bytes, self.content = content, json.loads(content)
         except (ValueError, RecursionError) as error:
             raise self.damaged(f"is not valid JSON ({error})") from None
+
+    def _content(self) -> bytes:
+        if not self.folder.is_dir():
+            raise UserError(f"no such folder: {self.folder}")
+        path = self.folder / INDEX
+        if not path.is_file():
+            raise UserError(
+                f"{self.folder} is not a folder of token shards: it has no {INDEX}; make one with `fastbert prepare`"
+            )
+        with path.open("rb") as file:
+            return file.read(_MAX_INDEX_BYTES + 1)
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the index, which identifies the shards."""
+        return hashlib.sha256(self._bytes).hexdigest()
+
+    def check_format(self) -> None:
+        """Raise UserError for a different format, and for a newer version."""
+        if not isinstance(self.content, dict) or self.content.get("format") != FORMAT:
+            raise self.damaged(f"does not describe token shards (format {FORMAT!r})")
+        version = self.count(self.content, "version")
+        if version > VERSION:
+            raise UserError(f"{self.path} has format version {version}, newer than {VERSION}; update fastbert")
 
     def damaged(self, what: str) -> UserError:
         """Return the error of an index with this problem."""
@@ -122,22 +156,30 @@ class IndexReader:
             raise self.damaged(f"has {key}={value}, which is out of range")
         return value
 
+    def listed(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None) -> ListedFile:
+        """Return the entry of a file. Raises UserError for one of another name or size."""
+        entry = self.get(holder, key, dict)
+        name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
+        if name != expected_name:
+            raise self.damaged(f"names the file {name[:80]!r}, but only {expected_name!r} is allowed")
+        if expected_bytes is not None and size != expected_bytes:
+            raise self.damaged(f"gives {name} {size} bytes, not {expected_bytes}")
+        return ListedFile(name, size, digest)
+
     def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
         """Return the path of a listed file, after checking its name and size, and with `verify` its SHA-256.
 
         Raises UserError for a file that is missing or differs.
         """
-        entry = self.get(holder, key, dict)
-        name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
-        if name != expected_name:
-            raise self.damaged(f"names the file {name[:80]!r}, but only {expected_name!r} is allowed")
+        listed = self.listed(holder, key, expected_name, None)
+        name, size = listed.name, listed.bytes
         path = self.folder / name
         if path.is_symlink() or not path.is_file():
             raise UserError(f"{path} is missing or not a regular file; prepare the shards again")
         if size != path.stat().st_size or (expected_bytes is not None and size != expected_bytes):
             expected = size if expected_bytes is None else expected_bytes
             raise UserError(f"{path} has {path.stat().st_size} bytes, not {expected}; prepare the shards again")
-        if verify and sha256(path) != digest:
+        if verify and sha256(path) != listed.sha256:
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in {INDEX}; prepare the shards again")
         return path
 
@@ -198,11 +240,7 @@ class TokenShards:
     @classmethod
     def _read(cls, reader: IndexReader, verify: bool) -> Self:
         index = reader.content
-        if not isinstance(index, dict) or index.get("format") != FORMAT:
-            raise reader.damaged(f"does not describe token shards (format {FORMAT!r})")
-        version = reader.count(index, "version")
-        if version > VERSION:
-            raise UserError(f"{reader.path} has format version {version}, newer than {VERSION}; update fastbert")
+        reader.check_format()
         vocab_size = reader.count(index, "vocab_size")
         if vocab_size > 1 << 31:
             raise reader.damaged(f"has vocab_size={vocab_size}, which is out of range")
@@ -297,11 +335,13 @@ class TokenShards:
         return self.corpus.count(documents, self.vocab_size)
 
     def loaded(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> _C.TokenCorpus:
-        """Return a corpus that holds these runs of tokens, by their first tokens and numbers, int64 (runs,) each."""
+        """Return a corpus that holds runs of tokens; `begins` and `lengths` int64 (runs,) are their first tokens and
+        their numbers of tokens."""
         return self.corpus
 
     def read_ahead(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Begin to fetch runs of tokens that `loaded` will be called for, where they are in another place."""
+        """Begin to fetch runs of tokens that `loaded` will be called for, where they are in another place; `begins` and
+        `lengths` int64 (runs,)."""
 
     def sentence(self, number: int) -> NDArray[Any]:
         """Return the token ids of one sentence, numbered over all shards: uint16 or uint32 (tokens,).
@@ -379,14 +419,15 @@ def _open_shard(
 
 
 def mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a file of numbers into memory: a plain view, without np.memmap's overhead at every slice."""
+    """Map a file into memory, as numbers (n,) of a dtype: a plain view, without np.memmap's overhead at every slice."""
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
-def open_offsets(
-    paths: Mapping[str, Path], counts: Mapping[str, int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Map the offsets of sentences and of documents. Raises UserError unless they rise within their bounds."""
+def open_offsets(paths: Mapping[str, Path], counts: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Map the offsets of sentences, int64 (sentences + 1,), and of documents, int64 (documents + 1,).
+
+    Raises UserError unless they rise within their bounds.
+    """
     sentences, documents = (mapped(paths[kind], OFFSET_DTYPE) for kind in ("sentences", "documents"))
     for kind, offsets, total in (
         ("sentences", sentences, counts["tokens"]),

@@ -57,7 +57,7 @@ class RemoteFolder:
             try:
                 fs, folder = self._filesystem()
                 path = f"{folder}/{name}"
-                data: bytes = fs.cat_file(path) if end is None else fs.cat_file(path, begin, end)
+                data: bytes = fs.cat_file(path) if end is None else fs.cat_file(path, start=begin, end=end)
             except UserError:
                 raise
             except Exception as error:

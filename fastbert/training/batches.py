@@ -20,6 +20,7 @@ from fastbert.packing import PackedBatch
 from fastbert.training.schedules import ScheduledValue
 from fastbert.training.step_spec import Cursor, StepSpec
 
+STEPS_AHEAD = 4  # whose tokens are fetched while a step is prepared, where shards are streamed
 LABEL_SAMPLES = 64  # samples in memory while their labels are counted
 
 
@@ -84,7 +85,14 @@ class PretrainingBatches:
         tokens = self.micro_batch_tokens or (micro_batch * self.train.max_length if by_tokens else None)
         sequences = self._scaled(micro_batch, spec.phase) if tokens is None else None
         parts = steps.micro_batches(mine, sequences=sequences, tokens=tokens)
+        self._read_ahead(spec, rank, size)
         return [data.samples(part, mask_prob=spec.mask_prob) for part in parts]
+
+    def _read_ahead(self, spec: StepSpec, rank: int, size: int) -> None:
+        """Begin to fetch the tokens of the next steps, about, where shards are streamed."""
+        count = len(spec.samples)
+        for start in range(spec.samples.stop, spec.samples.stop + STEPS_AHEAD * count, count):
+            self.phases[spec.phase].train.read_ahead(range(start, start + count)[rank::size])
 
     def steps_per_epoch(self, phase: int = 0) -> float:
         """Return the number of steps of epoch 0 of a phase; with a schedule of batch sizes, of those of its start."""

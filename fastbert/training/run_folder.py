@@ -20,11 +20,13 @@ from fastbert.training.run_files import (
     stored_run,
     write_record,
 )
+from fastbert.training.schedule_log import FILE as SCHEDULE
+from fastbert.training.step_log import FILE as STEPS
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
-RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
-_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
+RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", STEPS, SCHEDULE, LOSS_CURVE, KERNEL_TABLE)
+_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "initial": str, "finished": dict}
 RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER)
 
 
@@ -37,6 +39,7 @@ class Run:
     vocabulary: str | None = None
     data: str | None = None
     teacher: str | None = None
+    initial: str | None = None
     finished: dict[str, Any] | None = None
 
     @classmethod
