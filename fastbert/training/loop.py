@@ -10,7 +10,7 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from fastbert import cpu_capability
+from fastbert.data.prefetch import Prefetcher
 from fastbert.distributed.world import World
 from fastbert.errors import UserError
 from fastbert.models.heads.prediction import set_z_loss
@@ -29,7 +30,6 @@ from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
 from fastbert.training.averaging import Averaging
-from fastbert.training.batches import Prefetcher
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
@@ -261,21 +261,22 @@ class Trainer:
             self.checkpoints,
             self.stop.listening(),
             self.world.watched(CONTINUE),
-            Prefetcher(self.load) as ahead,
+            self._prefetcher() as ahead,
             profiler,
         ):
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             steps: deque[_Step] = deque()  # not yet reported
             self._computed_seconds = self.seconds
-            if finished < 1.0:
-                ahead.submit(self.spec(self.step, self.cursor))
+            specs = self._specs()
+            for _ in range(ahead.depth if finished < 1.0 else 0):
+                ahead.submit(next(specs))
             while finished < 1.0:
                 started = time.perf_counter()
                 self.checkpoints.check()
                 with profiler.step():
                     loaded = ahead.result()
                     spec = loaded.spec
-                    ahead.submit(self.spec(spec.number, spec.after))
+                    ahead.submit(next(specs))
                     lr = self.last_learning_rate = spec.learning_rate
                     losses, norm = self.compute(loaded)
                     self.averaging.update(spec.number)
@@ -305,6 +306,7 @@ class Trainer:
                 if stopping is not None:
                     self._announce(self._read(steps, keep=0))
                     saved = self.save()
+                    ahead.close()
                     self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
                     raise Stopped(stopping, saved)
                 if save:
@@ -357,6 +359,14 @@ class Trainer:
         if isinstance(losses, Totals):
             losses.set_numbers(numbers[3:])
         return signal.SIGINT if numbers[0] else signal.SIGTERM if numbers[1] else None
+
+    def _specs(self) -> Iterator[StepSpec]:
+        """Yield the steps that follow."""
+        step, cursor = self.step, self.cursor
+        while True:
+            spec = self.spec(step, cursor)
+            yield spec
+            step, cursor = spec.number, spec.after
 
     def spec(self, step: int, cursor: Cursor) -> StepSpec:
         """Return the step after `step` steps, which begins with the next one or later."""
@@ -486,12 +496,19 @@ class Trainer:
         every = self.config.eval_every
         return defaults.evaluation_samples(steps * self.batch_size, EVALUATIONS if every is None else steps // every)
 
+    def _prefetcher(self) -> Prefetcher[StepSpec, LoadedStep]:
+        finish = self._summed if self.world.size > 1 else None
+        return Prefetcher(self.load, finish, workers=self.config.loader_workers)
+
+    def _summed(self, loaded: LoadedStep) -> LoadedStep:
+        """Return a step with the counts of all processes."""
+        counts = self.world.sum_ahead(torch.tensor(astuple(loaded.counts), dtype=torch.float64))
+        return replace(loaded, counts=StepCounts(*counts.tolist()))
+
     def load(self, spec: StepSpec) -> LoadedStep:
         """Return a step with this process's micro-batches: of type `FilledBatch` for CUDA graphs, else packed."""
         micro_batches = self.data.batches(spec, self.micro_batch, self.world.rank, self.world.size)
         counts = self.loss.counts(micro_batches)
-        if self.world.size > 1:
-            counts = StepCounts(*self.world.sum_ahead(torch.tensor(astuple(counts), dtype=torch.float64)).tolist())
         batches: list[Any] = [batch.longest_first() for batch in micro_batches]
         launch = self.graphs or self.device_step
         return LoadedStep(spec, batches if launch is None else [launch.prepare(batch) for batch in batches], counts)

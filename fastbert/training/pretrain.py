@@ -171,6 +171,11 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         assert result is not None
         return result
     device, dtype = choose_device(run.config.device, run.config.dtype, reporter.on_message)
+    if run.config.batch_tokens is not None and run.config.batch_tokens < world.size * run.config.longest:
+        raise UserError(
+            f"--batch-tokens {run.config.batch_tokens} is less than one sequence of {run.config.longest} tokens per"
+            f" process for {world.size} processes; raise it, or start fewer processes"
+        )
     if run.config.batches.smallest < world.size:
         raise UserError(
             f"--batch-size {run.config.batches.smallest:g} is less than one sequence per process for {world.size}"
@@ -235,7 +240,8 @@ def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int)
             short_sequence_prob=config.short_sequence_prob,
             mask_prob=config.mask_prob,
             mask_replacement=config.replacement_shares,
-            whole_word=config.whole_word,
+            masking=config.mask_unit,
+            static_masks=config.static_masks,
             seed=config.seed,
             split=split,
             shuffle_window=config.window_tokens if split == "train" else None,
@@ -300,7 +306,7 @@ def assemble(
             model.requires_grad_(True)
         distillation = PretrainingDistillationLoss(model, teacher.to(device), config)
         model.add_module(DISTILLATION, distillation)
-    batches = PretrainingBatches(inputs.phases, batch_size=config.batches, mask_prob=config.scheduled("mask_schedule"))
+    batches = _batches(config, inputs.phases)
     trainer = Trainer(
         model,
         batches,
@@ -472,6 +478,8 @@ def _check_inputs(config: PretrainConfig) -> None:
     """Raise `UserError` for invalid inputs, before a run is replaced and before hours of preparation."""
     if config.resume:
         return
+    if config.batch_tokens is not None and config.batch_size is not None:
+        raise UserError("--batch-size and --batch-tokens exclude each other; leave one out")
     model_config(config, None)
     if config.corpus:
         config.find_corpus()
@@ -630,6 +638,8 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
     else:
         usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
     batch_size = config.batch_size or max(usual, config.micro_batch or 1)
+    if config.batch_tokens is not None and config.batch_size is None:  # on average
+        batch_size = max(round(config.batch_tokens / float(data.lengths(0).mean())), config.micro_batch or 1)
     dropout, init = config.dropout, config.init
     continued = config.initial_folder is not None
     if dropout is None and config.model in PRESETS and config.student_layers is None and not continued:
@@ -668,12 +678,23 @@ def _budget(config: PretrainConfig, phases: Sequence[Phase]) -> Budget:
     return Budget(steps=min(limits, default=None), seconds=None if config.hours is None else config.hours * 3600)
 
 
+def _batches(config: PretrainConfig, phases: Sequence[Phase]) -> PretrainingBatches:
+    """Return the steps of a run, whose batch size must have been chosen."""
+    return PretrainingBatches(
+        phases,
+        batch_size=config.batches,
+        mask_prob=config.scheduled("mask_schedule"),
+        batch_tokens=config.batch_tokens,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
+
+
 def _steps_per_epoch(config: PretrainConfig, phases: Sequence[Phase]) -> float:
     """Return the steps in which a run draws as many samples as an epoch has; of schedules, on average over the run."""
     sizes = [phase.train.samples_per_epoch(0) for phase in phases]
-    if config.batches.is_constant and len(phases) == 1:
-        return sizes[0] / config.batches.smallest
-    batches = PretrainingBatches(phases, batch_size=config.batches)
+    batches = _batches(config, phases)
+    if len(phases) == 1 and (config.batch_tokens is not None or config.batches.is_constant):
+        return batches.steps_per_epoch()
     middles = ((index + 0.5) / GRID for index in range(GRID))
     steps = (batches.spec(1, batches.start, progress) for progress in middles)
     return GRID / sum(len(step.samples) / sizes[step.phase] for step in steps)
