@@ -211,7 +211,7 @@ class PretrainConfig(
     CHANGEABLE: ClassVar = frozenset(
         (
             *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
-            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
+            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "on_spike", "log_every", "compare"),
             *("loader_workers", "out", "data", "tokenizer", "resume", "overwrite"),
             *STREAMING,
             *tracking_flags.CHANGEABLE,

@@ -38,6 +38,7 @@ from fastbert.models.base import PreTrainedModel
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
+from fastbert.planning.flops import ModelFlops
 from fastbert.tokenizers.layouts import lower_cases
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.piece_training import train_tokenizer
@@ -80,6 +81,7 @@ from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
+from fastbert.training.watchdogs.plateau import PlateauDoctor, RunFacts
 
 GRID = 1000  # steps by which schedules are averaged
 SPLITS: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
@@ -322,6 +324,8 @@ def assemble(
         distillation=distillation,
         world=world,
     )
+    if not isinstance(bert, ElmoConfig):  # whose operations depend on the words of a batch
+        trainer.reports.flops = ModelFlops(bert, config.objective, config.generator_size)
     return Assembled(trainer, model, bert, batches, budget, counts, held_out)
 
 
@@ -349,18 +353,21 @@ def _train(
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
-        trainer.reporter = _comparing(reporter, reference, unigram)
+        trainer.report_to(_comparing(reporter, reference, unigram))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
-    logged = logged_lines(config, config.out)
+    history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
+    trainer.monitors.doctor = PlateauDoctor(_facts(assembled, unigram, most_frequent, masked), history)
+    tracking = config if world.is_main else replace(config, track=())
+    logged = logged_lines(tracking, config.out)
     try:
         with (
             kernels_of_run(config.out, device, reporter.on_message),
             gpu.out_of_memory(_cures(trainer)),
-            tracked(config, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+            tracked(tracking, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
         ):
-            trainer.reporter = hooks
+            trainer.report_to(hooks)
             validation = trainer.run()
             if isinstance(shards, StreamedShards):
                 reporter.on_message(shards.described_stats())
@@ -389,6 +396,33 @@ def _train(
     run.write()
     world.wait("finished")
     return _result(run, validation, unigram, bert)
+
+
+def _facts(assembled: Assembled, unigram: float, most_frequent: float, masked: NDArray[np.int64]) -> RunFacts:
+    """Return what of a run can explain a plateau."""
+    config, bert, budget = assembled.trainer.config, assembled.bert, assembled.budget
+    assert config.batch_size is not None
+    assert config.lr is not None
+    steps = budget.steps if budget.seconds is None else None
+    per_epoch = assembled.batches.steps_per_epoch()
+    unk = assembled.batches.train.shards.special_ids["unk"]
+    unknown = assembled.counts[unk] if unk < len(assembled.counts) else 0
+    return RunFacts(
+        unigram=unigram,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        usual_lr=defaults.learning_rate(bert.hidden_size),
+        max_length=config.longest,
+        steps=steps,
+        warmup=config.warmup,
+        structured=config.init == "structured",
+        can_be_structured=can_be_structured(bert),
+        mask_prob=None if config.objective in ("ltr", "bilm") else config.mask_prob,
+        epochs=None if steps is None else steps / per_epoch,
+        unknown_share=float(unknown / max(assembled.counts.sum(), 1)),
+        most_frequent_share=most_frequent,
+        validation_predictions=int(masked.sum()) or None,
+    )
 
 
 def _comparing(reporter: Reporter, reference: ReferenceCurve, unigram: float) -> Reporter:
