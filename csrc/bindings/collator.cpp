@@ -180,6 +180,22 @@ py::tuple plan_columns(const PyEpochPlan& plan) {
     return py::make_tuple(columns[0], columns[1], columns[2], columns[3], columns[4]);
 }
 
+// The number of tokens of each sample, special tokens included, in visiting order.
+Array<int32_t> plan_lengths(const PyEpochPlan& plan) {
+    Array<int32_t> lengths(static_cast<py::ssize_t>(plan.samples.size()));
+    const std::span<int32_t> out = writable(lengths);
+    py::gil_scoped_release unlocked;
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(length_with_specials(plan.samples[i]));
+    return lengths;
+}
+
+MaskUnit parse_masking(const std::string& name) {
+    if (name == "token") return MaskUnit::token;
+    if (name == "whole-word") return MaskUnit::word;
+    if (name == "span") return MaskUnit::span;
+    throw std::invalid_argument("masking must be token, whole-word or span, not " + name);
+}
+
 // The runs of tokens that some samples hold: begins and lengths, A and B of each sample, of length 0 without a B.
 py::tuple plan_ranges(const PyEpochPlan& plan, const Array<int64_t>& indices) {
     const std::span<const int64_t> rows = view(indices, "indices");
@@ -211,11 +227,15 @@ Replacement make_replacement(const std::array<double, 3>& shares) {
 }
 
 py::dict collate_batch(const PyEpochPlan& plan, const PyTokenCorpus& corpus, const Array<int64_t>& indices,
-                       const PyVocabularyTable& vocabulary, double mask_probability, bool exact_count, bool whole_word,
-                       const std::array<double, 3>& mask_replacement) {
+                       const PyVocabularyTable& vocabulary, double mask_probability, bool exact_count, const std::string& masking,
+                       const std::array<double, 3>& mask_replacement, std::optional<int64_t> dropout_epoch) {
     if (!(mask_probability >= 0 && mask_probability <= 1)) {
         throw std::invalid_argument("mask_prob must be from 0 to 1, not " + std::to_string(mask_probability));
     }
+    const MaskUnit unit = parse_masking(masking);
+    if (unit == MaskUnit::span && !exact_count) throw std::invalid_argument("spans have an exact count only");
+    const RandomDomain dropout =
+        make_domain(plan.domain.seed, dropout_epoch.value_or(plan.domain.epoch), plan.domain.validation);
     const std::span<const int64_t> rows = view(indices, "indices");
     const int64_t tokens = count_tokens(plan.samples, rows);
     if (tokens > INT32_MAX) {
@@ -227,14 +247,14 @@ py::dict collate_batch(const PyEpochPlan& plan, const PyTokenCorpus& corpus, con
     Array<int64_t> dropout_key(size), labels(size);
     const BatchView batch{writable(input_ids),  writable(token_type_ids), writable(position_ids), writable(sequence_ids),
                           writable(cu_seqlens), writable(dropout_key),    writable(labels)};
-    const CollateRecipe recipe{{mask_probability, exact_count, whole_word, make_replacement(mask_replacement), vocabulary.mask_id,
+    const CollateRecipe recipe{{mask_probability, exact_count, unit, make_replacement(mask_replacement), vocabulary.mask_id,
                                 vocabulary.replacements, vocabulary.is_continuation},
                                vocabulary.cls_id,
                                vocabulary.sep_id};
     MaskedTokens masked;
     {
         py::gil_scoped_release unlocked;
-        masked = collate(corpus.corpus, plan.samples, rows, recipe, plan.domain, batch);
+        masked = collate(corpus.corpus, plan.samples, rows, recipe, plan.domain, dropout, batch);
     }
     py::dict result;
     result["input_ids"] = input_ids;
@@ -267,6 +287,20 @@ Array<uint64_t> split_ranks(int64_t documents, uint64_t seed) {
     return to_array(ranks);
 }
 
+// `size` independent random numbers of a purpose and source, uint64.
+Array<uint64_t> random_numbers(int64_t size, uint64_t seed, int64_t epoch, const std::string& purpose, uint64_t source) {
+    if (size < 0) throw std::invalid_argument("size must not be negative");
+    if (source >= MAX_SAMPLES) throw std::invalid_argument("source must be below 2^48");
+    if (purpose != "revisit" && purpose != "mixture") throw std::invalid_argument("purpose must be revisit or mixture");
+    const RandomDomain domain = make_domain(seed, epoch, false);
+    Array<uint64_t> numbers(size);
+    const std::span<uint64_t> out = writable(numbers);
+    py::gil_scoped_release unlocked;
+    RandomStream random(domain, source, purpose == "revisit" ? Purpose::revisit : Purpose::mixture);
+    for (uint64_t& number : out) number = random.word64();
+    return numbers;
+}
+
 void bind_classes(py::module_& module) {
     py::class_<PyTokenCorpus>(module, "TokenCorpus")
         .def(py::init(&PyTokenCorpus::make), py::arg("shards"))
@@ -286,14 +320,17 @@ void bind_classes(py::module_& module) {
              py::arg("validation"), py::arg("shuffle_window") = 0)
         .def("__len__", [](const PyEpochPlan& self) { return self.samples.size(); })
         .def("columns", &plan_columns)
+        .def("lengths", &plan_lengths)
         .def("ranges", &plan_ranges, py::arg("indices"))
         .def("collate", &collate_batch, py::arg("corpus"), py::arg("indices"), py::arg("vocabulary"), py::kw_only(),
-             py::arg("mask_probability"), py::arg("exact_count"), py::arg("whole_word"),
-             py::arg("mask_replacement") = std::array<double, 3>{0.8, 0.1, 0.1});
+             py::arg("mask_probability"), py::arg("exact_count"), py::arg("masking"),
+             py::arg("mask_replacement") = std::array<double, 3>{0.8, 0.1, 0.1}, py::arg("dropout_epoch") = py::none());
 }
 
 void bind_functions(py::module_& module) {
     module.def("split_ranks", &split_ranks, py::arg("documents"), py::arg("seed"));
+    module.def("random_numbers", &random_numbers, py::arg("size"), py::kw_only(), py::arg("seed"), py::arg("epoch"),
+               py::arg("purpose"), py::arg("source") = 0);
     module.def("find_bad_offset",
                [](const Array<int64_t>& offsets, int64_t total) { return find_bad_offset(view(offsets, "offsets"), total); },
                py::arg("offsets"), py::arg("total"));

@@ -34,6 +34,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "vocab": ("vocab", "build, measure or extend a WordPiece vocabulary"),
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
+        "plan": ("plan", "predict memory, FLOPs and time of a pre-training run"),
         "plot": ("plot", "compare runs in a plot"),
     },
     {
@@ -121,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         if debug:
             raise
-        if not getattr(error, "silent", False):  # another process of the run reports it
+        if not any(getattr(cause, "silent", False) for cause in (error, error.__cause__)):
+            # else another process of the run reports it
             print(f"fastbert: error: {_describe(error)}", file=sys.stderr)
         return WRONG_INPUT
 

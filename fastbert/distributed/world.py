@@ -24,7 +24,8 @@ from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
 
 Value = TypeVar("Value")
-_FAILURE = "fastbert/failure"
+_FAILURE, _FIRST = "fastbert/failure", "fastbert/failure-of-first"
+SAME_ERROR_SECONDS = 1.0  # to wait for the same error in the first process
 _POLL_SECONDS, _LONGEST_POLL = 0.01, 0.5
 REASON_SECONDS = 5.0  # to wait for the reason of a process that has closed its connections
 # How gloo and NCCL describe a peer that is gone.
@@ -139,13 +140,24 @@ class World:
             if _is_lost_connection(error):
                 failure = self._failure(cure)
                 raise failure from error
-            self._report(str(error) or type(error).__name__)
+            if self._report(str(error) or type(error).__name__):
+                error.silent = True  # type: ignore[attr-defined]
             raise
 
-    def _report(self, message: str) -> None:
-        """Store why this process ends, unless another one has done so."""
+    def _report(self, message: str) -> bool:
+        """Store why this process ends, unless another one has done so. Return True in a process whose error is that of
+        the first process too, which prints it."""
         with contextlib.suppress(RuntimeError):
             self.store.compare_set(_FAILURE, "", json.dumps({"rank": self.rank, "reason": message}))
+            if self.is_main:
+                self.store.set(_FIRST, message)
+                return False
+            deadline = time.monotonic() + SAME_ERROR_SECONDS
+            while time.monotonic() < deadline:
+                if self.store.check([_FIRST]):
+                    return bool(self.store.get(_FIRST).decode() == message)
+                time.sleep(_POLL_SECONDS)
+        return False
 
     def _failure(self, cure: str = "") -> PeerFailure:
         """Return the error for the process that has ended first; waits for its reason for a few seconds."""

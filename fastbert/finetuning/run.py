@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
@@ -53,6 +54,8 @@ from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import check_configuration, locked_run, remove_run, save_tokenizer
 from fastbert.training.stopping import StopRequest
+from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.tracker import flat_settings
 
 MAX_NAMES = 6  # of new weights in a message
 
@@ -244,7 +247,9 @@ class _Run:
         linear = self._linear_baseline() if config.baseline else None
         labels_alone = self.teacher is None and not config.lm_weight
         constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
-        log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
+        self.logged = logged_lines(config, out) if config.resume else []
+        keep = _kept(finished, under_way) if config.resume else None
+        log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
             for number, trial in enumerate(trials, start=1):
@@ -338,7 +343,25 @@ class _Run:
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
+        with fit.checkpoints, self._tracked(trial, fit.progress.step) as log.on_line:
+            return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
+
+    @contextlib.contextmanager
+    def _tracked(self, trial: Trial, step: int) -> Iterator[Callable[[Record], None]]:
+        """Yield the hook that passes lines of metrics.jsonl to trackers; several trials have curves of their own."""
+        several = len(self.config.trials()) > 1
+        flags = self.configuration["finetune"]
+        settings = flat_settings({**flags, "model": self.configuration["model"], "torch": torch.__version__})
+        with tracked(
+            self.config,
+            self.config.out,
+            self.reporter,
+            settings,
+            step=step,
+            logged=self.logged,
+            trial=vars(trial) if several else None,
+        ) as hooks:
+            yield hooks.on_line
 
     def _evaluate(self, model: Any) -> Scores:
         self.newest_predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]

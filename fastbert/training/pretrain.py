@@ -34,6 +34,7 @@ from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.io.locations import is_remote, local_path
 from fastbert.models import registry
+from fastbert.models.base import PreTrainedModel
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
@@ -44,11 +45,12 @@ from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import Phase, PretrainingBatches
-from fastbert.training.checkpoint import weights_fingerprint
+from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
+from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
-from fastbert.training.loop import Trainer
+from fastbert.training.loop import CONTINUE, Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.objectives import (
     OBJECTIVES,
@@ -75,6 +77,8 @@ from fastbert.training.run_files import (
     save_tokenizer,
 )
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
 
 GRID = 1000  # steps by which schedules are averaged
@@ -114,7 +118,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     written. The same configuration and machine give the same model, bit for bit, also across interruptions (with
     --hours the schedule follows the clock, and no two runs are equal).
     """
-    with joined(config.device) as world, world.watched("continue with --resume, from the last checkpoint"):
+    with joined(config.device) as world, world.watched(CONTINUE):
         reporter = (reporter or Reporter()) if world.is_main else Reporter()
         world.require_equal("command", _identity(config), "start every process with the same command and software")
         with locked_run(config.out) if world.is_main else contextlib.nullcontext():
@@ -128,7 +132,7 @@ def _identity(config: PretrainConfig) -> dict[str, Any]:
 
 
 @dataclass
-class _Inputs:
+class Inputs:
     """What a run trains on, and with."""
 
     tokenizer: Tokenizer
@@ -137,14 +141,14 @@ class _Inputs:
     phases: list[Phase]
 
     @classmethod
-    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: TokenShards, teacher: Any) -> _Inputs:
+    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: TokenShards, teacher: Any) -> Inputs:
         """Plan the samples of a run."""
         return cls(tokenizer, shards, teacher, [_phase(config, shards, end, size) for end, size in config.lengths])
 
 
 def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> PretrainResult:
     """Prepare a run in the first process, and train it in all of them."""
-    inputs: _Inputs | None = None
+    inputs: Inputs | None = None
 
     def prepare_run() -> dict[str, Any]:
         nonlocal inputs
@@ -175,11 +179,11 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
     with deterministic_algorithms(run.config.deterministic):
-        inputs = _read_inputs(run) if inputs is None else inputs
+        inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
 
 
-def _prepare(run: Run, reporter: Reporter) -> _Inputs:
+def _prepare(run: Run, reporter: Reporter) -> Inputs:
     """Make or open what a run trains on, choose what its flags leave open, and record each stage in config.json."""
     config = run.config
     assert config.objective is not None
@@ -193,12 +197,12 @@ def _prepare(run: Run, reporter: Reporter) -> _Inputs:
     if run.model is None:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
-    inputs = _Inputs.of(run.config, tokenizer, shards, teacher)
+    inputs = Inputs.of(run.config, tokenizer, shards, teacher)
     _set_hyper_parameters(run, _model_config(run), inputs.phases[0].train)
     return inputs
 
 
-def _read_inputs(run: Run) -> _Inputs:
+def read_inputs(run: Run) -> Inputs:
     """Return what the first process has prepared, in one of the others. Raises `UserError` for a folder that is missing
     there, and for other shards."""
     config = run.config
@@ -211,7 +215,7 @@ def _read_inputs(run: Run) -> _Inputs:
         raise UserError(f"{data}: holds other token shards than in process 0; {shared}")
     tokenizer = load_tokenizer(config.out / TOKENIZER)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
-    return _Inputs.of(config, tokenizer, open_shards(data, config.stream_options, verify=False), teacher)
+    return Inputs.of(config, tokenizer, open_shards(data, config.stream_options, verify=False), teacher)
 
 
 def _model_config(run: Run) -> BertConfig:
@@ -242,25 +246,43 @@ def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int)
     return Phase(end, train, validation)
 
 
-def _train(
-    run: Run, inputs: _Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
-) -> PretrainResult:
-    """Train the model of a prepared run; the first process writes its folder."""
-    config, shards, teacher, tokenizer = run.config, inputs.shards, inputs.teacher, inputs.tokenizer
+@dataclass
+class Assembled:
+    """A run in memory: its trainer, its data, and the frequencies of the words that it predicts."""
+
+    trainer: Trainer
+    model: Any
+    bert: BertConfig
+    batches: PretrainingBatches
+    budget: Budget
+    counts: NDArray[np.int64]
+    """How often each output of the model occurs in the training text, int64 (outputs,)."""
+    held_out: NDArray[np.int64]
+    """How often in the validation text."""
+
+    def outputs(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how often each output of the model occurs, from how often each id does."""
+        return _outputs(self.bert, ids)
+
+
+def _outputs(bert: BertConfig, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    return fold_rare(ids, bert.output_size, bert.unk_token_id) if isinstance(bert, ElmoConfig) else ids
+
+
+def assemble(
+    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+) -> Assembled:
+    """Return the trainer of a prepared run, at its first step."""
+    config, shards, teacher = run.config, inputs.shards, inputs.teacher
     bert = _model_config(run)
     assert config.objective is not None
     samples = sample_kind(config.objective)
-    train, validation_data = inputs.phases[0].train, inputs.phases[0].validation
     budget = _budget(config, inputs.phases)
     frequencies = unigram_counts(
         shards, objective=samples, seed=config.seed, validation_fraction=config.validation_fraction
     )
 
-    def outputs(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how often each output of the model occurs, from how often each id does."""
-        return fold_rare(ids, bert.output_size, bert.unk_token_id) if isinstance(bert, ElmoConfig) else ids
-
-    counts, held_out = map(outputs, frequencies)
+    counts, held_out = (_outputs(bert, ids) for ids in frequencies)
     model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
     model.init_weights(seed=config.seed)
     if isinstance(bert, ElmoConfig):
@@ -268,6 +290,9 @@ def _train(
         model.set_vocabulary(shards.vocabulary, *(shards.vocabulary[special[mark]] for mark in ("cls", "sep")))
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
+    if config.initial_folder is not None and not has_checkpoints(config.out):
+        load_initial(model, config, inputs.tokenizer, reporter.on_message)
+        _bind_initial(run, model, writes=world.is_main)
     distillation: PretrainingDistillationLoss | None = None
     if teacher is not None:
         if config.student_layers is not None:
@@ -284,13 +309,26 @@ def _train(
         device=device,
         dtype=dtype,
         folder=config.out,
-        fingerprint=tokenizer.fingerprint,
+        fingerprint=inputs.tokenizer.fingerprint,
         data_fingerprint=sha256(shards.folder / "index.json"),
-        configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
+        configuration={"run": run.flags, "model": run.model, "teacher": run.teacher, "initial": run.initial},
         reporter=reporter,
         distillation=distillation,
         world=world,
     )
+    return Assembled(trainer, model, bert, batches, budget, counts, held_out)
+
+
+def _train(
+    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+) -> PretrainResult:
+    """Train the model of a prepared run; the first process writes its folder."""
+    config, shards, tokenizer = run.config, inputs.shards, inputs.tokenizer
+    train, validation_data = inputs.phases[0].train, inputs.phases[0].validation
+    assembled = assemble(run, inputs, world, device, dtype, reporter)
+    trainer, model, bert, batches = assembled.trainer, assembled.model, assembled.bert, assembled.batches
+    counts = assembled.counts
+    assert config.objective is not None
     if config.resume:
         step = trainer.resume()
         reporter.on_message(f"continuing after step {step}" if step else "no checkpoint yet: starting at step 1")
@@ -299,17 +337,24 @@ def _train(
         f" {train.samples_per_epoch(0):,} training and {validation_data.samples_per_epoch(0):,} validation"
         f" sequences of up to {train.max_length} tokens"
     )
-    reporter.on_message(described(config, budget, train.samples_per_epoch(0)))
-    masked = outputs(batches.validation_labels(trainer.validation_samples(), shards.vocab_size))
-    unigram = unigram_cross_entropy(counts, masked if masked.any() else held_out)
+    reporter.on_message(described(config, assembled.budget, train.samples_per_epoch(0)))
+    masked = assembled.outputs(batches.validation_labels(trainer.validation_samples(), shards.vocab_size))
+    unigram = unigram_cross_entropy(counts, masked if masked.any() else assembled.held_out)
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
         trainer.reporter = _comparing(reporter, reference, unigram)
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
+    settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
+    logged = logged_lines(config, config.out)
     try:
-        with kernels_of_run(config.out, device, reporter.on_message), gpu.out_of_memory(_cures(trainer)):
+        with (
+            kernels_of_run(config.out, device, reporter.on_message),
+            gpu.out_of_memory(_cures(trainer)),
+            tracked(config, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+        ):
+            trainer.reporter = hooks
             validation = trainer.run()
             if isinstance(shards, StreamedShards):
                 reporter.on_message(shards.described_stats())
@@ -361,7 +406,7 @@ def _cures(trainer: Trainer) -> list[str]:
 
 
 def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, defaults.learning_rate(model.hidden_size)
+    out, usual = run.config.out, _usual_lr(run.config, model)
     history = read_metrics(out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
     judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
@@ -398,6 +443,20 @@ def _bind_teacher(run: Run, teacher: ForPreTraining | None) -> None:
     run.teacher = fingerprint
 
 
+def _bind_initial(run: Run, model: PreTrainedModel, *, writes: bool) -> None:
+    """Record the fingerprint of the first weights of a continued model. Raises `UserError` if the run began with
+    different ones."""
+    fingerprint = weights_fingerprint(model)
+    if run.initial not in (None, fingerprint):
+        raise UserError(
+            f"--init {run.config.init}: has different weights than when the run began; put those back, or start another"
+            " run with another --out"
+        )
+    run.initial = fingerprint
+    if writes:
+        run.write()
+
+
 def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:
     """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
@@ -429,6 +488,7 @@ def _check_inputs(config: PretrainConfig) -> None:
     inputs = [("--data", data), ("--tokenizer", config.tokenizer)]
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
+    inputs += [] if config.initial_folder is None else [("--init", config.find_initial())]
     check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
@@ -444,7 +504,13 @@ def _tokenizer(run: Run, reporter: Reporter) -> Tokenizer:
 
 
 def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
-    """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
+    """Return the tokenizer of --tokenizer, --data, --teacher or --init, else one whose vocabulary is built from the
+    corpus."""
+    if config.initial_folder is not None and not (config.tokenizer or config.data):
+        tokenizer = initial_tokenizer(config)
+        if tokenizer is None:
+            raise UserError(f"--init {config.init}: holds no tokenizer; name that of its training with --tokenizer")
+        return tokenizer
     source = _tokenizer_source(config)
     if source:
         return load_tokenizer(source)
@@ -454,7 +520,8 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> Tokenizer:
     assert config.vocab_size is not None
     if config.objective == "bilm":
         return word_tokenizer(sentences, config.vocab_size)
-    kind = config.vocab_kind or default_kind(model_config(config, None).model_type)
+    architecture = config.architecture if config.pre_norm else model_config(config, None).model_type
+    kind = config.vocab_kind or default_kind(architecture)
     lower_case = lower_cases(kind, cased=config.cased, lower_case=config.lower_case)
     return train_tokenizer(sentences, kind, config.vocab_size, lower_case=lower_case)
 
@@ -539,7 +606,9 @@ def _set_vocabulary_size(run: Run) -> None:
     """Choose the size of the vocabulary to build, if --vocab-size leaves that open: that of the config.json of --model,
     else by the size of the corpus."""
     config = run.config
-    if config.vocab_size is not None or run.vocabulary is not None or config.tokenizer or config.data or config.teacher:
+    if config.vocab_size is not None or run.vocabulary is not None or config.initial_folder is not None:
+        return
+    if config.tokenizer or config.data or config.teacher:
         return
     if config.model not in PRESETS:
         size = registry.read_config(config.model).vocab_size
@@ -562,7 +631,8 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
         usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
     batch_size = config.batch_size or max(usual, config.micro_batch or 1)
     dropout, init = config.dropout, config.init
-    if dropout is None and config.model in PRESETS and config.student_layers is None:
+    continued = config.initial_folder is not None
+    if dropout is None and config.model in PRESETS and config.student_layers is None and not continued:
         steps = _budget(replace(config, batch_size=batch_size), [Phase(1.0, data, data)]).steps
         epochs = 0.0 if steps is None else steps * batch_size / per_epoch
         dropout = defaults.dropout(epochs, bert.hidden_dropout_prob)
@@ -571,11 +641,17 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
         init = "structured" if defaults.starts_structured(usual) and can_be_structured(bert) else "normal"
     if init == "structured" and not can_be_structured(bert):
         raise UserError(f"--init structured: is not for a model of {bert.model_type}; use --init normal")
-    lr = config.lr or defaults.learning_rate(bert.hidden_size)
+    lr = config.lr or _usual_lr(config, bert)
     run.config = replace(config, lr=lr, batch_size=batch_size, dropout=dropout, init=init)
     if run.config != config:
         run.write()
     return run.config
+
+
+def _usual_lr(config: PretrainConfig, model: BertConfig) -> float:
+    """Return the default learning rate of a run."""
+    choose = defaults.learning_rate if config.initial_folder is None else defaults.continued_learning_rate
+    return choose(model.hidden_size)
 
 
 def _tokens(data: PretrainingData) -> float:
