@@ -43,6 +43,7 @@ from fastbert.training.device import choose_device, deterministic_algorithms, ke
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
+from fastbert.training.model_card import TextFacts, pretraining_card, write_card
 from fastbert.training.objectives import (
     OBJECTIVES,
     described_generator,
@@ -71,6 +72,7 @@ from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
+from fastbert.training.watching import facts_of, watched
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,20 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
         trainer.reporter = _comparing(reporter, reference, unigram)
+    if config.objective != "rtd":  # a generator is small, and stays near word frequencies
+        facts = facts_of(
+            config,
+            bert,
+            budget,
+            unigram=unigram,
+            samples_per_epoch=data["train"].samples_per_epoch(0),
+            text=frequencies[0],
+            masked=masked,
+            unknown_id=None if isinstance(bert, ElmoConfig) else shards.special_ids.get("unk"),
+        )
+        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
+        before = [line for line in history if line.step <= trainer.step]
+        trainer.reporter = watched(trainer.reporter, facts, before)
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
@@ -225,10 +241,26 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         raise
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
+    card = pretraining_card(
+        config,
+        run.model,
+        read_metrics(config.out / "metrics.jsonl") or [validation],
+        TextFacts(
+            tokens=shards.num_tokens,
+            documents=shards.num_documents,
+            vocab_size=shards.vocab_size,
+            fingerprint=str(run.data),
+        ),
+        unigram=unigram,
+        device=device,
+        parameters=model.num_parameters(),
+        judged=_judged(run, validation, unigram, bert),
+    )
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)
             save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
+            write_card(folder, card, loss_curve)
             sync_tree(folder)
     sync(config.out)
     run.finished = {
@@ -260,11 +292,16 @@ def _cures(trainer: Trainer) -> list[str]:
     return cures
 
 
-def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, defaults.learning_rate(model.hidden_size)
-    history = read_metrics(out / "metrics.jsonl") or [validation]
+def _judged(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> str:
+    """Return the verdict on a finished run."""
+    usual = defaults.learning_rate(model.hidden_size)
+    history = read_metrics(run.config.out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
-    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+    return verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+
+
+def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
+    out, judged = run.config.out, _judged(run, validation, unigram, model)
     assert run.config.objective is not None
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
 
