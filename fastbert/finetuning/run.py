@@ -372,7 +372,7 @@ class _Run:
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        with self._tracked(trial, fit.progress.step) as log.on_line:
+        with fit.checkpoints, self._tracked(trial, fit.progress.step) as log.on_line:
             return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     @contextlib.contextmanager

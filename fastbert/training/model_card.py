@@ -109,7 +109,11 @@ def pretraining_card(
     objective = str(config.objective or "mlm")
     validations = [line for line in history if line.split == "validation"]
     last = validations[-1]
-    names = [path.name for path in (*config.corpus, *((config.data,) if config.data else ()))]
+    texts = [*map(str, config.corpus), *([str(config.data)] if config.data else [])]
+    names = [text.rstrip("/").rpartition("/")[2] or text for text in texts]
+    initial = config.initial_folder
+    base = None if initial is None else base_model(initial)
+    began = "from scratch" if initial is None else f"from {escaped(base or Path(initial).name)}"
     metadata = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation"
@@ -118,6 +122,7 @@ def pretraining_card(
         if objective.startswith("mlm")
         else None,
         "tags": ["fastbert", kind, objective],
+        "base_model": base,
         "datasets": names,
     }
     losses = [["loss on predicted tokens, nats", last.mlm_loss], ["of word frequencies alone, nats", unigram]]
@@ -138,7 +143,7 @@ def pretraining_card(
     shape = f"{model.get('num_hidden_layers', '?')} layers, {model.get('hidden_size', '?')} wide"
     return Card(
         title=f"{escaped(config.out.absolute().name)}: {kind}, {size_of(parameters)} parameters",
-        summary=f"A `{kind}` model ({shape}), pre-trained from scratch with fastbert (objective `{objective}`)."
+        summary=f"A `{kind}` model ({shape}), pre-trained {began} with fastbert (objective `{objective}`)."
         + (f"\n\n{escaped(judged)}" if judged else ""),
         sections=[
             Section("Data", table(["", ""], data)),

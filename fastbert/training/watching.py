@@ -23,6 +23,7 @@ def facts_of(
     budget: Budget,
     *,
     unigram: float,
+    usual_lr: float,
     samples_per_epoch: int,
     text: NDArray[np.int64],
     masked: NDArray[np.int64],
@@ -35,23 +36,23 @@ def facts_of(
         model: the config of the model.
         budget: the length of the run.
         unigram: the cross-entropy of word frequencies on the validation text, in nats.
+        usual_lr: the default learning rate.
         samples_per_epoch: training sequences.
-        text: int64 (vocab_size,), how often each id occurs in the training text.
+        text: int64 (outputs,), how often each output of the model occurs in the training text.
         masked: int64 (outputs,), how often each output is predicted in a validation.
         unknown_id: of the tokenizer's unknown token, None for a model of words, which has rare words there.
     """
-    usual = defaults.learning_rate(model.hidden_size)
     batch = config.batch_size or defaults.LEAST_BATCH
     total, predicted = int(text.sum()), int(masked.sum())
     return RunFacts(
         unigram=unigram,
         batch_size=batch,
-        lr=config.lr or usual,
-        usual_lr=usual,
-        max_length=config.max_length,
+        lr=config.lr or usual_lr,
+        usual_lr=usual_lr,
+        max_length=config.lengths[0][1],
         steps=budget.steps,
         warmup=config.warmup,
-        structured=config.init == "structured",
+        structured=config.init != "normal",
         can_be_structured=can_be_structured(model),
         mask_prob=None if config.objective in UNMASKED else config.mask_prob,
         epochs=None if budget.steps is None else budget.steps * batch / max(samples_per_epoch, 1),

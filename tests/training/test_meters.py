@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastbert import BertConfig, WordPieceTokenizer
 from fastbert.errors import CheckpointError, UserError
-from fastbert.training.meters import RunMeters, gpu_peak, peak_flops, peak_memory
+from fastbert.planning.flops import BatchStatistics, ModelFlops
+from fastbert.training.meters import RunMeters, peak_memory
 from fastbert.training.metrics import MEASURED, Metrics, MetricsLog, read_metrics
 
 CPU = torch.device("cpu")
@@ -20,7 +22,9 @@ LINE = Metrics(
 
 def test_time_is_counted_by_activity_also_when_a_block_raises() -> None:
     now = iter([0.0, 1.5, 2.0, 2.25, 10.0, 14.0, 20.0, 21.0])
-    meters = RunMeters(CPU, peak_flops=1e12, clock=lambda: next(now))
+    peaks = iter([1e12])
+    flops = ModelFlops(BertConfig.preset("tiny"), "mlm")
+    meters = RunMeters(CPU, model=flops, peak=lambda: next(peaks), clock=lambda: next(now))
     with meters.timed("data"):
         pass
     with pytest.raises(RuntimeError), meters.timed("data"):
@@ -29,24 +33,45 @@ def test_time_is_counted_by_activity_also_when_a_block_raises() -> None:
         pass
     with meters.timed("checkpoint"):
         pass
-    meters.skip()
-    values = meters.fields(flops=3e12, seconds=10.0, gradient_norm=0.5)
+    meters.count(1e12)
+    meters.count(2e12)
+    state = json.loads(json.dumps(meters.to_state()))
+    values = meters.fields(seconds=10.0, gradient_norm=0.5, skipped=1)
     assert values.pop("memory_bytes") > 1 << 20
     assert values == {
         "gradient_norm": 0.5, "mfu": 0.3, "skipped_steps": 1, "data_seconds": 1.75, "validation_seconds": 4.0,
         "checkpoint_seconds": 1.0,
     }  # fmt: skip
-    assert RunMeters(CPU).mfu(1e12, 1.0) is None
+    assert "mfu" not in meters.fields(seconds=10.0), "the FLOPs begin anew with each line"
+    meters.count(5e12)
+    assert meters.fields(seconds=10.0)["mfu"] == 0.5, "the peak is found once"
     assert meters.mfu(1e12, 0.0) is None
-    assert "mfu" not in meters.fields()
-    resumed = RunMeters(CPU)
-    resumed.restore(json.loads(json.dumps(meters.to_state())))
-    assert (resumed.seconds, resumed.skipped_steps) == (meters.seconds, 1)
+    resumed = RunMeters(CPU, model=flops, peak=lambda: 1e12)
+    resumed.restore(state)
+    assert resumed.seconds == meters.seconds
+    assert resumed.fields(seconds=10.0)["mfu"] == 0.3
     resumed.restore({})
-    assert resumed.skipped_steps == 0, "a checkpoint from before the meters"
-    for state in ({"skipped_steps": "1"}, {"data_seconds": None}, {"skipped_steps": True}):
+    assert resumed.seconds["data"] == 0.0, "a checkpoint from before the meters"
+    for damaged in ({"flops": "1"}, {"data_seconds": None}, {"data_seconds": True}, [1]):
         with pytest.raises(CheckpointError, match="meters"):
-            resumed.restore(state)
+            resumed.restore(damaged)  # type: ignore[arg-type]
+
+
+def test_the_utilisation_of_a_model_is_its_flops_over_those_of_the_machine() -> None:
+    config = BertConfig.preset("tiny")
+    tokenizer = WordPieceTokenizer("[PAD] [UNK] [CLS] [SEP] [MASK] a b c".split())
+    batch = tokenizer.pack(["a b c", "a b"], max_length=16)
+    meters = RunMeters.of_model(config, "mlm", CPU, torch.float32)
+    flops = meters.flops_of([batch, batch])
+    assert flops == pytest.approx(2 * ModelFlops(config, "mlm").of(BatchStatistics.of([batch])))
+    share = meters.mfu(1e9, 1.0)
+    assert share is not None
+    assert 1e-5 < share < 10, "of a peak between 100 MFLOP/s and 100 TFLOP/s"
+    bare = RunMeters(CPU)
+    assert bare.flops_of([batch]) == 0.0
+    bare.count(1e9)
+    assert "mfu" not in bare.fields(seconds=1.0)
+    assert (peak_memory(CPU) or 0) > 1 << 20
 
 
 def test_costs_are_written_where_they_are_known_and_older_lines_load(tmp_path: Path) -> None:
@@ -56,7 +81,9 @@ def test_costs_are_written_where_they_are_known_and_older_lines_load(tmp_path: P
     }
     told: list[dict[str, object]] = []
     log = MetricsLog(tmp_path / "metrics.jsonl", None, told.append)
-    costs = replace(LINE, step=2, **RunMeters(CPU, peak_flops=1e12).fields(flops=1e11, seconds=1.0, gradient_norm=1.0))
+    meters = RunMeters(CPU, model=ModelFlops(BertConfig.preset("tiny"), "mlm"), peak=lambda: 1e12)
+    meters.count(1e11)
+    costs = replace(LINE, step=2, **meters.fields(seconds=1.0, gradient_norm=1.0))
     for line in (LINE, costs):
         log.append(line.record())
     assert read_metrics(tmp_path / "metrics.jsonl") == [LINE, costs]
@@ -65,17 +92,3 @@ def test_costs_are_written_where_they_are_known_and_older_lines_load(tmp_path: P
     (tmp_path / "metrics.jsonl").write_text(json.dumps({**LINE.record(), "surprise": 1}) + "\n\n")
     with pytest.raises(UserError, match="line 1 is not a metrics record"):
         read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_peaks() -> None:
-    measured = peak_flops(CPU, torch.float32)
-    assert measured is not None
-    assert 1e8 < measured < 1e14
-    assert gpu_peak("NVIDIA H100 80GB HBM3", torch.bfloat16) == 989e12
-    assert gpu_peak("NVIDIA H100 PCIe", torch.bfloat16) == 756e12
-    assert gpu_peak("NVIDIA A100-SXM4-40GB", torch.float32) == 19.5e12
-    assert gpu_peak("Tesla T4", torch.float16) == 65e12
-    assert gpu_peak("NVIDIA L4", torch.float16) == 121e12
-    assert gpu_peak("NVIDIA L40S", torch.float16) == 362e12
-    assert gpu_peak("Some Other GPU", torch.float16) is None
-    assert (peak_memory(CPU) or 0) > 1 << 20
