@@ -125,8 +125,6 @@ class Trainer:
             self.meters,
             self.monitors,
             self._refuse,
-            dtype,
-            processes=self.world.size,
             skips=config.on_nan == "skip",
             scales=self.scaler.is_enabled(),
         )
@@ -154,6 +152,10 @@ class Trainer:
         """Report to other hooks from now on."""
         self.reporter = self.reports.reporter = reporter
 
+    def measure_with(self, meters: RunMeters) -> None:
+        """Count costs with other meters, which know the model's operations."""
+        self.meters = self.reports.meters = meters
+
     def _captures(self) -> bool:
         """Return whether --cuda-graphs selects captured steps; report the choice on a GPU."""
         return captures_steps(
@@ -177,11 +179,12 @@ class Trainer:
             "step": self.step,
             "samples": list(self.cursor),
             "meters": self.meters.to_state(),
+            "skipped": self.reports.skipped,
             "spikes": self.monitors.spikes.to_state(),
             "omitted": sorted(self.omitted),
             "tokens": self.tokens,
             "seconds": self.seconds,
-            "window": window.to_state(),
+            "window": {**window.totals.to_state(), "tokens": window.tokens, "seconds": window.seconds},
             "vocabulary": self.fingerprint,
             "data": self.data_fingerprint,
             "configuration": self.configuration,
@@ -216,6 +219,7 @@ class Trainer:
             )
         check_configuration(self.folder, self.configuration, last.folder, last.state, PretrainConfig.CHANGEABLE)
         checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
+        self.meters.restore(last.state.get("meters", {}))
         checkpoint.restore(last, self.model, self.optimizer)
         if self.graphs is not None:
             self.graphs.forget()
@@ -229,6 +233,7 @@ class Trainer:
         self.cursor = state.samples or (state.step * self.batch_size,)
         self.omitted |= set(state.omitted)
         self.meters.restore(state.meters)
+        self.reports.skipped = state.skipped
         if state.spikes:
             self.monitors.spikes.restore(state.spikes)
         if len(self.cursor) != len(self.data.start):

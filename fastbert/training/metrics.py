@@ -297,13 +297,6 @@ class Window:
     totals: Totals
     tokens: int
     seconds: float
-    flops: float = 0.0
-    """Model FLOPs since that line."""
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the window as JSON can store it, exactly."""
-        values = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
-        return {**self.totals.to_state(), **values}
 
 
 @dataclass(frozen=True)
@@ -319,6 +312,8 @@ class TrainerState:
     scaler: dict[str, Any]
     samples: tuple[int, ...] | None
     """Samples drawn per phase; None in checkpoints of runs that had as many in each step."""
+    skipped: int
+    """Steps that changed no weight."""
     meters: dict[str, Any]
     """State of `RunMeters`."""
     spikes: dict[str, Any]
@@ -336,16 +331,12 @@ class TrainerState:
             step=require(state, "step", int),
             tokens=require(state, "tokens", int),
             seconds=require(state, "seconds", float),
-            window=Window(
-                Totals.from_state(window),
-                require(window, "tokens", int),
-                require(window, "seconds", float),
-                require({"flops": 0.0, **window}, "flops", float),
-            ),
+            window=Window(Totals.from_state(window), require(window, "tokens", int), require(window, "seconds", float)),
             vocabulary=require(state, "vocabulary", str),
             data=require(state, "data", str),
             scaler=require(state, "scaler", dict),
             samples=None if samples is None else tuple(samples),
+            skipped=require({"skipped": 0, **state}, "skipped", int),
             meters=require({"meters": {}, **state}, "meters", dict),
             spikes=require({"spikes": {}, **state}, "spikes", dict),
             omitted=tuple(_steps(state.get("omitted", []))),

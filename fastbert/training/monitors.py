@@ -1,5 +1,5 @@
-"""The watchdogs of a pre-training run, behind the few calls that its loop makes: memory, stalled data, disk space, loss
-spikes and plateaus. Each reports through messages; what to do about a spike is the loop's decision."""
+"""The watchdogs of a pre-training run, behind the few calls that its loop makes: memory, stalled data, disk space and
+loss spikes. Each reports through messages; what to do about a spike is the loop's decision."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import torch
 
 from fastbert.training.checkpoint import find
 from fastbert.training.config import PretrainConfig
-from fastbert.training.metrics import Metrics
 from fastbert.training.watchdogs.data_stalls import DataWatch
 from fastbert.training.watchdogs.disk_space import DiskSpace, disk_space
 from fastbert.training.watchdogs.host_memory import MemoryWatch
-from fastbert.training.watchdogs.plateau import PlateauDoctor
 from fastbert.training.watchdogs.spikes import SpikeDetector
 
 SPIKE_STEPS = 50  # after a message about a spike, without another one
 
 
 class Monitors:
-    """The watchdogs of a run; `doctor` is set by who knows the text's word frequencies."""
+    """The watchdogs of a run, but for the plateau doctor, which reads the lines of metrics.jsonl (`watching`)."""
 
     def __init__(
         self,
@@ -37,7 +35,6 @@ class Monitors:
         cures = ["--micro-batch", *([] if config.checkpoint_activations else ["--checkpoint-activations"])]
         self.memory = MemoryWatch(on_message, cures) if device.type == "cpu" else None
         self.spikes = SpikeDetector()
-        self.doctor: PlateauDoctor | None = None
         self._phase = 0
         self._told_space = False
         self._quiet_until = 0
@@ -75,11 +72,8 @@ class Monitors:
             self.on_message(decision.describe(step))
         return None
 
-    def line(self, line: Metrics, progress: float) -> None:
-        """Examine a line of metrics.jsonl."""
-        diagnosis = None if self.doctor is None else self.doctor.add(line, progress, self._phase)
-        if diagnosis is not None:
-            self.on_message(diagnosis.text)
+    def line(self) -> None:
+        """Look at the memory, once per line of metrics.jsonl."""
         if self.memory is not None:
             self.memory.check()
 

@@ -38,7 +38,6 @@ from fastbert.models.base import PreTrainedModel
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops import gpu
-from fastbert.planning.flops import ModelFlops
 from fastbert.tokenizers.layouts import lower_cases
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.piece_training import train_tokenizer
@@ -52,7 +51,9 @@ from fastbert.training.device import choose_device, deterministic_algorithms, ke
 from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import CONTINUE, Trainer
+from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, read_metrics
+from fastbert.training.model_card import TextFacts, pretraining_card, write_card
 from fastbert.training.objectives import (
     OBJECTIVES,
     described_generator,
@@ -81,7 +82,7 @@ from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
-from fastbert.training.watchdogs.plateau import PlateauDoctor, RunFacts
+from fastbert.training.watching import facts_of, watched
 
 GRID = 1000  # steps by which schedules are averaged
 SPLITS: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
@@ -324,8 +325,8 @@ def assemble(
         distillation=distillation,
         world=world,
     )
-    if not isinstance(bert, ElmoConfig):  # whose operations depend on the words of a batch
-        trainer.reports.flops = ModelFlops(bert, config.objective, config.generator_size)
+    meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
+    trainer.measure_with(meters)
     return Assembled(trainer, model, bert, batches, budget, counts, held_out)
 
 
@@ -354,18 +355,31 @@ def _train(
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
         trainer.report_to(_comparing(reporter, reference, unigram))
+    if config.objective != "rtd":  # a generator is small, and stays near word frequencies
+        facts = facts_of(
+            config,
+            bert,
+            assembled.budget,
+            unigram=unigram,
+            usual_lr=_usual_lr(config, bert),
+            samples_per_epoch=train.samples_per_epoch(0),
+            text=counts,
+            masked=masked,
+            unknown_id=None if isinstance(bert, ElmoConfig) else shards.special_ids.get("unk"),
+        )
+        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
+        before = [line for line in history if line.step <= trainer.step]
+        trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
-    history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
-    trainer.monitors.doctor = PlateauDoctor(_facts(assembled, unigram, most_frequent, masked), history)
-    tracking = config if world.is_main else replace(config, track=())
-    logged = logged_lines(tracking, config.out)
+    flags = config if world.is_main else replace(config, track=())
+    logged = logged_lines(flags, config.out)
     try:
         with (
             kernels_of_run(config.out, device, reporter.on_message),
             gpu.out_of_memory(_cures(trainer)),
-            tracked(tracking, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+            tracked(flags, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
         ):
             trainer.report_to(hooks)
             validation = trainer.run()
@@ -382,10 +396,26 @@ def _train(
         return _result(run, validation, unigram, bert)
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
+    card = pretraining_card(
+        config,
+        bert.to_dict(),
+        read_metrics(config.out / "metrics.jsonl") or [validation],
+        TextFacts(
+            tokens=shards.num_tokens,
+            documents=shards.num_documents,
+            vocab_size=shards.vocab_size,
+            fingerprint=str(run.data),
+        ),
+        unigram=unigram,
+        device=device,
+        parameters=model.num_parameters(),
+        judged=_judged(run, validation, unigram, bert),
+    )
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)
             save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
+            write_card(folder, card, loss_curve)
             sync_tree(folder)
     sync(config.out)
     run.finished = {
@@ -396,33 +426,6 @@ def _train(
     run.write()
     world.wait("finished")
     return _result(run, validation, unigram, bert)
-
-
-def _facts(assembled: Assembled, unigram: float, most_frequent: float, masked: NDArray[np.int64]) -> RunFacts:
-    """Return what of a run can explain a plateau."""
-    config, bert, budget = assembled.trainer.config, assembled.bert, assembled.budget
-    assert config.batch_size is not None
-    assert config.lr is not None
-    steps = budget.steps if budget.seconds is None else None
-    per_epoch = assembled.batches.steps_per_epoch()
-    unk = assembled.batches.train.shards.special_ids["unk"]
-    unknown = assembled.counts[unk] if unk < len(assembled.counts) else 0
-    return RunFacts(
-        unigram=unigram,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        usual_lr=defaults.learning_rate(bert.hidden_size),
-        max_length=config.longest,
-        steps=steps,
-        warmup=config.warmup,
-        structured=config.init == "structured",
-        can_be_structured=can_be_structured(bert),
-        mask_prob=None if config.objective in ("ltr", "bilm") else config.mask_prob,
-        epochs=None if steps is None else steps / per_epoch,
-        unknown_share=float(unknown / max(assembled.counts.sum(), 1)),
-        most_frequent_share=most_frequent,
-        validation_predictions=int(masked.sum()) or None,
-    )
 
 
 def _comparing(reporter: Reporter, reference: ReferenceCurve, unigram: float) -> Reporter:
@@ -445,11 +448,16 @@ def _cures(trainer: Trainer) -> list[str]:
     return cures
 
 
-def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, _usual_lr(run.config, model)
-    history = read_metrics(out / "metrics.jsonl") or [validation]
+def _judged(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> str:
+    """Return the verdict on a finished run."""
+    usual = _usual_lr(run.config, model)
+    history = read_metrics(run.config.out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
-    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+    return verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+
+
+def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
+    out, judged = run.config.out, _judged(run, validation, unigram, model)
     assert run.config.objective is not None
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from fastbert.errors import UserError
 from fastbert.packing import PackedBatch
-from fastbert.planning.flops import BatchStatistics, ModelFlops
+from fastbert.planning.flops import BatchStatistics
 from fastbert.training.device_step import StepStats
-from fastbert.training.meters import RunMeters, peak_flops
+from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, Window
 from fastbert.training.monitors import Monitors
 from fastbert.training.reporter import Reporter
@@ -85,10 +82,6 @@ class StepReports:
     meters: RunMeters
     monitors: Monitors
     refuse: Callable[[int, Totals, Sequence[PackedBatch]], None]
-    dtype: torch.dtype
-    processes: int = 1
-    flops: ModelFlops | None = None
-    """Counts the operations of a step, for metrics with `mfu`."""
     skips: bool = False
     """True if a non-finite gradient is an event that is counted, and no error."""
     scales: bool = False
@@ -99,6 +92,8 @@ class StepReports:
     steps: StepLog | None = None
     computed_seconds: float = 0.0
     """Seconds of training until the last step that was read."""
+    skipped: int = 0
+    """Steps that changed no weight."""
     skipped_in_a_row: int = 0
 
     def open(self, folder: Path, step: int, seconds: float) -> None:
@@ -141,11 +136,10 @@ class StepReports:
         finite = math.isfinite(step.norm)
         if not finite and not (self.skips or self.scales or step.omitted):
             self.refuse(step.number, losses, step.batches)
-        flops = self._flops(step.counts)
-        metrics = self._metrics("train", step, losses, step.tokens / seconds, flops, seconds)
+        self.meters.count(self._flops(step.counts))
+        metrics = self._metrics("train", step, losses, step.tokens / seconds)
         if finite:
             self.window.totals.add_totals(losses)
-            self.window.flops += flops or 0.0
             self.skipped_in_a_row = 0
         else:
             self._skip(step)
@@ -162,12 +156,12 @@ class StepReports:
 
     def _skip(self, step: Step) -> None:
         """Count a step that changed no weight. Raises `TrainingError` after `MOST_SKIPPED` of them in a row."""
-        self.meters.skip()
+        self.skipped += 1
         if step.omitted:
             return
         self.skipped_in_a_row += 1
         if not self.scales:
-            count = f"{self.meters.skipped_steps:,} so far"
+            count = f"{self.skipped:,} so far"
             self.reporter.on_message(f"step {step.number:,}: the gradient is not finite; it is skipped ({count})")
         if self.skipped_in_a_row >= MOST_SKIPPED:
             raise TrainingError(
@@ -182,26 +176,23 @@ class StepReports:
             return
         seconds = max(step.seconds - window.seconds, 1e-9)
         rate = (step.total_tokens - window.tokens) / seconds
-        line = self._metrics("train", step, window.totals, rate, window.flops or None, seconds)
+        norm = step.norm if math.isfinite(step.norm) else None
+        costs = self.meters.fields(seconds=seconds, gradient_norm=norm, skipped=self.skipped)
+        line = replace(self._metrics("train", step, window.totals, rate), **costs)
         if self.log is not None:
             self.log.append(line.record())
-        self.monitors.line(line, step.finished)
+        self.monitors.line()
 
     def validated(self, step: Step, totals: Totals, rate: float) -> Metrics:
         """Report a validation after `step`, with `rate` tokens per second; return its line."""
-        line = self._metrics("validation", step, totals, rate, None, 0.0)
+        line = self._metrics("validation", step, totals, rate)
         if self.log is not None:
             self.log.append(line.record())
         self.reporter.on_validation(line.record())
-        self.monitors.line(line, step.finished)
         return line
 
-    def _metrics(
-        self, split: str, step: Step, totals: Totals, rate: float, flops: float | None, seconds: float
-    ) -> Metrics:
+    def _metrics(self, split: str, step: Step, totals: Totals, rate: float) -> Metrics:
         """Return the means of `totals` as metrics of a step."""
-        norm = step.norm if split == "train" and math.isfinite(step.norm) else None
-        extras: dict[str, Any] = self.meters.fields(flops=flops, seconds=seconds, gradient_norm=norm)
         return Metrics(
             step=step.number,
             split=split,  # type: ignore[arg-type]
@@ -210,20 +201,17 @@ class StepReports:
             learning_rate=step.learning_rate,
             seconds=round(step.seconds, 3),
             **totals.read(),
-            **extras,
         )
 
-    def _flops(self, counts: StepCounts) -> float | None:
-        """Return the model FLOPs of a step; None while the device's peak is not worth measuring, or unknown."""
-        if self.flops is None:
-            return None
-        if self.meters.peak_flops is None and self.computed_seconds > PEAK_SECONDS:
-            peak = peak_flops(self.meters.device, self.dtype)
-            self.meters.peak_flops = (peak or 0.0) * self.processes
+    def _flops(self, counts: StepCounts) -> float:
+        """Return the model FLOPs of a step, 0 while a run is too short for measuring the device's peak, and where they
+        are unknown."""
+        if self.meters.model is None or self.computed_seconds < PEAK_SECONDS:
+            return 0.0
         statistics = BatchStatistics(
             sequences=counts.sequences,
             tokens=counts.tokens,
             squared_lengths=counts.pairs,
             predictions=counts.predictions,
         )
-        return self.flops.of(statistics)
+        return self.meters.model.of(statistics)
