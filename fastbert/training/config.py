@@ -13,6 +13,7 @@ from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, r
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training.averaging_flags import AveragingFlags
 from fastbert.training.loss_flags import LossFlags
+from fastbert.training.precision_flags import PrecisionFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
 from fastbert.training.schedule_flags import ScheduleFlags
 
@@ -177,7 +178,17 @@ class _Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig(
-    RunConfig, _Machine, _Output, _Teacher, AveragingFlags, LossFlags, ScheduleFlags, _Training, _Model, _Data
+    RunConfig,
+    PrecisionFlags,
+    _Machine,
+    _Output,
+    _Teacher,
+    AveragingFlags,
+    LossFlags,
+    ScheduleFlags,
+    _Training,
+    _Model,
+    _Data,
 ):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,

@@ -32,9 +32,9 @@ from fastbert.training.graphed import FilledBatch, GraphedStep, reason_not_captu
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
+from fastbert.training.precision import narrow_weights, restore_masters
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
-from fastbert.training.schedules import learning_rate_factor
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.stopping import Stopped, StopRequest
 
@@ -95,7 +95,7 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = pretraining_optimizer(model, config, self.lr)
+        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=narrow_weights(model, config))
         set_z_loss(model, config.z_loss)
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason = self.optimizer.flatten_if_faster(model, device, dtype)
@@ -230,6 +230,7 @@ class Trainer:
                 if save:
                     self.save()
         caching_allocator.release()
+        restore_masters(self.model, self.optimizer)
         averaged = self.averaging.finish()
         if averaged is not None:
             self.reporter.on_message(averaged)
@@ -315,14 +316,7 @@ class Trainer:
         """Return the learning rate of the next optimiser step: that of the middle of the step."""
         half_seconds = 0.5 * self.seconds / self.step if self.step else 0.0
         progress = self.budget.progress(self.step + 0.5, self.seconds + half_seconds)
-        flags = self.config
-        return self.lr * learning_rate_factor(
-            progress,
-            flags.warmup,
-            flags.schedule,
-            decay_fraction=flags.decay_fraction,
-            min_ratio=flags.min_lr_ratio,
-        )
+        return self.lr * self.config.rate_factor(progress)
 
     def _load(self, step: int) -> list[Any]:
         """Return a step's micro-batches: of type `FilledBatch` for CUDA graphs, else packed batches."""

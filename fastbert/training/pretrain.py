@@ -56,6 +56,7 @@ from fastbert.training.objectives import (
     with_objective,
 )
 from fastbert.training.plot import plot_runs
+from fastbert.training.precision import tf32_matmuls
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -112,10 +113,11 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
             return done
         config = run.config = with_objective(run.config)
         _check_inputs(config)
-        device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
+        device, dtype = choose_device(config.device, config.matmul_dtype, reporter.on_message)
         if config.overwrite:
             remove_run(config.out, (*RUN_FILES, *RUN_FOLDERS))
-        with deterministic_algorithms(config.deterministic):
+        tf32 = tf32_matmuls(config.tf32, device, reporter.on_message)
+        with deterministic_algorithms(config.deterministic), tf32:
             return _pretrain(run, device, dtype, reporter)
 
 
