@@ -39,13 +39,13 @@ from fastbert.training.monitors import Monitors
 from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.parallel import Replicas
+from fastbert.training.precision import narrow_weights, restore_masters
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.saving import Checkpoints
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import ScheduledStep, ScheduleLog
-from fastbert.training.schedules import learning_rate_factor
 from fastbert.training.snapshot import snapshot
 from fastbert.training.step_log import weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
@@ -97,7 +97,7 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = pretraining_optimizer(model, config, self.lr)
+        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=narrow_weights(model, config))
         set_z_loss(model, config.z_loss)
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
@@ -256,6 +256,7 @@ class Trainer:
                     self._roll_back(spike)
         caching_allocator.release()
         self.world.wait("saved")
+        restore_masters(self.model, self.optimizer)
         averaged = self.averaging.finish()
         if averaged is not None:
             self.reporter.on_message(averaged)
@@ -416,18 +417,7 @@ class Trainer:
         if self.schedule is not None:
             self.schedule.append(number, progress)
         spec = self.data.spec(number, cursor, progress)
-        return replace(spec, learning_rate=self.lr * self._rate(spec.progress))
-
-    def _rate(self, progress: float) -> float:
-        """Return the learning rate at the finished fraction of the run, as a fraction of the peak."""
-        flags = self.config
-        return learning_rate_factor(
-            progress,
-            flags.warmup,
-            flags.schedule,
-            decay_fraction=flags.decay_fraction,
-            min_ratio=flags.min_lr_ratio,
-        )
+        return replace(spec, learning_rate=self.lr * self.config.rate_factor(spec.progress))
 
     def _validated(self) -> Metrics | None:
         """Return the validation of the current step if an earlier start of the run has written it."""

@@ -67,6 +67,7 @@ from fastbert.training.objectives import (
     with_objective,
 )
 from fastbert.training.plot import plot_runs
+from fastbert.training.precision import tf32_matmuls
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -161,7 +162,7 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
             return {"finished": True, **run.to_dict()}
         run.config = with_objective(run.config)
         _check_inputs(run.config)
-        choose_device(run.config.device, run.config.dtype, lambda message: None)
+        choose_device(run.config.device, run.config.matmul_dtype, lambda message: None)
         if run.config.overwrite:
             remove_run(run.config.out, (*RUN_FILES, *RUN_FOLDERS))
         inputs = _prepare(run, reporter)
@@ -173,7 +174,7 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         result = _result_of(run)
         assert result is not None
         return result
-    device, dtype = choose_device(run.config.device, run.config.dtype, reporter.on_message)
+    device, dtype = choose_device(run.config.device, run.config.matmul_dtype, reporter.on_message)
     if run.config.batch_tokens is not None and run.config.batch_tokens < world.size * run.config.longest:
         raise UserError(
             f"--batch-tokens {run.config.batch_tokens} is less than one sequence of {run.config.longest} tokens per"
@@ -186,7 +187,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         )
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
-    with deterministic_algorithms(run.config.deterministic):
+    tf32 = tf32_matmuls(run.config.tf32, device, reporter.on_message)
+    with deterministic_algorithms(run.config.deterministic), tf32:
         inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
 
