@@ -152,16 +152,18 @@ def find_generator(config: PretrainConfig) -> Path | None:
     return generator if source.name == MODEL and (generator / "config.json").is_file() else None
 
 
-def generator_size_of_folder(config: PretrainConfig) -> float | None:
-    """Return --generator-size, by default such that the generator beside the discriminator of --init fits."""
-    folder = find_generator(config)
-    if config.generator_size is not None or folder is None:
+def generator_size_of_folder(config: PretrainConfig) -> float:
+    """Return --generator-size, by default that of the generator beside the discriminator of --init."""
+    if config.generator_size is not None:
         return config.generator_size
+    folder = find_generator(config)
+    if folder is None:
+        return GENERATOR_SIZE
     model, generator = read_initial_config(config), registry.read_config(folder)
     assert isinstance(model, ElectraConfig)
     fraction = generator.hidden_size / model.hidden_size
     fits = 0 < fraction <= 1 and _same_shape(generator_config(model, fraction), generator)
-    return fraction if fits else None
+    return fraction if fits else GENERATOR_SIZE
 
 
 def _same_shape(config: BertConfig, other: BertConfig) -> bool:
@@ -178,16 +180,17 @@ def load_initial(model: Any, config: PretrainConfig, tokenizer: Tokenizer, repor
     extension = vocabulary_extension(config, tokenizer)
     source = config.find_initial()
     base = read_initial_config(config)
-    report(f"--init {config.initial_folder}: continuing a {base.model_type} of {base.num_hidden_layers} layers")
+    drops = "" if config.dropout is not None else f", with its own dropout of {base.hidden_dropout_prob:g}"
+    report(f"--init {config.initial_folder}: continuing a {base.model_type} of {base.num_hidden_layers} layers{drops}")
     if isinstance(model, GeneratorAndDiscriminator):
         generator = find_generator(config)
         if generator is not None and _same_shape(registry.read_config(generator), model.generator.config):
             # Before the discriminator, whose embeddings both have.
             _load(model.generator, generator, registry.read_config(generator), config, extension, report)
         else:
-            size = GENERATOR_SIZE if config.generator_size is None else config.generator_size
             report(
-                f"--init {config.initial_folder}: no generator beside it fits; a new one of {size:g} times its width"
+                f"--init {config.initial_folder}: no generator beside it fits; a new one of {config.generator_size:g}"
+                " times its width"
             )
         _load(model.discriminator, source, base, config, extension, report)
         return
