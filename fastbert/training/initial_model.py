@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -13,6 +13,7 @@ from fastbert.checkpoints.source import GENERATOR, MODEL, config_folder
 from fastbert.checkpoints.tokenizer_files import holds_tokenizer
 from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
+from fastbert.io.untrusted_input import read_json_file
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.electra.config import ElectraConfig, generator_config
@@ -130,10 +131,12 @@ def vocabulary_extension(config: PretrainConfig, tokenizer: Tokenizer) -> Extens
 
 
 def objective_of_folder(config: PretrainConfig) -> Objective:
-    """Return the objective that --objective leaves open: the one whose head the folder of --init has; that of the
-    architecture for a folder with the encoder alone or a head for a task, but masked LM alone for a BERT without
-    next-sentence prediction."""
+    """Return the objective that --objective leaves open: that of the run whose model --init is, else the one whose head
+    the folder has; that of the architecture for a folder with the encoder alone or a head for a task, but masked LM
+    alone for a BERT without next-sentence prediction."""
     model = read_initial_config(config)
+    if (objective := _objective_of_run(config.find_initial())) is not None:
+        return objective
     if model.is_decoder and "is_decoder" not in model.constants:
         return "ltr"
     names = loading.find_weights(config.find_initial()).tensors
@@ -143,6 +146,17 @@ def objective_of_folder(config: PretrainConfig) -> Objective:
     if default in ("mlm", "mlm+nsp"):
         return "mlm+nsp" if any(name.startswith("cls.seq_relationship.") for name in names) else "mlm"
     return default
+
+
+def _objective_of_run(source: Path) -> Objective | None:
+    """Return the objective of the run of pre-training that wrote a model, None for other folders."""
+    record = source.parent / "config.json"
+    if source.name != MODEL or not record.is_file():
+        return None
+    values = read_json_file(record)
+    flags = values.get("run") if isinstance(values, dict) else None
+    name = flags.get("objective") if isinstance(flags, dict) else None
+    return next((objective for objective in get_args(Objective) if objective == name), None)
 
 
 def find_generator(config: PretrainConfig) -> Path | None:

@@ -55,6 +55,7 @@ def test_a_run_continues_from_the_folder_of_another_one(config: PretrainConfig) 
     assert len(stored["initial"]) == 64
     assert any("continuing a bert of 2 layers" in line for line in messages)
     assert not any("new weights" in line or "left out" in line for line in messages)
+    assert stored["run"]["objective"] == "mlm+nsp"
     # The defaults of trained weights are not those of new ones.
     third = continued(config, config.out / "model", "third", steps=2, batch_size=None, micro_batch=None)
     pretrain(third)
