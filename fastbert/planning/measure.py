@@ -136,15 +136,17 @@ class _Trial:
         """Take a step; return the seconds of both passes, and of the update."""
         self._wait()
         started = clock()
-        with self.optimizer.copies(), autocast(self.device, self.dtype):
-            loss = micro_batch_loss(self.model(batch), *weights)
         with self.optimizer.copies():
+            with autocast(self.device, self.dtype):
+                loss = micro_batch_loss(self.model(batch), *weights)
             loss.backward()
         self._wait()
         passed = clock()
         self.optimizer.clip_gradients(1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        flat = self.optimizer.flat is not None
+        self.optimizer.step(clear=flat)
+        if not flat:
+            self.optimizer.zero_grad(set_to_none=True)
         self._wait()
         return passed - started, clock() - passed
 

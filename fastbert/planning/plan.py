@@ -6,6 +6,8 @@ Everything is arithmetic on the flags, but the time where steps are measured and
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +17,7 @@ from fastbert.errors import UserError
 from fastbert.planning import peak
 from fastbert.planning.batches import batch_of_shards, planned_batch
 from fastbert.planning.communication import NETWORK, Communication, communication
-from fastbert.planning.flags import PlanFlags
+from fastbert.planning.flags import DEFAULT_GPU, PlanFlags
 from fastbert.planning.flops import OPTIMIZER_FLOPS, BatchStatistics, StepFlops, parts, step_flops
 from fastbert.planning.memory import FP32, STATE_BYTES, MemoryPlan, Setup, memory
 from fastbert.planning.parameters import PartParameters, parameters, total
@@ -162,8 +164,8 @@ def _with_vocabulary(config: Any, flags: PlanFlags) -> Any:
     return replace(config, **changes)
 
 
-def make_plan(flags: PlanFlags) -> Plan:
-    """Return the plan of a run.
+def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counter) -> Plan:
+    """Return the plan of a run; `clock` times the steps that are measured.
 
     Raises `UserError` for a model that cannot have the objective or the length, and for a micro-batch that does not fit
     the memory.
@@ -172,7 +174,7 @@ def make_plan(flags: PlanFlags) -> Plan:
     shape = model_shape(config, objective, flags.generator_size)
     one, corpus_tokens = _batch_of_one(flags, objective)
     device: Literal["cpu", "cuda"] = "cpu" if flags.plans_cpu else "cuda"
-    gpu = None if flags.plans_cpu else peak.gpu(flags.gpu)
+    gpu = None if flags.plans_cpu else flags.gpu_kind
     dtype = _cpu_dtype(flags) if gpu is None else flags.matmul_dtype
     limit = _memory_limit(flags, gpu)
     per_device = math.ceil(flags.batch_size / flags.devices)
@@ -199,7 +201,7 @@ def make_plan(flags: PlanFlags) -> Plan:
         )
     micro_batches = math.ceil(per_device / micro_batch)
     batch = one * flags.batch_size
-    measured = _measured(flags, config, objective, one * micro_batch, dtype) if flags.measures else None
+    measured = _measured(flags, config, objective, one * micro_batch, dtype, clock) if flags.measures else None
     if measured is not None and measured.framework is not None and gpu is None:
         used = memory(shape, one * micro_batch, setup, baseline=measured.framework)
     flops = step_flops(parts(shape, flags.checkpointing), batch)
@@ -345,7 +347,14 @@ def _cures(setup: Setup, flags: PlanFlags) -> str:
     return f"; use {' or '.join(cures)}" if cures else ""
 
 
-def _measured(flags: PlanFlags, config: Any, objective: str, micro_batch: BatchStatistics, dtype: str) -> MeasuredSteps:
+def _measured(
+    flags: PlanFlags,
+    config: Any,
+    objective: str,
+    micro_batch: BatchStatistics,
+    dtype: str,
+    clock: Callable[[], float],
+) -> MeasuredSteps:
     """Measure steps here. Raises `UserError` where this machine has no such device."""
     import torch
 
@@ -359,11 +368,13 @@ def _measured(flags: PlanFlags, config: Any, objective: str, micro_batch: BatchS
             )
         name = torch.cuda.get_device_name(device)
         here = peak.gpu_of_device(name)
-        if here is not peak.gpu(flags.gpu):
-            raise UserError(f"--gpu {flags.gpu}: this machine has a {name}; name that one, or give --utilisation")
+        if here is not flags.gpu_kind:
+            raise UserError(
+                f"--gpu {flags.gpu or DEFAULT_GPU}: this machine has a {name}; name that one, or give --utilisation"
+            )
     return measure_steps(
         config, objective, micro_batch, device=device, dtype=dtype,  # type: ignore[arg-type]
-        checkpointing=flags.checkpointing, generator_size=flags.generator_size,
+        checkpointing=flags.checkpointing, generator_size=flags.generator_size, clock=clock,
     )  # fmt: skip
 
 
