@@ -16,7 +16,9 @@ from fastbert.cli.checks import (
     named,
 )
 from fastbert.cli.training_view import shown
-from fastbert.data.shards import IndexReader
+from fastbert.data.streamed_shards import open_index
+from fastbert.distributed.environment import is_main_process
+from fastbert.io.locations import is_remote, local_path
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
@@ -48,12 +50,16 @@ def check(config: Config) -> None:
         check_corpus(config)
     if config.model.endswith(".json"):
         check_file("--model", config.model)
-    check_folder("--data", config.data)
     if config.data is not None:
+        if not is_remote(config.data):
+            check_folder("--data", local_path(config.data))
         with named("--data"):
-            IndexReader(config.data)
+            open_index(config.data)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
+    if config.initial_folder is not None:
+        config.find_initial()
+        check_model("--init", config.initial_folder)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -62,6 +68,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     with shown("pretrain", config.out, quiet) as reporter:
         result = pretrain(config, reporter)
+    if not is_main_process():
+        return 0
     validation = result.validation
     lines = [
         f"validation: {result.title} loss {validation.mlm_loss:.3f} nats (word frequencies alone:"

@@ -30,6 +30,8 @@ from fastbert.training.device_step import HostCopy
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
+from fastbert.training.saving import Checkpoints
+from fastbert.training.snapshot import snapshot
 from fastbert.training.stopping import Stopped, StopRequest
 
 Scores = dict[str, dict[str, float]]
@@ -181,7 +183,7 @@ class Fit:
         self.launches = setting.device.type != "cpu"
         self._skip = torch.zeros((), dtype=torch.float32, device=setting.device)
         self.progress = Progress()
-        self.checkpoints = checkpoint.Checkpoints(setting.folder, KEEP)
+        self.checkpoints = Checkpoints(setting.folder, KEEP, background=config.async_save)
         self.named: dict[str, int] = {}  # checkpoint -> its best step
         self.hashes: tuple[int, dict[str, str]] = (0, {})  # the best step, and the SHA-256 of its files
         if config.checkpoint_activations:
@@ -223,10 +225,9 @@ class Fit:
         }
         self._keep_best()
 
-    def save(self) -> Path:
-        """Write a checkpoint of the current step; return its folder."""
+    def save(self, *, behind: bool = False) -> Path:
+        """Save a checkpoint of the current step, `behind` the next ones if --async-save says so; return its folder."""
         setting, step = self.setting, self.progress.best_step
-        setting.log.sync()
         if step and self.hashes[0] != step:
             best = best_folder(setting.folder, step)
             sync_tree(best)
@@ -238,9 +239,9 @@ class Fit:
             "best": self.hashes[1],
             "configuration": dict(setting.configuration),
             "scaler": self.scaler.state_dict(),
-            "torch": torch.__version__,
         }
-        saved = self.checkpoints.save(self.model, self.optimizer, state)
+        save = self.checkpoints.save_async if behind else self.checkpoints.save
+        saved = save(snapshot(self.model, self.optimizer), state, [setting.log.sync])
         self.named[saved.name] = step
         self._keep_best()
         return saved
@@ -261,7 +262,7 @@ class Fit:
                 recipe.freeze(self.model, recipe.unfrozen(stage, layers))
             last_stage = stage
             started = time.perf_counter()
-            rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
+            rate = self.trial.lr * recipe.factor_of(config, now.step, self.total)
             numbers, tokens = self._step(epoch, units, rate)
             if pending is not None and self.launches:
                 self._report(*pending)  # the previous step, while the device computes this one
@@ -282,7 +283,7 @@ class Fit:
             if self.stop.number is not None:
                 raise Stopped(self.stop.number, self.save())
             if saving:
-                self.save()
+                self.save(behind=True)
         if setting.evaluate is None:
             self._save_best()
         return now

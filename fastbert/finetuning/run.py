@@ -338,7 +338,8 @@ class _Run:
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
+        with fit.checkpoints:
+            return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     def _evaluate(self, model: Any) -> Scores:
         self.newest_predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.log import logger
-from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
+from fastbert.io.untrusted_input import UntrustedFile, require_regular_file, shown
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.training.checkpoint import require
@@ -71,6 +71,8 @@ class Totals:
     """Sums of a discriminator of replaced tokens."""
     EXTRAS = (FORWARD, *DETECTED)
     """Sums that only some models have."""
+    NUMBERS = len(NAMES) + 1 + 2 * len(EXTRAS)
+    """Length of `numbers`."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
@@ -90,6 +92,32 @@ class Totals:
             if extra is not None:
                 extra = extra.detach().double()
                 self.extras[name] = self.extras[name] + extra if name in self.extras else extra
+
+    def add_totals(self, other: Totals) -> None:
+        """Add other sums."""
+        if other.sums is not None:
+            sums = [value.detach().cpu() for value in other.sums]
+            self.sums = sums if self.sums is None else [a + b for a, b in zip(self.sums, sums)]
+        self.has_pairs = self.has_pairs or other.has_pairs
+        for name, value in other.extras.items():
+            value = value.detach().cpu()
+            self.extras[name] = self.extras[name] + value if name in self.extras else value
+
+    def numbers(self) -> Tensor:
+        """Return the sums, and which of them there are, as numbers that can be summed over processes: fp64 on the host,
+        (NUMBERS,)."""
+        sums = [0.0] * len(self.NAMES) if self.sums is None else [float(value) for value in self.sums]
+        extras = [(float(self.extras.get(name, 0.0)), float(name in self.extras)) for name in self.EXTRAS]
+        values = [*sums, float(self.has_pairs), *(number for pair in extras for number in pair)]
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+    def set_numbers(self, numbers: Tensor) -> None:
+        """Take over the sums of several processes, fp64 (NUMBERS,)."""
+        values = numbers.clone()
+        count = len(self.NAMES)
+        self.sums, self.has_pairs = list(values[:count].unbind()), bool(values[count])
+        rest = values[count + 1 :].view(-1, 2)
+        self.extras = {name: value for name, (value, present) in zip(self.EXTRAS, rest, strict=True) if present}
 
     def to_state(self) -> dict[str, Any]:
         """Return the exact sums as JSON can store them."""
@@ -256,11 +284,17 @@ class TrainerState:
     vocabulary: str
     data: str
     scaler: dict[str, Any]
+    samples: tuple[int, ...] | None
+    """Samples drawn per phase; None in checkpoints of runs that had as many in each step."""
+    skipped: int
+    """Steps that changed no weight."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> TrainerState:
         """Read the state that `Trainer.save` wrote. Raises `CheckpointError`."""
-        window = require(state, "window", dict)
+        window, samples = require(state, "window", dict), state.get("samples")
+        if samples is not None and not (isinstance(samples, list) and all(type(count) is int for count in samples)):
+            raise CheckpointError(f"the numbers of samples drawn are {shown(samples)}")
         return cls(
             step=require(state, "step", int),
             tokens=require(state, "tokens", int),
@@ -269,4 +303,6 @@ class TrainerState:
             vocabulary=require(state, "vocabulary", str),
             data=require(state, "data", str),
             scaler=require(state, "scaler", dict),
+            samples=None if samples is None else tuple(samples),
+            skipped=require({"skipped": 0, **state}, "skipped", int),
         )

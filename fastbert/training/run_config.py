@@ -11,22 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
-from fastbert.flags import MACHINE, OUTPUT, TRAINING, DeviceFlags, flag, rare
+from fastbert.flags import MACHINE, OUTPUT, DeviceFlags, flag, rare
+from fastbert.training.optimizer_flags import OptimizerFlags
 
 DISTILLATION = "Distillation"
 """The title of the flags for a teacher."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerFlags:
-    """The optimiser of all runs."""
-
-    GROUP: ClassVar = TRAINING
-
-    weight_decay: float = rare(0.01)
-    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
-    max_grad_norm: float = rare(1.0)
-    """Norm that gradients are clipped to."""
 
 
 @dataclass(frozen=True, kw_only=True)
