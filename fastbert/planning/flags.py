@@ -11,8 +11,9 @@ from fastbert.config import PRESETS
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare
 from fastbert.planning import peak
+from fastbert.training.config import Objective
+from fastbert.training.optimizer_flags import OptimizerName
 
-Optimizer = Literal["adamw", "stableadamw", "lamb"]
 MOST_GPUS = 1 << 20
 MOST_TOKENS = 1e18
 MEASURED, DEFAULT_GPU = "measured", "h100"
@@ -29,7 +30,7 @@ class _Model:
     architecture: str | None = None
     """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
     (default: bert, or that of a config.json)."""
-    objective: Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"] | None = None
+    objective: Objective | None = None
     """Objective of pre-training (default: that of the architecture)."""
     generator_size: float | None = rare(None)
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
@@ -67,7 +68,7 @@ class _Training:
     """Optimiser steps, instead of --tokens."""
     batch_size: int = 256
     """Effective batch size: sequences per optimiser step, over all devices."""
-    optimizer: Optimizer = "adamw"
+    optimizer: OptimizerName = "adamw"
     """Optimiser: adamw, stableadamw or lamb."""
 
 

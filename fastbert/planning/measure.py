@@ -24,9 +24,11 @@ from fastbert.tasks.predicting import autocast
 from fastbert.training.batches import loss_weights, micro_batch_loss
 from fastbert.training.config import Objective
 from fastbert.training.objectives import pretraining_model
-from fastbert.training.optimizer import adamw
+from fastbert.training.optimizer_choice import pretraining_optimizer
+from fastbert.training.optimizer_flags import OptimizerFlags, OptimizerName
 
 WARMING_STEPS = 2
+LEARNING_RATE = 1e-5
 SECONDS = 5.0  # of measured steps of both models
 LEAST_STEPS, MOST_STEPS = 3, 40
 FIRST_ID = 5  # below are special tokens
@@ -79,6 +81,7 @@ def measure_steps(
     dtype: str,
     checkpointing: Checkpointing = "none",
     generator_size: float | None = None,
+    optimizer: OptimizerName = "adamw",
     seconds: float = SECONDS,
     clock: Clock = time.perf_counter,
 ) -> MeasuredSteps:
@@ -90,7 +93,9 @@ def measure_steps(
     batch = random_batch(micro_batch, objective, vocab)
     loss_scale = loss_weights([batch])
     trials = [
-        _Trial(replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing)
+        _Trial(
+            replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing, optimizer
+        )
         for count in dict.fromkeys(layers)
     ]
     batch = batch.to(device)
@@ -122,6 +127,7 @@ class _Trial:
         device: torch.device,
         dtype: str,
         checkpointing: Checkpointing,
+        optimizer: OptimizerName,
     ) -> None:
         self.device, self.dtype = device, DTYPES[dtype]
         self.model = pretraining_model(config, objective, generator_size).to(device).train()
@@ -129,7 +135,7 @@ class _Trial:
             words = [*(f"{index:x}word" for index in range(config.vocab_size - 2)), "[CLS]", "[SEP]"]
             self.model.set_vocabulary(words)
         self.model.checkpoint_activations(checkpointing)
-        self.optimizer = adamw(self.model, lr=1e-5, weight_decay=0.01)
+        self.optimizer = pretraining_optimizer(self.model, OptimizerFlags(optimizer=optimizer), LEARNING_RATE)
         self.optimizer.flatten_if_faster(self.model, device, self.dtype)
 
     def step(self, batch: PackedBatch, weights: tuple[float, float, float], clock: Clock) -> tuple[float, float]:

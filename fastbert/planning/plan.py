@@ -374,7 +374,7 @@ def _measured(
             )
     return measure_steps(
         config, objective, micro_batch, device=device, dtype=dtype,  # type: ignore[arg-type]
-        checkpointing=flags.checkpointing, generator_size=flags.generator_size, clock=clock,
+        checkpointing=flags.checkpointing, generator_size=flags.generator_size, optimizer=flags.optimizer, clock=clock,
     )  # fmt: skip
 
 
