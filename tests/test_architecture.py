@@ -28,7 +28,7 @@ FLOORS = (
     ("training", "finetuning", "distillation"),
     (
         "integrations", "serving", "experiments",
-        "planning.flags", "planning.measure", "planning.plan", "planning.report",
+        "planning.fitting", "planning.flags", "planning.measure", "planning.plan", "planning.report", "planning.times",
     ),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself

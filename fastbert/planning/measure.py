@@ -21,11 +21,11 @@ from fastbert.models.elmo.config import ElmoConfig
 from fastbert.packing import PackedBatch
 from fastbert.planning.flops import BatchStatistics, Checkpointing
 from fastbert.tasks.predicting import autocast
-from fastbert.training.batches import loss_weights, micro_batch_loss
 from fastbert.training.config import Objective
 from fastbert.training.objectives import pretraining_model
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.optimizer_flags import OptimizerFlags, OptimizerName
+from fastbert.training.step_loss import StepLoss
 
 WARMING_STEPS = 2
 LEARNING_RATE = 1e-5
@@ -91,7 +91,6 @@ def measure_steps(
     layers = layers_to_measure(config.num_hidden_layers)
     vocab = config.output_size if isinstance(config, ElmoConfig) else config.vocab_size
     batch = random_batch(micro_batch, objective, vocab)
-    loss_scale = loss_weights([batch])
     trials = [
         _Trial(
             replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing, optimizer
@@ -104,7 +103,7 @@ def measure_steps(
     while taken < WARMING_STEPS + LEAST_STEPS or (spent < seconds and taken < WARMING_STEPS + MOST_STEPS):
         for trial, measured in zip(trials, times, strict=True):
             started = time.perf_counter()
-            pair = trial.step(batch, loss_scale, clock)
+            pair = trial.step(batch, clock)
             if taken >= WARMING_STEPS:
                 measured.append(pair)
                 spent += time.perf_counter() - started
@@ -135,16 +134,18 @@ class _Trial:
             words = [*(f"{index:x}word" for index in range(config.vocab_size - 2)), "[CLS]", "[SEP]"]
             self.model.set_vocabulary(words)
         self.model.checkpoint_activations(checkpointing)
+        self.loss = StepLoss(self.model)
         self.optimizer = pretraining_optimizer(self.model, OptimizerFlags(optimizer=optimizer), LEARNING_RATE)
         self.optimizer.flatten_if_faster(self.model, device, self.dtype)
 
-    def step(self, batch: PackedBatch, weights: tuple[float, float, float], clock: Clock) -> tuple[float, float]:
+    def step(self, batch: PackedBatch, clock: Clock) -> tuple[float, float]:
         """Take a step; return the seconds of both passes, and of the update."""
+        (part,) = self.loss.parts([batch])
         self._wait()
         started = clock()
         with self.optimizer.copies():
             with autocast(self.device, self.dtype):
-                loss = micro_batch_loss(self.model(batch), *weights)
+                loss, _ = self.loss(batch, part)
             loss.backward()
         self._wait()
         passed = clock()
