@@ -134,6 +134,7 @@ class Trainer:
         self.omitted: set[int] = set()
         """Steps that change no weight, since their loss was a spike from which the run was rolled back."""
         self._last_progress = 0.0
+        self._agreements = 0
         self._repeats_schedule = True
         self.stop = StopRequest(self.reporter.on_message)
         if device.type == "cpu":
@@ -196,13 +197,20 @@ class Trainer:
         with self.meters.timed("checkpoint"):
             return save(snapshot(self.model, self.optimizer), state, flush)
 
+    def _unique(self, name: str) -> str:
+        """Return the name of an agreement of all processes that may be made more than once."""
+        self._agreements += 1
+        return f"{name}-{self._agreements}"
+
     def resume(self) -> int:
         """Continue from the newest whole checkpoint, whatever the number of processes that wrote it; return its step,
         0 if there is none."""
         loaded = self.checkpoints.load_last(TrainerState.of)
         step = 0 if loaded is None else loaded[1].step
         self.world.require_equal(
-            "checkpoint", {"checkpoint of step": step}, "--out must be on a file system that all machines share"
+            self._unique("checkpoint"),
+            {"checkpoint of step": step},
+            "--out must be on a file system that all machines share",
         )
         if loaded is None:
             return 0
@@ -219,7 +227,6 @@ class Trainer:
             )
         check_configuration(self.folder, self.configuration, last.folder, last.state, PretrainConfig.CHANGEABLE)
         checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
-        self.meters.restore(last.state.get("meters", {}))
         checkpoint.restore(last, self.model, self.optimizer)
         if self.graphs is not None:
             self.graphs.forget()
@@ -341,7 +348,7 @@ class Trainer:
         """Return to the last checkpoint before a spike, and leave the step out from now on. Raises `TrainingError`
         where there is no checkpoint."""
         self.checkpoints.wait()
-        self.world.wait(f"spike-{spike.step}-{len(self.omitted)}")
+        self.world.wait(self._unique("spike"))
         omitted = {*self.omitted, spike.step}
         self.reports.pending.clear()
         step = self.resume()
@@ -372,8 +379,9 @@ class Trainer:
         path = self.folder / SCHEDULE
         if self.world.is_main:
             self.schedule = ScheduleLog(path, self.step or None, replay=self._repeats_schedule)
-        name = f"schedule-{self.step}"
-        steps = self.world.shared(name, lambda: {str(line.step): line.progress for line in self._scheduled()})
+        steps = self.world.shared(
+            self._unique("schedule"), lambda: {str(line.step): line.progress for line in self._scheduled()}
+        )
         self.recorded = {int(step): progress for step, progress in steps.items()}
 
     def _scheduled(self) -> Iterable[ScheduledStep]:
