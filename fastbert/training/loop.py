@@ -47,7 +47,7 @@ from fastbert.training.saving import Checkpoints
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import ScheduledStep, ScheduleLog
 from fastbert.training.snapshot import snapshot
-from fastbert.training.step_log import weights_sum
+from fastbert.training.step_log import ExactStep, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.step_reports import SpikeError, Step, StepReports, TrainingError
 from fastbert.training.step_spec import Cursor, LoadedStep, StepCounts, StepSource, StepSpec
@@ -202,10 +202,10 @@ class Trainer:
         self._agreements += 1
         return f"{name}-{self._agreements}"
 
-    def resume(self) -> int:
-        """Continue from the newest whole checkpoint, whatever the number of processes that wrote it; return its step,
-        0 if there is none."""
-        loaded = self.checkpoints.load_last(TrainerState.of)
+    def resume(self, at_most: int | None = None) -> int:
+        """Continue from the newest whole checkpoint, of step `at_most` or before, whatever the number of processes that
+        wrote it; return its step, 0 if there is none."""
+        loaded = self.checkpoints.load_last(TrainerState.of, at_most)
         step = 0 if loaded is None else loaded[1].step
         self.world.require_equal(
             self._unique("checkpoint"),
@@ -351,7 +351,7 @@ class Trainer:
         self.world.wait(self._unique("spike"))
         omitted = {*self.omitted, spike.step}
         self.reports.pending.clear()
-        step = self.resume()
+        step = self.resume(spike.step - 1)
         if not step:
             raise TrainingError(
                 f"{spike}, and there is no checkpoint before it to return to; continue with --on-spike warn, or save"
@@ -371,6 +371,25 @@ class Trainer:
             if launch is None:
                 return self._train_step(loaded)
             return self._launch(launch, loaded), math.nan
+
+    def replayed(self, last: int) -> Iterator[ExactStep]:
+        """Take the steps up to `last` again, from the current one on; yield each as steps.jsonl has it. Nothing is
+        written."""
+        specs = self._specs()
+        while self.step < last:
+            loaded = self.load(next(specs))
+            if self.world.size > 1:
+                loaded = self._summed(loaded)
+            losses, norm = self.compute(loaded)
+            self.averaging.update(loaded.spec.number)
+            self._agree(losses)
+            if isinstance(losses, StepStats):
+                output, norm = losses.read()
+                losses = Totals()
+                losses.add(output)
+            self.step, self.cursor = loaded.spec.number, loaded.spec.after
+            self.tokens += round(loaded.counts.tokens)
+            yield ExactStep.of(self.step, losses.read()["loss"], norm, weights_sum(self.model))
 
     def _open_schedule(self) -> None:
         """Open schedule.jsonl of a run by the clock; the steps behind the checkpoint take their progress from it."""

@@ -369,7 +369,7 @@ def _train(
             samples_per_epoch=train.samples_per_epoch(0),
             text=counts,
             masked=masked,
-            unknown_id=None if isinstance(bert, ElmoConfig) else shards.special_ids.get("unk"),
+            unknown_id=None if isinstance(bert, ElmoConfig) else shards[0].special_ids.get("unk"),
         )
         history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
         before = [line for line in history if line.step <= trainer.step]
@@ -406,9 +406,9 @@ def _train(
         bert.to_dict(),
         read_metrics(config.out / "metrics.jsonl") or [validation],
         TextFacts(
-            tokens=shards.num_tokens,
-            documents=shards.num_documents,
-            vocab_size=shards.vocab_size,
+            tokens=sum(each.num_tokens for each in shards),
+            documents=sum(each.num_documents for each in shards),
+            vocab_size=shards[0].vocab_size,
             fingerprint=str(run.data),
         ),
         unigram=unigram,
