@@ -71,7 +71,7 @@ def pretraining(toy: Path, commands: Commands) -> Kind:
         "pretrain", "--corpus", str(toy / "corpus.txt"), "--text-format", "lines", "--model",
         str(toy / "model.json"), "--vocab-size", "60", "--steps", "12", "--batch-size", "8", "--micro-batch", "4",
         "--max-length", "32", "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "5",
-        "--eval-every", "4", "--eval-samples", "16", "--checkpoint-every", "3",
+        "--eval-every", "4", "--eval-samples", "16", "--checkpoint-every", "3", "--async-save", "on",
     ]  # fmt: skip
     return undisturbed(arguments, toy / "pretrain", commands)
 
@@ -84,7 +84,7 @@ def finetuning(toy: Path, commands: Commands) -> Kind:
     arguments = [
         "finetune", "--task", "classification", "--model", str(model), "--train", str(train), "--eval", str(dev),
         "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--lr", "1e-2", "--max-length", "32", "--dtype", "fp32",
-        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3",
+        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3", "--async-save", "on",
     ]  # fmt: skip
     return undisturbed(arguments, toy / "finetune", commands)
 
