@@ -23,9 +23,13 @@ FLOORS = (
     (
         "checkpoints.convert", "checkpoints.delta", "checkpoints.tokenizer_files", "checkpoints.pipeline_files",
         "graphs", "tasks", "embeddings", "reranking", "retrieval", "features", "vectors", "scoring",
+        "planning",
     ),
     ("training", "finetuning", "distillation"),
-    ("integrations", "serving", "experiments"),
+    (
+        "integrations", "serving", "experiments",
+        "planning.fitting", "planning.flags", "planning.measure", "planning.plan", "planning.report", "planning.times",
+    ),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
     ("benchmarks", "__main__", "cli.bench"),

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
 
 Value = TypeVar("Value")
-_FAILURE = "fastbert/failure"
+_FAILURE, _FIRST = "fastbert/failure", "fastbert/failure-of-first"
+SAME_ERROR_SECONDS = 1.0  # to wait for the same error in the first process
 _POLL_SECONDS, _LONGEST_POLL = 0.01, 0.5
 REASON_SECONDS = 5.0  # to wait for the reason of a process that has closed its connections
 # How gloo and NCCL describe a peer that is gone.
@@ -52,6 +54,8 @@ class World:
     store: Any = None
     host_group: Any = None
     """The gloo group for numbers of the host."""
+    ahead_group: Any = None
+    """A second one, for the thread that prepares batches."""
 
     @property
     def is_main(self) -> bool:
@@ -102,6 +106,12 @@ class World:
             dist.all_reduce(numbers, group=self.host_group)
         return numbers
 
+    def sum_ahead(self, numbers: Tensor) -> Tensor:
+        """Do as `sum`, in the thread that prepares batches."""
+        if self.size > 1:
+            dist.all_reduce(numbers, group=self.ahead_group)
+        return numbers
+
     def _wait_for(self, key: str) -> str:
         """Return the value of a key of the store once it is set. Raises `PeerFailure` if a process ends before."""
         pause = _POLL_SECONDS
@@ -130,13 +140,24 @@ class World:
             if _is_lost_connection(error):
                 failure = self._failure(cure)
                 raise failure from error
-            self._report(str(error) or type(error).__name__)
+            if self._report(str(error) or type(error).__name__):
+                error.silent = True  # type: ignore[attr-defined]
             raise
 
-    def _report(self, message: str) -> None:
-        """Store why this process ends, unless another one has done so."""
+    def _report(self, message: str) -> bool:
+        """Store why this process ends, unless another one has done so. Return True in a process whose error is that of
+        the first process too, which prints it."""
         with contextlib.suppress(RuntimeError):
             self.store.compare_set(_FAILURE, "", json.dumps({"rank": self.rank, "reason": message}))
+            if self.is_main:
+                self.store.set(_FIRST, message)
+                return False
+            deadline = time.monotonic() + SAME_ERROR_SECONDS
+            while time.monotonic() < deadline:
+                if self.store.check([_FIRST]):
+                    return bool(self.store.get(_FIRST).decode() == message)
+                time.sleep(_POLL_SECONDS)
+        return False
 
     def _failure(self, cure: str = "") -> PeerFailure:
         """Return the error for the process that has ended first; waits for its reason for a few seconds."""
@@ -162,11 +183,6 @@ def _is_lost_connection(error: Exception) -> bool:
         return True
     text = str(error).lower()
     return any(sign in text for sign in _SIGNS)
-
-
-def is_launched() -> bool:
-    """Return True if torchrun started this process as one of several."""
-    return os.environ.get("WORLD_SIZE", "1") not in ("", "1") and "RANK" in os.environ
 
 
 @contextlib.contextmanager
@@ -210,7 +226,8 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
             " torchrun, on machines whose --rdzv-endpoint is open"
         ) from error
     try:
-        yield World(rank, size, local_rank, dist.PrefixStore("run", store), dist.new_group(backend="gloo"))
+        groups = [dist.new_group(backend="gloo") for _ in range(2)]
+        yield World(rank, size, local_rank, dist.PrefixStore("run", store), *groups)
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

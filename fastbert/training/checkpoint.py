@@ -126,6 +126,11 @@ def find(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=step_of)
 
 
+def has_checkpoints(run: Path) -> bool:
+    """Return whether a run has a checkpoint, from which its weights come."""
+    return bool(find(run / "checkpoints"))
+
+
 def step_of(folder: Path) -> int:
     """Return the step of a checkpoint folder by its name."""
     return int(folder.name.removeprefix("step-"))
@@ -227,9 +232,11 @@ def last_state(
     return _newest(root, read)
 
 
-def load_newest(root: Path, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State] | None:
+def load_newest(
+    root: Path, read_state: Callable[[dict[str, Any]], State], at_most: int | None = None
+) -> tuple[Checkpoint, State] | None:
     """Load the newest whole checkpoint whose state `read_state` accepts, and what it returns; see `load_last`."""
-    return _newest(root, lambda folder: _read(folder, read_state))
+    return _newest(root, lambda folder: _read(folder, read_state), at_most)
 
 
 def _read(folder: Path, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State]:
@@ -254,10 +261,12 @@ def latest(root: Path) -> Path | None:
     return root / name if _FOLDER.fullmatch(name) and (root / name).is_dir() else None
 
 
-def _newest(root: Path, read: Callable[[Path], State]) -> State | None:
-    """Return `read` of the newest checkpoint that it does not refuse."""
+def _newest(root: Path, read: Callable[[Path], State], at_most: int | None = None) -> State | None:
+    """Return `read` of the newest checkpoint, of step `at_most` or before, that it does not refuse."""
     refused: list[CheckpointError] = []
     for folder in reversed(find(root)):
+        if at_most is not None and step_of(folder) > at_most:
+            continue
         try:
             return read(folder)
         except CheckpointError as error:

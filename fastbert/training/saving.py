@@ -79,7 +79,7 @@ class Checkpoints:
         read-only disk; earlier checkpoints stay whole.
         """
         self.wait()
-        final = self._folder(state)
+        final = self.folder(state["step"])
         self._save(final, snapshot, state_text(state), tuple(flush))
         self._lacked_space = False
         return final
@@ -95,7 +95,7 @@ class Checkpoints:
         save. The first of several saves in a row that lack disk space is reported, and the run continues.
         """
         self.wait()
-        final, text, calls = self._folder(state), state_text(state), tuple(flush)
+        final, text, calls = self.folder(state["step"]), state_text(state), tuple(flush)
         if not self._in_background(snapshot, owned=owned):
             self._tolerate(lambda: self._save(final, snapshot, text, calls))
             return final
@@ -145,10 +145,13 @@ class Checkpoints:
             if not isinstance(failed, Cancelled):
                 logger.warning("%s", failed)
 
-    def load_last(self, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State] | None:
-        """Load the newest whole checkpoint, and its state as `read_state` returns it; see `checkpoint.load_last`."""
+    def load_last(
+        self, read_state: Callable[[dict[str, Any]], State], at_most: int | None = None
+    ) -> tuple[Checkpoint, State] | None:
+        """Load the newest whole checkpoint, of step `at_most` or before, and its state as `read_state` returns it; see
+        `checkpoint.load_last`."""
         self.wait()
-        loaded = checkpoint.load_newest(self.root, read_state)
+        loaded = checkpoint.load_newest(self.root, read_state, at_most)
         if loaded is not None:
             self._whole[loaded[0].folder.name] = _file_stats(loaded[0].folder)
         return loaded
@@ -157,14 +160,15 @@ class Checkpoints:
         """Return True if the checkpoint of a step is kept for ever."""
         return self.keep_every is not None and step % self.keep_every == 0
 
+    def folder(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
+        return self.root / f"step-{step:08d}"
+
     def names(self) -> list[str]:
         """Return the names of the checkpoints, oldest first, that in flight included."""
         in_flight = [] if self._in_flight is None else [self._in_flight.name]
         names = {folder.name: folder for folder in find(self.root)}
         return sorted({*names, *in_flight}, key=lambda name: step_of(self.root / name))
-
-    def _folder(self, state: Mapping[str, Any]) -> Path:
-        return self.root / f"step-{state['step']:08d}"
 
     def _in_background(self, snapshot: Snapshot, *, owned: bool) -> bool:
         if self.background != "auto":
