@@ -37,9 +37,9 @@ from fastbert.training.saving import Checkpoints
 from fastbert.training.snapshot import Snapshot, snapshot
 
 INTERVAL_SECONDS = 300.0
-SEQUENCES, LENGTH = {"base": 8}, 128
-DEFAULT_SEQUENCES = 32
-BASELINE_STEPS = 6
+SEQUENCES, LENGTH = {"base": 2}, 128
+DEFAULT_SEQUENCES = 8
+BASELINE_STEPS = 4
 
 
 class Training:

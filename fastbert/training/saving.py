@@ -96,10 +96,10 @@ class Checkpoints:
         """
         self.wait()
         final, text, calls = self.folder(state["step"]), state_text(state), tuple(flush)
-        if not self._in_background(snapshot, owned=owned):
+        copy = self._copy(snapshot, owned=owned) if self._in_background(snapshot, owned=owned) else None
+        if copy is None:
             self._tolerate(lambda: self._save(final, snapshot, text, calls))
             return final
-        copy = snapshot if owned else self._buffers.copy(snapshot)
 
         cancelled = threading.Event()
 
@@ -179,6 +179,15 @@ class Checkpoints:
             return True
         available = available_memory()
         return available is None or available >= 2 * snapshot.nbytes
+
+    def _copy(self, snapshot: Snapshot, *, owned: bool) -> Snapshot | None:
+        """Return a copy of a snapshot that is not owned; None, from now on, where there is no memory for it."""
+        try:
+            return snapshot if owned else self._buffers.copy(snapshot)
+        except MemoryError as error:
+            self.background = "off"
+            logger.warning("no memory for a copy of the checkpoint (%s): steps wait until it is written", error)
+            return None
 
     def _tolerate(self, save: Callable[[], None]) -> None:
         """Save; report the first of several failures in a row for lack of space, and raise others."""

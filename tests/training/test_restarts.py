@@ -156,7 +156,8 @@ def test_ends_between_any_two_operations_on_the_disk(
 ) -> None:
     slow = request.config.option.slow
     points = list(range(1, 200)) if slow else sorted(random.Random(seed).sample(range(1, 100), 2))
-    assert end_at(kind, commands, tmp_path, points, error) >= len(points) // 3
+    least = 6 if error else 3  # a run goes on after the first save that finds no space
+    assert end_at(kind, commands, tmp_path, points, error) >= len(points) // least
 
 
 def test_two_sigterms_save_once(kind: Kind, commands: Commands, tmp_path: Path) -> None:
