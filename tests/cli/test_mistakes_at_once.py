@@ -82,6 +82,8 @@ MISTAKES = {
     "plot run --html nope/page.html": "--html nope/page.html: no such folder nope",
     "plot run --html page.html --compare mini": "--compare mini: is drawn in the image; add --out",
     "pretrain --corpus text.txt --track tensorboad": "--track tensorboad: choose one of tensorboard, wandb, mlflow",
+    "pretrain --corpus text.txt --keep-every 0": "--keep-every 0 must be at least 1",
+    "pretrain --corpus text.txt --async-save maybe": "--async-save maybe: choose one of auto, on, off",
     "pretrain --corpus text.txt --profile-steps 0": "--profile-steps 0 must be from 1 to 100",
     "pretrain --corpus text.txt --track-dir text.txt": "--track-dir text.txt: is a file; give a folder",
     "finetune --model model": "--task is missing: classification, multilabel, regression, ",
