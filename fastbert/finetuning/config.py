@@ -13,7 +13,9 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.tasks.settings import Columns, TaskSettings
+from fastbert.training import tracking_flags
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.saving_flags import AsyncSaveFlags
 from fastbert.training.schedule_flags import DecayFlags
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
@@ -166,11 +168,16 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, DecayFlags, _Training, _Model, _Data):
+class FinetuneConfig(
+    RunConfig, _Machine, AsyncSaveFlags, _Output, TaskFlags, _Teacher, DecayFlags, _Training, _Model, _Data
+):
     """Fine-tune a pre-trained encoder on a task. --out gets scores, learning curves, predictions and the model that is
     best on the first --eval file."""
 
-    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+    CHANGEABLE: ClassVar = (
+        frozenset(["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"])
+        | tracking_flags.CHANGEABLE
+    )
 
     def __post_init__(self) -> None:
         self.check_groups()
