@@ -146,7 +146,7 @@ def test_refusals_of_a_start(config: PretrainConfig, folders: tuple[str, str], t
         pretrain(replace(config, batch_tokens=512))
     (tmp_path / "other.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     other = prepare([["a a a a"] * 4] * 8, load_tokenizer(tmp_path / "other.txt"), tmp_path / "other").folder
-    with pytest.raises(UserError, match="other: was tokenized with a different vocabulary than .*large"):
+    with pytest.raises(UserError, match=r"other: was tokenized with a different vocabulary than .*large"):
         pretrain(replace(config, corpus=(), data=(folders[0], str(other))))
 
 
