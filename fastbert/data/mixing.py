@@ -182,7 +182,7 @@ class MixedData:
     def read_ahead(self, counters: Sequence[int] | range) -> None:
         """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
 
-        Samples of epochs that are not planned yet are left out.
+        Samples of epochs that are not planned yet are left out. Raises UserError for a negative counter.
         """
         planned = [counter for counter in counters if self.locate(int(counter))[0] in self._drawn]
         source, counter = self._located(planned)

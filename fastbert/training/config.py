@@ -15,6 +15,7 @@ from fastbert.training import tracking_flags
 from fastbert.training.averaging_flags import AveragingFlags
 from fastbert.training.initial_flags import InitialModelFlags
 from fastbert.training.loss_flags import LossFlags
+from fastbert.training.precision_flags import PrecisionFlags
 from fastbert.training.progress_flags import ProcessFlags, ProgressFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
 from fastbert.training.sampling_flags import SamplingFlags
@@ -188,6 +189,7 @@ class PretrainConfig(
     RunConfig,
     ProcessFlags,
     SamplingFlags,
+    PrecisionFlags,
     _Machine,
     RetentionFlags,
     AsyncSaveFlags,
@@ -211,7 +213,7 @@ class PretrainConfig(
     CHANGEABLE: ClassVar = frozenset(
         (
             *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
-            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
+            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "on_spike", "log_every", "compare"),
             *("loader_workers", "out", "data", "tokenizer", "resume", "overwrite"),
             *STREAMING,
             *tracking_flags.CHANGEABLE,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -45,14 +45,16 @@ from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import Phase, PretrainingBatches
-from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
+from fastbert.training.checkpoint import has_checkpoints, load_weights, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.given_data import fingerprint, given_shards
 from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import CONTINUE, Trainer
+from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, read_metrics
+from fastbert.training.model_card import TextFacts, pretraining_card, write_card
 from fastbert.training.objectives import (
     OBJECTIVES,
     described_generator,
@@ -66,6 +68,7 @@ from fastbert.training.objectives import (
     with_objective,
 )
 from fastbert.training.plot import plot_runs
+from fastbert.training.precision import tf32_matmuls
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -81,6 +84,7 @@ from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
+from fastbert.training.watching import facts_of, watched
 
 GRID = 1000  # steps by which schedules are averaged
 SPLITS: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
@@ -159,7 +163,7 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
             return {"finished": True, **run.to_dict()}
         run.config = with_objective(run.config)
         _check_inputs(run.config)
-        choose_device(run.config.device, run.config.dtype, lambda message: None)
+        choose_device(run.config.device, run.config.matmul_dtype, lambda message: None)
         if run.config.overwrite:
             remove_run(run.config.out, (*RUN_FILES, *RUN_FOLDERS))
         inputs = _prepare(run, reporter)
@@ -171,7 +175,7 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         result = _result_of(run)
         assert result is not None
         return result
-    device, dtype = choose_device(run.config.device, run.config.dtype, reporter.on_message)
+    device, dtype = choose_device(run.config.device, run.config.matmul_dtype, reporter.on_message)
     if run.config.batch_tokens is not None and run.config.batch_tokens < world.size * run.config.longest:
         raise UserError(
             f"--batch-tokens {run.config.batch_tokens} is less than one sequence of {run.config.longest} tokens per"
@@ -184,7 +188,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         )
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
-    with deterministic_algorithms(run.config.deterministic):
+    tf32 = tf32_matmuls(run.config.tf32, device, reporter.on_message)
+    with deterministic_algorithms(run.config.deterministic), tf32:
         inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
 
@@ -269,6 +274,8 @@ class Assembled:
     """How often each output of the model occurs in the training text, int64 (outputs,)."""
     held_out: NDArray[np.int64]
     """How often in the validation text."""
+    new_model: Callable[[], Any]
+    """Makes a model like the trained one, with new weights."""
 
     def outputs(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how often each output of the model occurs, from how often each id does."""
@@ -289,7 +296,12 @@ def assemble(
     budget = _budget(config, inputs.phases)
     frequencies = split_unigrams(inputs.phases[0].train, inputs.phases[0].validation)
     counts, held_out = (_outputs(bert, ids) for ids in frequencies)
-    model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
+
+    def new_model() -> Any:
+        assert config.objective is not None
+        return pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
+
+    model = new_model()
     model.init_weights(seed=config.seed)
     if isinstance(bert, ElmoConfig):
         special = shards.special_ids
@@ -322,7 +334,9 @@ def assemble(
         distillation=distillation,
         world=world,
     )
-    return Assembled(trainer, model, bert, batches, budget, counts, held_out)
+    meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
+    trainer.measure_with(meters)
+    return Assembled(trainer, model, bert, batches, budget, counts, held_out, new_model)
 
 
 def _train(
@@ -351,18 +365,34 @@ def _train(
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
-        trainer.reporter = _comparing(reporter, reference, unigram)
+        trainer.report_to(_comparing(reporter, reference, unigram))
+    if config.objective != "rtd":  # a generator is small, and stays near word frequencies
+        facts = facts_of(
+            config,
+            bert,
+            assembled.budget,
+            unigram=unigram,
+            usual_lr=_usual_lr(config, bert),
+            samples_per_epoch=train.samples_per_epoch(0),
+            text=counts,
+            masked=masked,
+            unknown_id=None if isinstance(bert, ElmoConfig) else shards[0].special_ids.get("unk"),
+        )
+        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
+        before = [line for line in history if line.step <= trainer.step]
+        trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
-    logged = logged_lines(config, config.out)
+    flags = config if world.is_main else replace(config, track=())
+    logged = logged_lines(flags, config.out)
     try:
         with (
             kernels_of_run(config.out, device, reporter.on_message),
             gpu.out_of_memory(_cures(trainer)),
-            tracked(config, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+            tracked(flags, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
         ):
-            trainer.reporter = hooks
+            trainer.report_to(hooks)
             validation = trainer.run()
             for each in shards:
                 if isinstance(each, StreamedShards):
@@ -373,15 +403,36 @@ def _train(
             if world.is_main:
                 plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
         raise
+    if trainer.replicas.gathers:
+        weights = trainer.replicas.snapshot(trainer.optimizer).model
+        model = assembled.new_model() if world.is_main else model
+        if world.is_main:
+            load_weights(model, weights)
     if not world.is_main:
         world.wait("finished")
         return _result(run, validation, unigram, bert)
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
+    card = pretraining_card(
+        config,
+        bert.to_dict(),
+        read_metrics(config.out / "metrics.jsonl") or [validation],
+        TextFacts(
+            tokens=sum(each.num_tokens for each in shards),
+            documents=sum(each.num_documents for each in shards),
+            vocab_size=shards[0].vocab_size,
+            fingerprint=str(run.data),
+        ),
+        unigram=unigram,
+        device=device,
+        parameters=model.num_parameters(),
+        judged=_judged(run, validation, unigram, bert),
+    )
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)
             save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
+            write_card(folder, card, loss_curve)
             sync_tree(folder)
     sync(config.out)
     run.finished = {
@@ -414,11 +465,16 @@ def _cures(trainer: Trainer) -> list[str]:
     return cures
 
 
-def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, _usual_lr(run.config, model)
-    history = read_metrics(out / "metrics.jsonl") or [validation]
+def _judged(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> str:
+    """Return the verdict on a finished run."""
+    usual = _usual_lr(run.config, model)
+    history = read_metrics(run.config.out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
-    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+    return verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+
+
+def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
+    out, judged = run.config.out, _judged(run, validation, unigram, model)
     assert run.config.objective is not None
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastbert.errors import UserError
-from fastbert.flags import MACHINE, TRAINING, rare
+from fastbert.flags import MACHINE, TRAINING, flag, rare
 from fastbert.training.schedules import ScheduledValue
 
 LONGEST_SEQUENCE = 1 << 20
@@ -29,6 +29,10 @@ class ProgressFlags:
     512. Micro-batches of longer sequences have as many tokens."""
     on_nan: Literal["stop", "skip"] = rare("stop")
     """At a gradient that is NaN or infinite: stop with an error, or skip the step, and count it in the metrics."""
+
+    on_spike: Literal["warn", "rollback", "ignore"] = rare("warn")
+    """At a step whose loss is far above those before it: report it, or return to the last checkpoint and leave the step
+    out, or nothing."""
 
     def check_flags(self) -> None:
         """Raise `UserError` for schedules out of range."""
@@ -63,3 +67,11 @@ class ProcessFlags:
     parallel: Literal["ddp", "fsdp"] = rare("ddp")
     """With several processes, started by torchrun: every process has the whole model (ddp), or a part of the weights,
     gradients and moments of each layer (fsdp)."""
+
+    def check_flags(self) -> None:
+        """Raise `UserError` for flags that do not work on shards."""
+        if self.parallel != "fsdp":
+            return
+        for name, default in (("average_last", None), ("teacher", None), ("param_dtype", "fp32")):
+            if getattr(self, name, default) != default:
+                raise UserError(f"--parallel fsdp and {flag(name)} exclude each other; leave one out")
