@@ -132,12 +132,12 @@ def test_a_vocabulary_and_shards_that_are_complete_are_kept(
     for failing, expected in (
         ("train_tokenizer", ["train_tokenizer"]),
         ("prepare", ["train_tokenizer", "prepare"]),
-        ("unigram_counts", ["prepare", "unigram_counts"]),
-        ("", ["unigram_counts"]),
+        ("split_unigrams", ["prepare", "split_unigrams"]),
+        ("", ["split_unigrams"]),
         ("", []),
     ):
         made.clear()
-        for name in ("train_tokenizer", "prepare", "unigram_counts"):
+        for name in ("train_tokenizer", "prepare", "split_unigrams"):
             counted(name, name == failing)
         if failing:
             with pytest.raises(KeyboardInterrupt):
