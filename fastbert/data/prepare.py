@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastbert.data.block_files import BLOCK_BYTES, write_block_files
+from fastbert.data.continuations import continuation_flags
 from fastbert.data.corpus import Corpus
 from fastbert.data.shards import (
     FORMAT,
@@ -26,6 +28,7 @@ from fastbert.data.shards import (
     HashedFile,
     TokenShards,
     describe,
+    read_vocabulary,
     shard_files,
     token_dtype,
 )
@@ -263,9 +266,13 @@ def _write_shards(
         vocabulary = folder / JSON_VOCABULARY
         tokens = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
         write_synced(vocabulary, json.dumps(tokens, ensure_ascii=False))
-    for saved in folder.iterdir():
-        if not saved.name.endswith(".bin"):  # those are on the disk already
-            sync(saved)
+    known = {name: token_id for name, token_id in special_ids.items() if token_id is not None}
+    flags = continuation_flags(read_vocabulary(vocabulary, tokenizer.vocab_size), known)
+    for number, shard in enumerate(preparation.shards):
+        shard["files"] |= write_block_files(folder, number, preparation.dtype, flags)
+    saved = sorted(path for path in folder.iterdir() if not path.name.endswith(".bin"))
+    for path in saved:
+        sync(path)  # the others are on the disk already
     index = {
         "format": FORMAT,
         "version": VERSION,
@@ -278,6 +285,8 @@ def _write_shards(
         "documents": sum(shard["documents"] for shard in preparation.shards),
         "unigrams": unigrams.close(),
         "vocabulary": describe(vocabulary),
+        "tokenizer": [describe(path) for path in saved if path.is_file()],
+        "block_bytes": BLOCK_BYTES,
         "shards": preparation.shards,
     }
     write_synced(folder / INDEX, json.dumps(index, indent=1))

@@ -11,22 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
-from fastbert.flags import MACHINE, OUTPUT, TRAINING, DeviceFlags, flag, rare
+from fastbert.flags import MACHINE, OUTPUT, DeviceFlags, flag, rare
+from fastbert.training.optimizer_flags import OptimizerFlags
+from fastbert.training.tracking_flags import TrackingFlags
 
 DISTILLATION = "Distillation"
 """The title of the flags for a teacher."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerFlags:
-    """The optimiser of all runs."""
-
-    GROUP: ClassVar = TRAINING
-
-    weight_decay: float = rare(0.01)
-    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
-    max_grad_norm: float = rare(1.0)
-    """Norm that gradients are clipped to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +62,7 @@ class RunFolderFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFolderFlags):
+class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, TrackingFlags, RunFolderFlags):
     """Base of `PretrainConfig` and `FinetuneConfig`, which have a folder `out` too."""
 
     CHANGEABLE: ClassVar[frozenset[str]]
@@ -156,5 +146,6 @@ def _typed(value: Any, annotation: str) -> Any:
     if value is None:
         return None
     if annotation.startswith("tuple"):
+        value = [value] if isinstance(value, str) else value  # of a run from when the flag took one value
         return tuple(Path(item) if "Path" in annotation else item for item in value)
     return Path(value) if "Path" in annotation else value
