@@ -287,9 +287,16 @@ def _outputs(bert: BertConfig, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def assemble(
-    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+    run: Run,
+    inputs: Inputs,
+    world: World,
+    device: torch.device,
+    dtype: torch.dtype,
+    reporter: Reporter,
+    at_most: int | None = None,
 ) -> Assembled:
-    """Return the trainer of a prepared run, at its first step."""
+    """Return the trainer of a prepared run, at its first step; the weights of --init are read unless a checkpoint, of
+    step `at_most` or earlier if given, will replace them."""
     config, shards, teacher = run.config, inputs.shards[0], inputs.teacher
     bert = _model_config(run)
     assert config.objective is not None
@@ -308,7 +315,7 @@ def assemble(
         model.set_vocabulary(shards.vocabulary, *(shards.vocabulary[special[mark]] for mark in ("cls", "sep")))
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
-    if config.initial_folder is not None and not has_checkpoints(config.out):
+    if config.initial_folder is not None and not has_checkpoints(config.out, at_most):
         load_initial(model, config, inputs.tokenizer, reporter.on_message)
         _bind_initial(run, model, writes=world.is_main)
     distillation: PretrainingDistillationLoss | None = None
@@ -517,9 +524,10 @@ def _bind_initial(run: Run, model: PreTrainedModel, *, writes: bool) -> None:
             f"--init {run.config.init}: has different weights than when the run began; put those back, or start another"
             " run with another --out"
         )
-    run.initial = fingerprint
-    if writes:
-        run.write()
+    if run.initial is None:
+        run.initial = fingerprint
+        if writes:
+            run.write()
 
 
 def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:
