@@ -71,8 +71,8 @@ class PretrainingBatches:
         data = self.phases[spec.phase].train
         mine = spec.samples[rank::size]
         step = self._scaled(micro_batch, spec.phase)
-        count = len(spec.samples)
-        for start in range(spec.samples.stop, spec.samples.stop + STEPS_AHEAD * count, count):
+        first, count = spec.samples.start, len(spec.samples)
+        for start in range(first, first + (1 + STEPS_AHEAD) * count, count):
             data.read_ahead(range(start, start + count)[rank::size])
         options = {} if spec.mask_prob is None else {"mask_prob": spec.mask_prob}
         return [data.samples(mine[start : start + step], **options) for start in range(0, len(mine), step)]
