@@ -1,4 +1,7 @@
-"""Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions."""
+"""Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions.
+
+One file: what a run does, from its inputs to its model, in that order.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ from fastbert.finetuning.evaluation import (
     split_off,
 )
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
+from fastbert.finetuning.model_card import finetuning_card
 from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.models import registry
@@ -49,7 +53,8 @@ from fastbert.tasks.reports.report import Baseline, by_key
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
-from fastbert.training.metrics import MetricsLog
+from fastbert.training.metrics import MetricsLog, read_records
+from fastbert.training.model_card import write_card
 from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import check_configuration, locked_run, remove_run, save_tokenizer
@@ -176,6 +181,7 @@ class _Run:
             reporter.on_message(f"trains the language model too: its loss has the weight {lm_weight:g} (--lm-weight)")
         self._check_metric()
         self.train = train if self.evaluations else None
+        self.train_examples = len(train)
         # By evaluation file: of the newest evaluation, and of the newest trial's best model where this process scored
         # it; forgotten unless that trial is the best.
         self.newest_predictions: list[list[Prediction]] = []
@@ -260,7 +266,7 @@ class _Run:
                 done.append(self._trial(trial, log, stop, continued))
                 is_best = results.best_trial(done) is done[-1]
                 if is_best:
-                    self._keep(done[-1])
+                    self._keep(done)
                 else:
                     self.best_predictions = None
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
@@ -279,7 +285,30 @@ class _Run:
                     self._describe(done[-1])
         if not is_described(out, file_names(config)):
             self._describe(results.best_trial(done))
-        return _ended(out, self.task.main_metric, done)
+        ended = _ended(out, self.task.main_metric, done)
+        self._write_card(out / "model", done)
+        return ended
+
+    def _write_card(self, folder: Path, done: list[results.TrialResult]) -> None:
+        """Write README.md beside the model, of the trials that are done; a failure does not end the run."""
+        assert self.config.train is not None
+        files = {file.name: len(file.dataset) for file in self.evaluations}
+        try:
+            card = finetuning_card(
+                self.config,
+                self.model_config.to_dict(),
+                done,
+                read_records(self.config.out / "metrics.jsonl"),
+                metric=self.task.main_metric,
+                examples={self.config.train.name: self.train_examples, **files},
+                fingerprint=self.configuration["data"],
+                labels=self.task.labels,
+                baselines={name: by_key(values) for name, values in self.baselines.items()},
+                device=self.device,
+            )
+            write_card(folder, card, self.config.out / "loss.png")
+        except (OSError, UserError) as error:
+            self.reporter.on_message(f"{folder}: the model card could not be written ({error})")
 
     def _linear_baseline(self) -> baseline.LinearScores:
         """Fit a linear model on the frozen encoder's vectors, unless results.json has its scores; add them to the
@@ -388,8 +417,9 @@ class _Run:
         # A metric that is undefined for these predictions, since all are equal, counts as the worst score.
         return scores[first.name].get(metric, -math.inf)
 
-    def _keep(self, newest: results.TrialResult) -> None:
+    def _keep(self, done: list[results.TrialResult]) -> None:
         """Write the model of the newest trial, the best one; remove what describes the model before."""
+        newest = done[-1]
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
         for name in (PREDICTIONS, REPORTS):
             discard(out / name)
@@ -398,6 +428,7 @@ class _Run:
             model.save_pretrained(folder)
             save_tokenizer(self.tokenizer, folder, segments=self.model_config.type_vocab_size > 1)
             save_task(self.task, folder, self.scored if self.evaluations else None)
+            self._write_card(folder, done)
         if self.model_config.bilstm_size is not None:
             self.reporter.on_message(f"{out / 'model'}: has a BiLSTM, which fastbert loads and transformers does not")
         if self.config.lora is not None:

@@ -51,7 +51,9 @@ from fastbert.training.device import choose_device, deterministic_algorithms, ke
 from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import CONTINUE, Trainer
+from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, read_metrics
+from fastbert.training.model_card import TextFacts, pretraining_card, write_card
 from fastbert.training.objectives import (
     OBJECTIVES,
     described_generator,
@@ -65,6 +67,7 @@ from fastbert.training.objectives import (
     with_objective,
 )
 from fastbert.training.plot import plot_runs
+from fastbert.training.precision import tf32_matmuls
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -80,6 +83,7 @@ from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
+from fastbert.training.watching import facts_of, watched
 
 GRID = 1000  # steps by which schedules are averaged
 SPLITS: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
@@ -158,7 +162,7 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
             return {"finished": True, **run.to_dict()}
         run.config = with_objective(run.config)
         _check_inputs(run.config)
-        choose_device(run.config.device, run.config.dtype, lambda message: None)
+        choose_device(run.config.device, run.config.matmul_dtype, lambda message: None)
         if run.config.overwrite:
             remove_run(run.config.out, (*RUN_FILES, *RUN_FOLDERS))
         inputs = _prepare(run, reporter)
@@ -170,7 +174,12 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         result = _result_of(run)
         assert result is not None
         return result
-    device, dtype = choose_device(run.config.device, run.config.dtype, reporter.on_message)
+    device, dtype = choose_device(run.config.device, run.config.matmul_dtype, reporter.on_message)
+    if run.config.batch_tokens is not None and run.config.batch_tokens < world.size * run.config.longest:
+        raise UserError(
+            f"--batch-tokens {run.config.batch_tokens} is less than one sequence of {run.config.longest} tokens per"
+            f" process for {world.size} processes; raise it, or start fewer processes"
+        )
     if run.config.batches.smallest < world.size:
         raise UserError(
             f"--batch-size {run.config.batches.smallest:g} is less than one sequence per process for {world.size}"
@@ -178,7 +187,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         )
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
-    with deterministic_algorithms(run.config.deterministic):
+    tf32 = tf32_matmuls(run.config.tf32, device, reporter.on_message)
+    with deterministic_algorithms(run.config.deterministic), tf32:
         inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
 
@@ -235,7 +245,8 @@ def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int)
             short_sequence_prob=config.short_sequence_prob,
             mask_prob=config.mask_prob,
             mask_replacement=config.replacement_shares,
-            whole_word=config.whole_word,
+            masking=config.mask_unit,
+            static_masks=config.static_masks,
             seed=config.seed,
             split=split,
             shuffle_window=config.window_tokens if split == "train" else None,
@@ -300,7 +311,7 @@ def assemble(
             model.requires_grad_(True)
         distillation = PretrainingDistillationLoss(model, teacher.to(device), config)
         model.add_module(DISTILLATION, distillation)
-    batches = PretrainingBatches(inputs.phases, batch_size=config.batches, mask_prob=config.scheduled("mask_schedule"))
+    batches = _batches(config, inputs.phases)
     trainer = Trainer(
         model,
         batches,
@@ -316,6 +327,8 @@ def assemble(
         distillation=distillation,
         world=world,
     )
+    meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
+    trainer.measure_with(meters)
     return Assembled(trainer, model, bert, batches, budget, counts, held_out)
 
 
@@ -343,18 +356,34 @@ def _train(
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
-        trainer.reporter = _comparing(reporter, reference, unigram)
+        trainer.report_to(_comparing(reporter, reference, unigram))
+    if config.objective != "rtd":  # a generator is small, and stays near word frequencies
+        facts = facts_of(
+            config,
+            bert,
+            assembled.budget,
+            unigram=unigram,
+            usual_lr=_usual_lr(config, bert),
+            samples_per_epoch=train.samples_per_epoch(0),
+            text=counts,
+            masked=masked,
+            unknown_id=None if isinstance(bert, ElmoConfig) else shards.special_ids.get("unk"),
+        )
+        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
+        before = [line for line in history if line.step <= trainer.step]
+        trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
-    logged = logged_lines(config, config.out)
+    flags = config if world.is_main else replace(config, track=())
+    logged = logged_lines(flags, config.out)
     try:
         with (
             kernels_of_run(config.out, device, reporter.on_message),
             gpu.out_of_memory(_cures(trainer)),
-            tracked(config, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+            tracked(flags, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
         ):
-            trainer.reporter = hooks
+            trainer.report_to(hooks)
             validation = trainer.run()
             if isinstance(shards, StreamedShards):
                 reporter.on_message(shards.described_stats())
@@ -369,10 +398,26 @@ def _train(
         return _result(run, validation, unigram, bert)
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
+    card = pretraining_card(
+        config,
+        bert.to_dict(),
+        read_metrics(config.out / "metrics.jsonl") or [validation],
+        TextFacts(
+            tokens=shards.num_tokens,
+            documents=shards.num_documents,
+            vocab_size=shards.vocab_size,
+            fingerprint=str(run.data),
+        ),
+        unigram=unigram,
+        device=device,
+        parameters=model.num_parameters(),
+        judged=_judged(run, validation, unigram, bert),
+    )
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)
             save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
+            write_card(folder, card, loss_curve)
             sync_tree(folder)
     sync(config.out)
     run.finished = {
@@ -405,11 +450,16 @@ def _cures(trainer: Trainer) -> list[str]:
     return cures
 
 
-def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, _usual_lr(run.config, model)
-    history = read_metrics(out / "metrics.jsonl") or [validation]
+def _judged(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> str:
+    """Return the verdict on a finished run."""
+    usual = _usual_lr(run.config, model)
+    history = read_metrics(run.config.out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
-    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+    return verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+
+
+def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
+    out, judged = run.config.out, _judged(run, validation, unigram, model)
     assert run.config.objective is not None
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
 
@@ -472,6 +522,8 @@ def _check_inputs(config: PretrainConfig) -> None:
     """Raise `UserError` for invalid inputs, before a run is replaced and before hours of preparation."""
     if config.resume:
         return
+    if config.batch_tokens is not None and config.batch_size is not None:
+        raise UserError("--batch-size and --batch-tokens exclude each other; leave one out")
     model_config(config, None)
     if config.corpus:
         config.find_corpus()
@@ -630,6 +682,8 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
     else:
         usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
     batch_size = config.batch_size or max(usual, config.micro_batch or 1)
+    if config.batch_tokens is not None and config.batch_size is None:  # on average
+        batch_size = max(round(config.batch_tokens / float(data.lengths(0).mean())), config.micro_batch or 1)
     dropout, init = config.dropout, config.init
     continued = config.initial_folder is not None
     if dropout is None and config.model in PRESETS and config.student_layers is None and not continued:
@@ -668,12 +722,23 @@ def _budget(config: PretrainConfig, phases: Sequence[Phase]) -> Budget:
     return Budget(steps=min(limits, default=None), seconds=None if config.hours is None else config.hours * 3600)
 
 
+def _batches(config: PretrainConfig, phases: Sequence[Phase]) -> PretrainingBatches:
+    """Return the steps of a run, whose batch size must have been chosen."""
+    return PretrainingBatches(
+        phases,
+        batch_size=config.batches,
+        mask_prob=config.scheduled("mask_schedule"),
+        batch_tokens=config.batch_tokens,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
+
+
 def _steps_per_epoch(config: PretrainConfig, phases: Sequence[Phase]) -> float:
     """Return the steps in which a run draws as many samples as an epoch has; of schedules, on average over the run."""
     sizes = [phase.train.samples_per_epoch(0) for phase in phases]
-    if config.batches.is_constant and len(phases) == 1:
-        return sizes[0] / config.batches.smallest
-    batches = PretrainingBatches(phases, batch_size=config.batches)
+    batches = _batches(config, phases)
+    if len(phases) == 1 and (config.batch_tokens is not None or config.batches.is_constant):
+        return batches.steps_per_epoch()
     middles = ((index + 0.5) / GRID for index in range(GRID))
     steps = (batches.spec(1, batches.start, progress) for progress in middles)
     return GRID / sum(len(step.samples) / sizes[step.phase] for step in steps)

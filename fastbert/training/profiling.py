@@ -47,7 +47,7 @@ class StepProfiler:
         self.wait = WAIT
         self._profiler: Any = None
         self._seconds: list[float] = []
-        self._done = path is None
+        self._done, self._writes = path is None, True
 
     @classmethod
     def of(
@@ -72,13 +72,13 @@ class StepProfiler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        profiler, self._profiler = self._profiler, None
+        profiler, self._profiler, self._done = self._profiler, None, True
+        self._writes = kind is None and len(self._seconds) > WARM
         if profiler is not None:
             with contextlib.suppress(RuntimeError):
-                profiler.stop()
-            if kind is None:
-                self.on_message("--profile: the run ended before its steps were recorded; there is no trace")
-        self._done = True
+                profiler.stop()  # calls `_write` with the steps that there are
+            if kind is None and not self._writes:
+                self.on_message("--profile: the run ended before a step was recorded; there is no trace")
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -114,6 +114,8 @@ class StepProfiler:
     def _write(self, profiler: Any) -> None:
         """Write the trace and report the slowest operations."""
         assert self.path is not None
+        if not self._writes:
+            return
         partial = self.path.with_name(f"partial-{self.path.name}")  # the ending tells the format
         try:
             profiler.export_chrome_trace(str(partial))
@@ -128,7 +130,8 @@ class StepProfiler:
             self.on_message(line)
         mean = 1000 * sum(seconds) / len(seconds)
         self.on_message(
-            f"profile of {len(seconds)} steps of {mean:,.1f} ms: {self.path} (for chrome://tracing or ui.perfetto.dev)"
+            f"profile of {len(seconds)} step{'s' * (len(seconds) != 1)} of {mean:,.1f} ms: {self.path} (for"
+            " chrome://tracing or ui.perfetto.dev)"
         )
 
 

@@ -145,7 +145,7 @@ def test_a_run_is_told_once_per_phase_and_neither_at_its_start_nor_at_its_end() 
     said = [(step, doctor.add(line(step, UNIGRAM), step / 2000)) for step in range(10, 1001, 10)]
     assert [step for step, diagnosis in said if diagnosis] == [500]
     again = [(step, doctor.add(line(step, UNIGRAM), step / 2000, phase=1)) for step in range(1010, 1801, 10)]
-    assert [step for step, diagnosis in again if diagnosis] == [1110]
+    assert [step for step, diagnosis in again if diagnosis] == [1130]
     late = PlateauDoctor(FACTS, [line(step, UNIGRAM) for step in range(10, 1851, 10)])
     assert not [step for step in range(1860, 2001, 10) if late.add(line(step, UNIGRAM), step / 2000)]
 

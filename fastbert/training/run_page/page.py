@@ -147,10 +147,8 @@ def _thinned(columns: Mapping[str, Sequence[float | None]], count: int) -> list[
     stride = math.ceil(count / (MOST_POINTS // 4))
     kept = {0, count - 1, *range(0, count, stride)}
     for name in ("mlm_loss", "loss", "gradient_norm"):
-        column = columns.get(name)
-        if column is None:
-            continue
-        for begin in range(0, count, stride):
+        column = columns.get(name, ())
+        for begin in range(0, len(column), stride):
             bucket = [(value, i) for i in range(begin, min(begin + stride, count)) if (value := column[i]) is not None]
             if bucket:
                 kept |= {min(bucket)[1], max(bucket)[1]}
