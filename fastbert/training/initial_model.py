@@ -118,7 +118,8 @@ def vocabulary_extension(config: PretrainConfig, tokenizer: Tokenizer) -> Extens
         return None
     extension = find_extension(base, tokenizer)
     if extension is None:
-        source = next((f"--{name} {value}" for name in ("tokenizer", "data") if (value := getattr(config, name))), "")
+        named = (("tokenizer", config.tokenizer), ("data", config.data and " ".join(config.data)))
+        source = next((f"--{name} {value}" for name, value in named if value), "")
         raise UserError(
             f"{source or 'the tokenizer'}: was not made from the vocabulary of --init {folder}; "
             + (

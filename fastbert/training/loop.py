@@ -38,7 +38,7 @@ from fastbert.training.metrics import Metrics, Totals, TrainerState, last_of, re
 from fastbert.training.monitors import Monitors
 from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
-from fastbert.training.parallel import Replicas
+from fastbert.training.parallel import Replicas, Shards
 from fastbert.training.precision import narrow_weights, restore_masters
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
@@ -46,8 +46,7 @@ from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.saving import Checkpoints
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import ScheduledStep, ScheduleLog
-from fastbert.training.snapshot import snapshot
-from fastbert.training.step_log import weights_sum
+from fastbert.training.step_log import ExactStep, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.step_reports import SpikeError, Step, StepReports, TrainingError
 from fastbert.training.step_spec import Cursor, LoadedStep, StepCounts, StepSource, StepSpec
@@ -97,8 +96,15 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=narrow_weights(model, config))
+        masters = narrow_weights(model, config)
         set_z_loss(model, config.z_loss)
+        if config.checkpoint_activations:
+            model.checkpoint_activations(config.checkpoint_mode)
+        self.loss = StepLoss(model, distillation)
+        kind = Shards if config.parallel == "fsdp" and self.world.size > 1 else Replicas
+        self.replicas = kind(self.loss, self.world, dtype)
+        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=masters)
+        self.optimizer.reduce_sums = self.replicas.reduce_sums
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
         if self.world.size == 1:
@@ -106,10 +112,6 @@ class Trainer:
         if reason is not None and device.type == "cuda":
             self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-        self.loss = StepLoss(model, distillation)
-        if config.checkpoint_activations:
-            model.checkpoint_activations(config.checkpoint_mode)
-        self.replicas = Replicas(self.loss, self.world, dtype)
         default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
         self.micro_batch = config.micro_batch or default_micro
         self.step = self.tokens = 0
@@ -134,6 +136,7 @@ class Trainer:
         self.omitted: set[int] = set()
         """Steps that change no weight, since their loss was a spike from which the run was rolled back."""
         self._last_progress = 0.0
+        self._agreements = 0
         self._repeats_schedule = True
         self.stop = StopRequest(self.reporter.on_message)
         if device.type == "cpu":
@@ -170,7 +173,8 @@ class Trainer:
     def save(self, *, behind: bool = False) -> Path:
         """Save a checkpoint of the current step, in the first process, `behind` the next steps if --async-save says so;
         return its folder."""
-        if not self.world.is_main:
+        tensors = self.replicas.snapshot(self.optimizer) if self.world.is_main or self.replicas.gathers else None
+        if tensors is None or not self.world.is_main:
             return self.checkpoints.folder(self.step)
         self.monitors.before_save()
         flush = [*self.reports.flush, *([] if self.schedule is None else [self.schedule.sync])]
@@ -194,15 +198,22 @@ class Trainer:
         }
         save = self.checkpoints.save_async if behind else self.checkpoints.save
         with self.meters.timed("checkpoint"):
-            return save(snapshot(self.model, self.optimizer), state, flush)
+            return save(tensors, state, flush)
 
-    def resume(self) -> int:
-        """Continue from the newest whole checkpoint, whatever the number of processes that wrote it; return its step,
-        0 if there is none."""
-        loaded = self.checkpoints.load_last(TrainerState.of)
+    def _unique(self, name: str) -> str:
+        """Return the name of an agreement of all processes that may be made more than once."""
+        self._agreements += 1
+        return f"{name}-{self._agreements}"
+
+    def resume(self, at_most: int | None = None) -> int:
+        """Continue from the newest whole checkpoint, of step `at_most` or before, whatever the number of processes that
+        wrote it; return its step, 0 if there is none."""
+        loaded = self.checkpoints.load_last(TrainerState.of, at_most)
         step = 0 if loaded is None else loaded[1].step
         self.world.require_equal(
-            "checkpoint", {"checkpoint of step": step}, "--out must be on a file system that all machines share"
+            self._unique("checkpoint"),
+            {"checkpoint of step": step},
+            "--out must be on a file system that all machines share",
         )
         if loaded is None:
             return 0
@@ -219,8 +230,7 @@ class Trainer:
             )
         check_configuration(self.folder, self.configuration, last.folder, last.state, PretrainConfig.CHANGEABLE)
         checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
-        self.meters.restore(last.state.get("meters", {}))
-        checkpoint.restore(last, self.model, self.optimizer)
+        checkpoint.restore(last, self.model, self.optimizer, self.replicas.shard)
         if self.graphs is not None:
             self.graphs.forget()
         # With another length, the clock decides over the steps behind the checkpoint too.
@@ -333,7 +343,7 @@ class Trainer:
             log,
             loaded.spec.phase,
             norm,
-            weights_sum(self.model) if log and isinstance(losses, Totals) and self.world.is_main else None,
+            self._weights_sum() if log and isinstance(losses, Totals) else None,
             self.step in self.omitted,
         )
 
@@ -341,10 +351,10 @@ class Trainer:
         """Return to the last checkpoint before a spike, and leave the step out from now on. Raises `TrainingError`
         where there is no checkpoint."""
         self.checkpoints.wait()
-        self.world.wait(f"spike-{spike.step}-{len(self.omitted)}")
+        self.world.wait(self._unique("spike"))
         omitted = {*self.omitted, spike.step}
         self.reports.pending.clear()
-        step = self.resume()
+        step = self.resume(spike.step - 1)
         if not step:
             raise TrainingError(
                 f"{spike}, and there is no checkpoint before it to return to; continue with --on-spike warn, or save"
@@ -365,6 +375,29 @@ class Trainer:
                 return self._train_step(loaded)
             return self._launch(launch, loaded), math.nan
 
+    def replayed(self, last: int) -> Iterator[ExactStep]:
+        """Take the steps up to `last` again, from the current one on; yield each as steps.jsonl has it. Nothing is
+        written."""
+        specs = self._specs()
+        while self.step < last:
+            loaded = self.load(next(specs))
+            if self.world.size > 1:
+                loaded = self._summed(loaded)
+            losses, norm = self.compute(loaded)
+            self.averaging.update(loaded.spec.number)
+            self._agree(losses)
+            if isinstance(losses, StepStats):
+                output, norm = losses.read()
+                losses = Totals()
+                losses.add(output)
+            self.step, self.cursor = loaded.spec.number, loaded.spec.after
+            self.tokens += round(loaded.counts.tokens)
+            yield ExactStep.of(self.step, losses.read()["loss"], norm, self._weights_sum())
+
+    def _weights_sum(self) -> int | None:
+        """Return `weights_sum` of the model, in the first process; None where each process has a part of it."""
+        return weights_sum(self.model) if self.world.is_main and not self.replicas.gathers else None
+
     def _open_schedule(self) -> None:
         """Open schedule.jsonl of a run by the clock; the steps behind the checkpoint take their progress from it."""
         if self.budget.seconds is None:
@@ -372,8 +405,9 @@ class Trainer:
         path = self.folder / SCHEDULE
         if self.world.is_main:
             self.schedule = ScheduleLog(path, self.step or None, replay=self._repeats_schedule)
-        name = f"schedule-{self.step}"
-        steps = self.world.shared(name, lambda: {str(line.step): line.progress for line in self._scheduled()})
+        steps = self.world.shared(
+            self._unique("schedule"), lambda: {str(line.step): line.progress for line in self._scheduled()}
+        )
         self.recorded = {int(step): progress for step, progress in steps.items()}
 
     def _scheduled(self) -> Iterable[ScheduledStep]:
