@@ -59,7 +59,7 @@ def test_time_is_counted_by_activity_also_when_a_block_raises() -> None:
 
 def test_the_utilisation_of_a_model_is_its_flops_over_those_of_the_machine() -> None:
     config = BertConfig.preset("tiny")
-    tokenizer = WordPieceTokenizer("[PAD] [UNK] [CLS] [SEP] [MASK] a b c".split())
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"])
     batch = tokenizer.pack(["a b c", "a b"], max_length=16)
     meters = RunMeters.of_model(config, "mlm", CPU, torch.float32)
     flops = meters.flops_of([batch, batch])
