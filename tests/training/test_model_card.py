@@ -80,7 +80,8 @@ def test_a_pretrained_model_has_data_recipe_curve_scores_and_command() -> None:
     assert not {"license", "language", "base_model"} & set(values), "what is not known is left out"
     for part in (
         "# my run: bert, 0.76 M parameters", "pre-trained from scratch", r"It uses \*context\*.",
-        "| tokens | 122,084 |", "| loss on predicted tokens, nats | 2.95 |", "| of word frequencies alone, nats | 6.5 |",
+        "| tokens | 122,084 |", "| loss on predicted tokens, nats | 2.95 |",
+        "| of word frequencies alone, nats | 6.5 |",
         "![loss curve](loss.png)",
         "| `--whole-word` | yes |", "| `--mask-replacement` | 80 10 10 |", "| time of training | 75 min |",
         "| peak memory | 3.4 GB |", FACTS.fingerprint,
