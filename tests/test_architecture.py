@@ -26,7 +26,10 @@ FLOORS = (
         "planning",
     ),
     ("training", "finetuning", "distillation"),
-    ("integrations", "serving", "experiments", "planning.measure", "planning.plan", "planning.report"),
+    (
+        "integrations", "serving", "experiments",
+        "planning.fitting", "planning.flags", "planning.measure", "planning.plan", "planning.report", "planning.times",
+    ),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
     ("benchmarks", "__main__", "cli.bench"),

@@ -100,3 +100,31 @@ class PlannedRun:
 
 def _differences(values: list[Any]) -> list[Any]:
     return [after - before for before, after in pairwise(values)]
+
+
+class Prediction:
+    """Predicts a run as `fastbert plan --device cpu` does."""
+
+    def __init__(self, shards: str, threads: int, flags: dict[str, Any], processor_time: bool = False) -> None:
+        """`processor_time` predicts processor seconds, of one thread, which other processes disturb less."""
+        import torch
+
+        torch.set_num_threads(threads)
+        self.shards, self.flags = Path(shards), flags
+        self.clock = time.process_time if processor_time else time.perf_counter
+
+    def predict(self) -> dict[str, Any]:
+        """Return the predicted seconds and tokens of a step, and the peak of memory in bytes above that of a process
+        without a model."""
+        from fastbert.planning.flags import PlanFlags
+        from fastbert.planning.plan import make_plan
+
+        plan = make_plan(PlanFlags(data=self.shards, device="cpu", measure=True, **self.flags), clock=self.clock)
+        assert plan.measured is not None
+        return {
+            "seconds": plan.times.step,
+            "tokens": plan.tokens_per_step,
+            "peak_bytes": plan.memory.total - plan.memory.parts.get("framework", 0),
+            "parts_bytes": plan.memory.parts,
+            "layers_measured": plan.measured.layers,
+        }

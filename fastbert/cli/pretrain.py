@@ -52,11 +52,11 @@ def check(config: Config) -> None:
         check_corpus(config)
     if config.model.endswith(".json"):
         check_file("--model", config.model)
-    if config.data is not None:
-        if not is_remote(config.data):
-            check_folder("--data", local_path(config.data))
+    for data in config.data or ():
+        if not is_remote(data):
+            check_folder("--data", local_path(data))
         with named("--data"):
-            open_index(config.data)
+            open_index(data)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
     if config.initial_folder is not None:

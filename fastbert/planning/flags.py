@@ -11,11 +11,12 @@ from fastbert.config import PRESETS
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare
 from fastbert.planning import peak
+from fastbert.training.config import Objective
+from fastbert.training.optimizer_flags import OptimizerName
 
-Optimizer = Literal["adamw", "stableadamw", "lamb"]
 MOST_GPUS = 1 << 20
 MOST_TOKENS = 1e18
-MEASURED = "measured"
+MEASURED, DEFAULT_GPU = "measured", "h100"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class _Model:
     architecture: str | None = None
     """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
     (default: bert, or that of a config.json)."""
-    objective: Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"] | None = None
+    objective: Objective | None = None
     """Objective of pre-training (default: that of the architecture)."""
     generator_size: float | None = rare(None)
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
@@ -67,7 +68,7 @@ class _Training:
     """Optimiser steps, instead of --tokens."""
     batch_size: int = 256
     """Effective batch size: sequences per optimiser step, over all devices."""
-    optimizer: Optimizer = "adamw"
+    optimizer: OptimizerName = "adamw"
     """Optimiser: adamw, stableadamw or lamb."""
 
 
@@ -93,8 +94,8 @@ class _Machine:
     """cpu plans for this machine's CPU, cuda for GPUs; auto for GPUs with --gpu or --gpus, else for the CPU."""
     gpus: int | None = None
     """Number of GPUs, over all machines (default: 1)."""
-    gpu: str = "h100"
-    """Kind of GPU, such as a100, h100, h200, b200, l4, l40s, rtx-4090 or mi300x."""
+    gpu: str | None = None
+    """Kind of GPU, such as a100, h100, h200, b200, l4, l40s, rtx-4090 or mi300x (default: h100)."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """ddp copies the model to each device, fsdp divides it among them; auto is ddp where that fits."""
     dtype: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
@@ -150,7 +151,6 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
             raise UserError("--mean-length is for a run without --data, whose lengths are read; leave one out")
         if self.micro_batch is not None and self.micro_batch > self.batch_size:
             raise UserError(f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}")
-        peak.gpu(self.gpu)
         self._check_devices()
         if self.model not in PRESETS and not self.model.endswith(".json"):
             raise UserError(
@@ -158,16 +158,18 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
             )
 
     def _check_devices(self) -> None:
-        if self.plans_cpu and self.gpus is not None:
-            raise UserError(f"--gpus {self.gpus} and --device cpu exclude each other; leave one out")
+        gpu = self.gpu_kind
+        for name in ("gpus", "gpu"):
+            if self.plans_cpu and getattr(self, name) is not None:
+                raise UserError(f"--{name} {getattr(self, name)} and --device cpu exclude each other; leave one out")
         if self.batch_size < self.devices:
             raise UserError(
                 f"--batch-size {self.batch_size} is fewer sequences than --gpus {self.devices}; raise it, or use fewer"
             )
         if self.plans_cpu and self.dtype in ("fp16", "tf32"):
             raise UserError(f"--dtype {self.dtype} needs a GPU; on a CPU use bf16 or fp32")
-        if not self.plans_cpu and self.dtype == "bf16" and not peak.gpu(self.gpu).bf16:
-            raise UserError(f"--dtype bf16: a {peak.gpu(self.gpu).name} has none; use --dtype fp16")
+        if not self.plans_cpu and self.dtype == "bf16" and not gpu.bf16:
+            raise UserError(f"--dtype bf16: a {gpu.name} has no such matmuls; use --dtype fp16")
         if self.parallel == "fsdp" and self.devices == 1:
             raise UserError("--parallel fsdp divides the model among devices; give --gpus 2 or more, or use ddp")
         self.given_utilisation  # noqa: B018 - raises for a wrong one
@@ -177,8 +179,12 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
     @property
     def plans_cpu(self) -> bool:
         """Return whether the run is planned for this machine's CPU."""
-        named = self.gpus is not None or self.gpu != type(self).gpu
-        return self.device == "cpu" or (self.device == "auto" and not named)
+        return self.device == "cpu" or (self.device == "auto" and self.gpus is None and self.gpu is None)
+
+    @property
+    def gpu_kind(self) -> peak.Gpu:
+        """Return the kind of GPU. Raises `UserError` for one that is not known."""
+        return peak.gpu(self.gpu or DEFAULT_GPU)
 
     @property
     def devices(self) -> int:
@@ -209,7 +215,7 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
         """Return the dtype of matmuls."""
         if self.dtype != "auto":
             return self.dtype
-        return "bf16" if self.plans_cpu or peak.gpu(self.gpu).bf16 else "fp16"
+        return "bf16" if self.plans_cpu or self.gpu_kind.bf16 else "fp16"
 
     @property
     def checkpointing(self) -> Literal["none", "layer", "selective"]:

@@ -21,13 +21,14 @@ from fastbert.models.elmo.config import ElmoConfig
 from fastbert.packing import PackedBatch
 from fastbert.planning.flops import BatchStatistics, Checkpointing
 from fastbert.tasks.predicting import autocast
-from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import Objective
 from fastbert.training.objectives import pretraining_model
-from fastbert.training.optimizer import adamw
-from fastbert.training.step_spec import StepCounts
+from fastbert.training.optimizer_choice import pretraining_optimizer
+from fastbert.training.optimizer_flags import OptimizerFlags, OptimizerName
+from fastbert.training.step_loss import StepLoss
 
 WARMING_STEPS = 2
+LEARNING_RATE = 1e-5
 SECONDS = 5.0  # of measured steps of both models
 LEAST_STEPS, MOST_STEPS = 3, 40
 FIRST_ID = 5  # below are special tokens
@@ -80,6 +81,7 @@ def measure_steps(
     dtype: str,
     checkpointing: Checkpointing = "none",
     generator_size: float | None = None,
+    optimizer: OptimizerName = "adamw",
     seconds: float = SECONDS,
     clock: Clock = time.perf_counter,
 ) -> MeasuredSteps:
@@ -89,9 +91,10 @@ def measure_steps(
     layers = layers_to_measure(config.num_hidden_layers)
     vocab = config.output_size if isinstance(config, ElmoConfig) else config.vocab_size
     batch = random_batch(micro_batch, objective, vocab)
-    loss_scale = StepCounts.of([batch]).weights
     trials = [
-        _Trial(replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing)
+        _Trial(
+            replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing, optimizer
+        )
         for count in dict.fromkeys(layers)
     ]
     batch = batch.to(device)
@@ -100,7 +103,7 @@ def measure_steps(
     while taken < WARMING_STEPS + LEAST_STEPS or (spent < seconds and taken < WARMING_STEPS + MOST_STEPS):
         for trial, measured in zip(trials, times, strict=True):
             started = time.perf_counter()
-            pair = trial.step(batch, loss_scale, clock)
+            pair = trial.step(batch, clock)
             if taken >= WARMING_STEPS:
                 measured.append(pair)
                 spent += time.perf_counter() - started
@@ -123,6 +126,7 @@ class _Trial:
         device: torch.device,
         dtype: str,
         checkpointing: Checkpointing,
+        optimizer: OptimizerName,
     ) -> None:
         self.device, self.dtype = device, DTYPES[dtype]
         self.model = pretraining_model(config, objective, generator_size).to(device).train()
@@ -130,22 +134,26 @@ class _Trial:
             words = [*(f"{index:x}word" for index in range(config.vocab_size - 2)), "[CLS]", "[SEP]"]
             self.model.set_vocabulary(words)
         self.model.checkpoint_activations(checkpointing)
-        self.optimizer = adamw(self.model, lr=1e-5, weight_decay=0.01)
+        self.loss = StepLoss(self.model)
+        self.optimizer = pretraining_optimizer(self.model, OptimizerFlags(optimizer=optimizer), LEARNING_RATE)
         self.optimizer.flatten_if_faster(self.model, device, self.dtype)
 
-    def step(self, batch: PackedBatch, weights: tuple[float, float, float], clock: Clock) -> tuple[float, float]:
+    def step(self, batch: PackedBatch, clock: Clock) -> tuple[float, float]:
         """Take a step; return the seconds of both passes, and of the update."""
+        (part,) = self.loss.parts([batch])
         self._wait()
         started = clock()
-        with self.optimizer.copies(), autocast(self.device, self.dtype):
-            loss = micro_batch_loss(self.model(batch), *weights)
         with self.optimizer.copies():
+            with autocast(self.device, self.dtype):
+                loss, _ = self.loss(batch, part)
             loss.backward()
         self._wait()
         passed = clock()
         self.optimizer.clip_gradients(1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        flat = self.optimizer.flat is not None
+        self.optimizer.step(clear=flat)
+        if not flat:
+            self.optimizer.zero_grad(set_to_none=True)
         self._wait()
         return passed - started, clock() - passed
 

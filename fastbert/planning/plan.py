@@ -6,54 +6,45 @@ Everything is arithmetic on the flags, but the time where steps are measured and
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
 from fastbert.planning import peak
 from fastbert.planning.batches import batch_of_shards, planned_batch
-from fastbert.planning.communication import NETWORK, Communication, communication
-from fastbert.planning.flags import PlanFlags
+from fastbert.planning.communication import Communication, communication
+from fastbert.planning.fitting import (
+    FRAMEWORK_BYTES,
+    GIB,
+    check_shards,
+    chosen_parallel,
+    cures,
+    largest_micro_batch,
+    memory_limit,
+    shortage,
+)
+from fastbert.planning.flags import DEFAULT_GPU, PlanFlags
 from fastbert.planning.flops import OPTIMIZER_FLOPS, BatchStatistics, StepFlops, parts, step_flops
 from fastbert.planning.memory import FP32, STATE_BYTES, MemoryPlan, Setup, memory
 from fastbert.planning.parameters import PartParameters, parameters, total
 from fastbert.planning.shape import ModelShape, model_shape
+from fastbert.planning.times import (
+    GPU_UTILISATION,
+    Times,
+    device_peak,
+    exposed_seconds,
+    link_bandwidth,
+    update_seconds,
+)
 
 if TYPE_CHECKING:
     from fastbert.planning.measure import MeasuredSteps
 
-GIB = 1 << 30
 CPU_MICRO_BATCH = 32
-GPU_UTILISATION = 0.4
-"""The share of its peak that a GPU is assumed to reach."""
 DEFAULT_STEPS = 1000
-MOST_SEQUENCES = 1 << 30  # of a micro-batch
-UPDATE_BYTES = 38
-"""Memory traffic of the optimiser per parameter: weights, gradients and moments, read and written."""
-FRAMEWORK_BYTES = 400 << 20
-"""Resident bytes of a process on a CPU without a model, where they are not measured."""
-DDP_OVERLAP = 2 / 3 * 0.9
-"""The share of a micro-batch's time behind which DDP hides its exchange: the backward pass, without its end."""
-FSDP_OVERLAP = 0.9
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of an optimiser step on every device."""
-
-    passes: float
-    update: float
-    communication: float
-    """At the bandwidth of the links, hidden or not."""
-    exposed: float
-    """What of it the passes do not hide."""
-
-    @property
-    def step(self) -> float:
-        """Return the seconds of a step."""
-        return self.passes + self.exposed + self.update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +153,8 @@ def _with_vocabulary(config: Any, flags: PlanFlags) -> Any:
     return replace(config, **changes)
 
 
-def make_plan(flags: PlanFlags) -> Plan:
-    """Return the plan of a run.
+def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counter) -> Plan:
+    """Return the plan of a run; `clock` times the steps that are measured.
 
     Raises `UserError` for a model that cannot have the objective or the length, and for a micro-batch that does not fit
     the memory.
@@ -172,9 +163,9 @@ def make_plan(flags: PlanFlags) -> Plan:
     shape = model_shape(config, objective, flags.generator_size)
     one, corpus_tokens = _batch_of_one(flags, objective)
     device: Literal["cpu", "cuda"] = "cpu" if flags.plans_cpu else "cuda"
-    gpu = None if flags.plans_cpu else peak.gpu(flags.gpu)
+    gpu = None if flags.plans_cpu else flags.gpu_kind
     dtype = _cpu_dtype(flags) if gpu is None else flags.matmul_dtype
-    limit = _memory_limit(flags, gpu)
+    limit = memory_limit(flags, gpu)
     per_device = math.ceil(flags.batch_size / flags.devices)
     counted = parameters(shape)
     count = total(counted)
@@ -182,34 +173,41 @@ def make_plan(flags: PlanFlags) -> Plan:
         device=device, dtype=dtype, optimizer=flags.optimizer, checkpointing=flags.checkpointing,
         devices=flags.devices, long_sequences=flags.max_length > 128, kernels=True,
     )  # fmt: skip
-    setup = replace(setup, parallel=_parallel(flags, shape, one, setup, limit, count))
+    setup = replace(setup, parallel=chosen_parallel(flags, shape, one, setup, limit))
     if setup.parallel == "fsdp":
-        _check_shards(flags, shape)
-    largest = _largest_micro_batch(shape, one, setup, limit, per_device)
-    if largest == 0:
-        raise UserError(_does_not_fit(shape, one, setup, limit, flags))
-    micro_batch = flags.micro_batch or min(largest, per_device if gpu is not None else CPU_MICRO_BATCH)
+        check_shards(flags, shape)
+    most = largest_micro_batch(shape, one, setup, limit, per_device)
+    if most == 0:
+        raise UserError(shortage(shape, one, setup, limit, flags))
+    micro_batch = flags.micro_batch or min(most, per_device if gpu is not None else CPU_MICRO_BATCH)
     micro_batch = min(micro_batch, per_device)
     setup = replace(setup, accumulates=micro_batch < per_device)
     used = memory(shape, one * micro_batch, setup, baseline=FRAMEWORK_BYTES)
     if used.total > limit:
         raise UserError(
             f"--micro-batch {micro_batch}: needs {used.total / GIB:.1f} GiB per device, of {limit / GIB:.1f}; at most"
-            f" {largest} fit{_cures(setup, flags)}"
+            f" {most} fit{cures(setup)}"
         )
     micro_batches = math.ceil(per_device / micro_batch)
     batch = one * flags.batch_size
-    measured = _measured(flags, config, objective, one * micro_batch, dtype) if flags.measures else None
+    measured = _measured(flags, config, objective, one * micro_batch, dtype, clock) if flags.measures else None
     if measured is not None and measured.framework is not None and gpu is None:
         used = memory(shape, one * micro_batch, setup, baseline=measured.framework)
     flops = step_flops(parts(shape, flags.checkpointing), batch)
-    rate = _peak(flags, gpu, dtype)
+    rate = device_peak(flags, gpu, dtype)
     exchanged = communication(count, flags.devices, setup.parallel, dtype, micro_batches)
-    bandwidth = flags.link_bandwidth or _bandwidth(flags, gpu)
-    times, utilisation = _times(
-        flags, flops, rate, measured, micro_batches, config.num_hidden_layers, exchanged.seconds(bandwidth),
-        setup, count, gpu,
-    )  # fmt: skip
+    bandwidth = link_bandwidth(flags, gpu)
+    computed = flops.total / flags.devices
+    if measured is not None:
+        layers = config.num_hidden_layers
+        passes, update = micro_batches * measured.passes_of(layers), measured.update_of(layers)
+        utilisation = computed / (passes * rate)
+    else:
+        utilisation = flags.given_utilisation or GPU_UTILISATION
+        passes = computed / (utilisation * rate)
+        update = update_seconds(count / flags.devices if setup.parallel == "fsdp" else count, gpu)
+    exchange = exchanged.seconds(bandwidth)
+    exposed = exposed_seconds(exchange, passes, micro_batches, setup.parallel)
     steps = flags.steps or (DEFAULT_STEPS if flags.tokens is None else math.ceil(flags.tokens / batch.tokens))
     checkpoint = (FP32 + STATE_BYTES[flags.optimizer]) * count
     shard_tokens = corpus_tokens or steps * batch.tokens / flags.epochs
@@ -226,7 +224,7 @@ def make_plan(flags: PlanFlags) -> Plan:
         batch_size=flags.batch_size,
         micro_batch=micro_batch,
         micro_batches=micro_batches,
-        largest_micro_batch=largest,
+        largest_micro_batch=most,
         steps=steps,
         tokens_per_step=batch.tokens,
         memory=used,
@@ -236,7 +234,7 @@ def make_plan(flags: PlanFlags) -> Plan:
         optimizer_flops=OPTIMIZER_FLOPS[flags.optimizer] * count,
         peak=rate,
         utilisation=utilisation,
-        times=times,
+        times=Times(passes, update, exchange, exposed),
         communication=exchanged,
         link_bandwidth=bandwidth,
         checkpoint_bytes=checkpoint,
@@ -267,85 +265,14 @@ def _cpu_dtype(flags: PlanFlags) -> str:
     return "bf16" if fastest_dtype(torch.device("cpu"), training=True)[0] == torch.bfloat16 else "fp32"
 
 
-def _memory_limit(flags: PlanFlags, gpu: peak.Gpu | None) -> float:
-    """Return the bytes of memory of one device."""
-    if flags.memory is not None:
-        return flags.memory * GIB
-    return machine_memory() if gpu is None else gpu.memory * GIB
-
-
-def machine_memory() -> float:
-    """Return the bytes of memory of this machine, or of its container; infinity where they are unknown."""
-    limits = [math.inf]
-    for path, scale in ((Path("/sys/fs/cgroup/memory.max"), 1), (Path("/proc/meminfo"), 1 << 10)):
-        try:
-            words = path.read_text().split()
-        except OSError:
-            continue
-        number = words[1] if words[0] == "MemTotal:" else words[0]
-        if number.isdigit():
-            limits.append(float(number) * scale)
-    return min(limits)
-
-
-def _parallel(
-    flags: PlanFlags, shape: ModelShape, one: BatchStatistics, setup: Setup, limit: float, count: int
-) -> Literal["none", "ddp", "fsdp"]:
-    """Return how devices share the model: --parallel, or ddp where a copy on each fits with one sequence."""
-    if flags.devices == 1:
-        return "none"
-    if flags.parallel != "auto":
-        return flags.parallel
-    fits = memory(shape, one, replace(setup, parallel="ddp", accumulates=True)).total <= limit
-    return "ddp" if fits else "fsdp"
-
-
-def _check_shards(flags: PlanFlags, shape: ModelShape) -> None:
-    """Raise `UserError` for more devices than the rows of the matrices that they divide."""
-    rows = min(getattr(stack, "width", getattr(stack, "units", 0)) for stack in shape)
-    if flags.devices > rows:
-        raise UserError(
-            f"--gpus {flags.devices}: fsdp divides matrices by their rows, and those of --model {flags.model} have"
-            f" {rows}; use --parallel ddp, or fewer GPUs"
-        )
-
-
-def _largest_micro_batch(shape: ModelShape, one: BatchStatistics, setup: Setup, limit: float, per_device: int) -> int:
-    """Return the most sequences of a micro-batch whose step fits, of any batch of so many; 0 if not even one does."""
-
-    def fits(sequences: int) -> bool:
-        fitted = replace(setup, accumulates=sequences < per_device)
-        return memory(shape, one * sequences, fitted, baseline=FRAMEWORK_BYTES).total <= limit
-
-    low, high = 0, MOST_SEQUENCES
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _does_not_fit(shape: ModelShape, one: BatchStatistics, setup: Setup, limit: float, flags: PlanFlags) -> str:
-    needed = memory(shape, one, setup, baseline=FRAMEWORK_BYTES).total
-    return (
-        f"--model {flags.model}: a micro-batch of one sequence needs {needed / GIB:.1f} GiB per device, of"
-        f" {limit / GIB:.1f}{_cures(setup, flags)}"
-    )
-
-
-def _cures(setup: Setup, flags: PlanFlags) -> str:
-    cures = []
-    if setup.checkpointing != "layer":
-        cures.append("--checkpoint-activations")
-    if setup.parallel == "ddp":
-        cures.append("--parallel fsdp")
-    elif setup.parallel == "none" and setup.device == "cuda":
-        cures.append("--gpus 2 --parallel fsdp")
-    elif setup.parallel == "fsdp":
-        cures.append("more --gpus")
-    return f"; use {' or '.join(cures)}" if cures else ""
-
-
-def _measured(flags: PlanFlags, config: Any, objective: str, micro_batch: BatchStatistics, dtype: str) -> MeasuredSteps:
+def _measured(
+    flags: PlanFlags,
+    config: Any,
+    objective: str,
+    micro_batch: BatchStatistics,
+    dtype: str,
+    clock: Callable[[], float],
+) -> MeasuredSteps:
     """Measure steps here. Raises `UserError` where this machine has no such device."""
     import torch
 
@@ -359,51 +286,14 @@ def _measured(flags: PlanFlags, config: Any, objective: str, micro_batch: BatchS
             )
         name = torch.cuda.get_device_name(device)
         here = peak.gpu_of_device(name)
-        if here is not peak.gpu(flags.gpu):
-            raise UserError(f"--gpu {flags.gpu}: this machine has a {name}; name that one, or give --utilisation")
+        if here is not flags.gpu_kind:
+            raise UserError(
+                f"--gpu {flags.gpu or DEFAULT_GPU}: this machine has a {name}; name that one, or give --utilisation"
+            )
     return measure_steps(
         config, objective, micro_batch, device=device, dtype=dtype,  # type: ignore[arg-type]
-        checkpointing=flags.checkpointing, generator_size=flags.generator_size,
+        checkpointing=flags.checkpointing, generator_size=flags.generator_size, optimizer=flags.optimizer, clock=clock,
     )  # fmt: skip
-
-
-def _peak(flags: PlanFlags, gpu: peak.Gpu | None, dtype: str) -> float:
-    if flags.peak_flops is not None:
-        return flags.peak_flops
-    return peak.cpu_peak(dtype) if gpu is None else gpu.peak(dtype)
-
-
-def _bandwidth(flags: PlanFlags, gpu: peak.Gpu | None) -> float:
-    if gpu is None:
-        return NETWORK
-    return gpu.link if flags.devices <= gpu.per_node else min(gpu.link, NETWORK)
-
-
-def _times(
-    flags: PlanFlags,
-    flops: StepFlops,
-    rate: float,
-    measured: MeasuredSteps | None,
-    micro_batches: int,
-    layers: int,
-    exchange: float,
-    setup: Setup,
-    count: int,
-    gpu: peak.Gpu | None,
-) -> tuple[Times, float | None]:
-    """Return the times of a step, and the share of the peak that its passes reach."""
-    computed = flops.total / flags.devices
-    if measured is not None:
-        passes, update = micro_batches * measured.passes_of(layers), measured.update_of(layers)
-        utilisation: float | None = computed / (passes * rate)
-    else:
-        utilisation = flags.given_utilisation or GPU_UTILISATION
-        passes = computed / (utilisation * rate)
-        owned = count / flags.devices if setup.parallel == "fsdp" else count
-        bandwidth = peak.CPU_BANDWIDTH if gpu is None else gpu.bandwidth
-        update = UPDATE_BYTES * owned / (bandwidth * 1e9)
-    hidden = passes * FSDP_OVERLAP if setup.parallel == "fsdp" else passes / micro_batches * DDP_OVERLAP
-    return Times(passes, update, exchange, max(exchange - hidden, 0.0)), utilisation
 
 
 def _by_part(shape: ModelShape, flags: PlanFlags, batch: BatchStatistics) -> list[tuple[str, float]]:

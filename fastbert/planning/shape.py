@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 Head = Literal["masked", "tied", "detection"]
 OBJECTIVES = ("mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm")
 PAIRED = ("mlm+nsp", "mlm+sop")
-POOLED = ("bert",)
+POOLED = ("bert", "roberta-prelayernorm")
 """Architectures whose model for masked tokens has a pooler and a next-sentence head, whatever the objective."""
+PRE_NORM = ("gpt2", "roberta-prelayernorm")
+"""Architectures of pre-LN layers, which are composed of single operations, with a norm behind the last."""
 ALPHABET = 261  # characters of ELMo
 GENERATOR_SIZE = 0.25
 
@@ -45,7 +47,6 @@ class EncoderShape:
     """True if the loss depends on them."""
     embedding_norm: bool = True
     final_norm: bool = False
-    pre_norm: bool = False
     shares_embeddings: bool = False
     """True if the embeddings are another encoder's."""
     fused: bool = True
@@ -123,10 +124,9 @@ def _encoder(config: Any, objective: str, *, name: str = "", shares_embeddings: 
         pooler=pooler,
         pooler_trains=pooler and objective in PAIRED,
         embedding_norm=not decoder,
-        final_norm=kind == "gpt2",
-        pre_norm=kind == "gpt2",
+        final_norm=kind in PRE_NORM,
         shares_embeddings=shares_embeddings,
-        fused=kind not in ("gpt2",),
+        fused=kind not in PRE_NORM,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastbert.data.pretraining import PretrainingData
+from fastbert.data.mixing import SampleData
 from fastbert.data.step_samples import StepSamples
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
@@ -29,8 +29,8 @@ class Phase:
     """A part of a run with sequences of one length, up to the finished fraction `end` of the run."""
 
     end: float
-    train: PretrainingData
-    validation: PretrainingData
+    train: SampleData
+    validation: SampleData
 
 
 class PretrainingBatches:
@@ -56,7 +56,7 @@ class PretrainingBatches:
         self._steps = [StepSamples(phase.train) for phase in phases]
 
     @property
-    def train(self) -> PretrainingData:
+    def train(self) -> SampleData:
         """Return the training data of the first phase."""
         return self.phases[0].train
 

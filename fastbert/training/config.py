@@ -15,6 +15,7 @@ from fastbert.training import tracking_flags
 from fastbert.training.averaging_flags import AveragingFlags
 from fastbert.training.initial_flags import InitialModelFlags
 from fastbert.training.loss_flags import LossFlags
+from fastbert.training.precision_flags import PrecisionFlags
 from fastbert.training.progress_flags import ProcessFlags, ProgressFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
 from fastbert.training.sampling_flags import SamplingFlags
@@ -56,9 +57,9 @@ class _Data(CorpusFlags):
         "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
     """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
-    data: str | None = None
+    data: tuple[str, ...] | None = None
     """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
-    which they are streamed."""
+    which they are streamed; several are mixed (--mix)."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: that of --init, else a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
@@ -188,6 +189,7 @@ class PretrainConfig(
     RunConfig,
     ProcessFlags,
     SamplingFlags,
+    PrecisionFlags,
     _Machine,
     RetentionFlags,
     AsyncSaveFlags,
@@ -211,7 +213,7 @@ class PretrainConfig(
     CHANGEABLE: ClassVar = frozenset(
         (
             *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
-            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
+            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "on_spike", "log_every", "compare"),
             *("loader_workers", "out", "data", "tokenizer", "resume", "overwrite"),
             *STREAMING,
             *tracking_flags.CHANGEABLE,
@@ -219,8 +221,8 @@ class PretrainConfig(
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.data, Path):
-            object.__setattr__(self, "data", str(self.data))
+        data = (self.data,) if isinstance(self.data, str | Path) else self.data
+        object.__setattr__(self, "data", tuple(map(str, data)) if data else None)
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
         self.check_groups()

@@ -59,9 +59,10 @@ class RunMeters:
         device: torch.device,
         dtype: torch.dtype,
         generator_size: float | None = None,
+        devices: int = 1,
     ) -> Self:
-        """Return the meters of a run that pre-trains a model; `dtype` is that of its matmuls. A model whose operations
-        cannot be counted has no `mfu`."""
+        """Return the meters of a run that pre-trains a model on several devices; `dtype` is that of its matmuls. A
+        model whose operations cannot be counted has no `mfu`."""
         try:
             model: ModelFlops | None = ModelFlops(config, objective, generator_size)
         except UserError:
@@ -69,7 +70,8 @@ class RunMeters:
 
         def peak() -> float | None:
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-            return peak_flops(device.type, _DTYPES.get(dtype, "fp32"), name)
+            rate = peak_flops(device.type, _DTYPES.get(dtype, "fp32"), name)
+            return None if rate is None else rate * devices
 
         return cls(device, model=model, peak=peak)
 

@@ -314,6 +314,12 @@ class TrainerState:
     """Samples drawn per phase; None in checkpoints of runs that had as many in each step."""
     skipped: int
     """Steps that changed no weight."""
+    meters: dict[str, Any]
+    """State of `RunMeters`."""
+    spikes: dict[str, Any]
+    """State of `SpikeDetector`."""
+    omitted: tuple[int, ...]
+    """Steps that the run leaves out."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> TrainerState:
@@ -331,4 +337,14 @@ class TrainerState:
             scaler=require(state, "scaler", dict),
             samples=None if samples is None else tuple(samples),
             skipped=require({"skipped": 0, **state}, "skipped", int),
+            meters=require({"meters": {}, **state}, "meters", dict),
+            spikes=require({"spikes": {}, **state}, "spikes", dict),
+            omitted=tuple(_steps(state.get("omitted", []))),
         )
+
+
+def _steps(numbers: Any) -> list[int]:
+    """Return the numbers of steps in a checkpoint's state. Raises `CheckpointError` for anything else."""
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise CheckpointError(f"the steps that the run leaves out are {shown(numbers)}")
+    return numbers

@@ -146,5 +146,6 @@ def _typed(value: Any, annotation: str) -> Any:
     if value is None:
         return None
     if annotation.startswith("tuple"):
+        value = [value] if isinstance(value, str) else value  # of a run from when the flag took one value
         return tuple(Path(item) if "Path" in annotation else item for item in value)
     return Path(value) if "Path" in annotation else value

@@ -123,9 +123,14 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     return run
 
 
-def read_run(folder: Path) -> PretrainConfig:
-    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+def recorded_run(folder: Path) -> Run:
+    """Return the run in `folder`, with the results of its stages. Raises `UserError` where there is none."""
     saved = read_record(folder, "run", PretrainConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder / 'config.json'}: no such file; name the folder of a run")
-    return Run.of(PretrainConfig(out=folder), saved).config
+    return Run.of(PretrainConfig(out=folder), saved)
+
+
+def read_run(folder: Path) -> PretrainConfig:
+    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+    return recorded_run(folder).config

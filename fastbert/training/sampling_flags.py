@@ -85,6 +85,11 @@ class SamplingFlags(_Mixture, _Masks, _Batches, _Work):
             value, longest = getattr(self, name), getattr(self, "longest", 1)
             if value is not None and value < longest:
                 raise UserError(f"{flag(name)} {value} is less than one sequence of {longest} tokens; raise it")
+        data = getattr(self, "data", None)
+        if self.mix is not None and data is None and not getattr(self, "resume", False):
+            raise UserError("--mix weighs several --data; give their folders with --data")
+        if self.mix is not None and data is not None and len(self.mix) != len(data):
+            raise UserError(f"--mix has {len(self.mix)} weights for {len(data)} --data; give one for each")
         for weight in self.mix or ():
             if not 0 < weight < math.inf:
                 raise UserError(f"--mix {weight:g} must be above 0 and finite")

@@ -17,10 +17,11 @@ from fastbert.errors import UserError
 from fastbert.planning import peak
 from fastbert.planning.batches import planned_batch
 from fastbert.planning.communication import communication
+from fastbert.planning.fitting import GIB
 from fastbert.planning.flags import PlanFlags
 from fastbert.planning.flops import BatchStatistics
 from fastbert.planning.measure import layers_to_measure, measure_steps, random_batch
-from fastbert.planning.plan import GIB, make_plan
+from fastbert.planning.plan import make_plan
 
 
 def test_a_plan_of_the_paper() -> None:
