@@ -385,8 +385,9 @@ def _train(
             masked=masked,
             unknown_id=None if isinstance(bert, ElmoConfig) else shards[0].special_ids.get("unk"),
         )
-        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
-        before = [line for line in history if line.step <= trainer.step]
+        before: list[Metrics] = []
+        with contextlib.suppress(UserError):  # damaged lines are reported when the run opens its log
+            before = [line for line in read_metrics(config.out / "metrics.jsonl") if line.step <= trainer.step]
         trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
