@@ -37,6 +37,7 @@ from fastbert.training.metrics import read_metrics
 
 WORDS = 10  # of the shortest phrases of the domain
 LENGTH, LONG = 64, 256
+RUN: dict[str, Any] = {"objective": "mlm", "device": "cpu", "quiet": True, "resume": True}
 
 
 def domain(data: Path, folder: Path) -> tuple[Path, Path, Path, list[str]]:
@@ -63,7 +64,7 @@ def accuracy(model: Path, train: Path, dev: Path, out: Path, options: argparse.N
     labelled.write_text("\n".join(train.read_text().splitlines()[: options.examples + 1]) + "\n")
     result = fastbert.finetune(
         task="classification", model=model, train=labelled, eval=dev, out=out, seeds=options.seeds, epochs=4,
-        batch_size=16, max_length=LENGTH, device="cpu", quiet=True,
+        batch_size=16, max_length=LENGTH, device="cpu", quiet=True, resume=True,
     )  # fmt: skip
     return result.scores[dev.name]["accuracy"]["per_seed"]
 
@@ -74,12 +75,12 @@ def adaptation(options: argparse.Namespace, base: Path, data: Path, folder: Path
     pieces = fastbert.load_tokenizer(base).tokenize
     fitting = [each for each in sentences if len(pieces(each)) <= LENGTH - 2][: options.sentences]
     flags = {"corpus": text, "text_format": "lines", "max_length": LENGTH, "steps": options.adaptation_steps}
-    common: dict[str, Any] = {**flags, "eval_samples": 512, "seed": options.seed, "device": "cpu", "quiet": True}
+    common: dict[str, Any] = {**flags, **RUN, "eval_samples": 512, "seed": options.seed}
     models = {"base": base}
     models["adapted"] = fastbert.pretrain(init=base, out=folder / "adapted", **common).model
     extended = folder / "vocabulary"
     words = ["--corpus", text, "--text-format", "lines", "--model", base, "--extend", "--out", extended]
-    command(["vocab", *words, "--add", options.words, "--quiet"], torch.get_num_threads())
+    command(["vocab", *words, "--add", options.words, "--overwrite", "--quiet"], torch.get_num_threads())
     models["extended"] = fastbert.pretrain(init=extended, out=folder / "extended", **common).model
     first = read_metrics(folder / "adapted" / "metrics.jsonl")
     rows = []
@@ -121,7 +122,7 @@ def positions(options: argparse.Namespace, base: Path, corpus: Path, folder: Pat
             result = fastbert.pretrain(
                 corpus=corpus, text_format="lines", init=base, out=folder / f"{method}-{steps}", max_positions=LONG,
                 extend_positions=method, max_length=LONG, steps=steps, lr=lr, batch_size=16, eval_samples=64,
-                short_sequence_prob=0.0, objective="mlm", seed=options.seed, device="cpu", quiet=True,
+                short_sequence_prob=0.0, seed=options.seed, **RUN,
             )  # fmt: skip
             losses["loss_before" if steps == 1 else "loss_after"] = round(result.validation.mlm_loss, 4)
         row = {"workload": f"{LENGTH} to {LONG} positions", "contender": method, **losses}
@@ -135,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=("adaptation", "positions"), default=["adaptation", "positions"])
     parser.add_argument("--model", default="mini", help="size of the base model (default: mini)")
+    parser.add_argument("--work", type=Path, help="folder of the runs, which another call continues (default: none)")
     parser.add_argument("--megabytes", type=float, default=4.0, help="Wikipedia to pre-train on (default: 4)")
     parser.add_argument("--steps", type=int, default=1200, help="steps of the base model (default: 1200)")
     parser.add_argument("--adaptation-steps", type=int, default=600, help="steps on the domain (default: 600)")
@@ -151,15 +153,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if data is None:
         raise UserError("no data folder: name one with --data or FASTBERT_DATA")
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-        folder = Path(temporary)
+        folder = options.work or Path(temporary)
+        folder.mkdir(exist_ok=True)
         corpus = folder / "corpus.txt"
         with lzma.open(data / WIKIPEDIA, "rb") as source, corpus.open("wb") as file:
             while file.tell() < options.megabytes * 1_000_000 and (line := source.readline()):
                 file.write(line)
         base = fastbert.pretrain(
-            corpus=corpus, text_format="lines", model=options.model, objective="mlm", max_positions=LENGTH,
-            max_length=LENGTH, steps=options.steps, eval_samples=256, seed=options.seed, out=folder / "base",
-            device="cpu", quiet=True,
+            corpus=corpus, text_format="lines", model=options.model, max_positions=LENGTH,
+            max_length=LENGTH, steps=options.steps, eval_samples=256, seed=options.seed,
+            out=folder / "base", **RUN,
         )  # fmt: skip
         rows: list[dict[str, Any]] = []
         if "adaptation" in options.what:

@@ -66,10 +66,14 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
                 body = f"<Error><Code>{CODES.get(status, 'Error')}</Code><Message>no</Message></Error>".encode()
                 self._send(status, body, len(body))
                 return
-            content = file.read_bytes()
+            begin, size = 0, file.stat().st_size
             if requested and faults.supports_ranges:
-                begin, _, end = requested.removeprefix("bytes=").partition("-")
-                content, status = content[int(begin) : int(end) + 1 if end else None], 206
+                first, _, last = requested.removeprefix("bytes=").partition("-")
+                begin, status = int(first), 206
+                size = int(last) + 1 - begin if last else size
+            with file.open("rb") as opened:
+                opened.seek(begin)
+                content = opened.read(size)
             content = faults.change(name, content)
             self._send(status, content[: len(content) // 2] if faults.is_cut(name) else content, len(content))
 

@@ -15,6 +15,7 @@ from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device_step import DeviceStep
 from fastbert.training.graphed import GraphedStep
 from fastbert.training.loop import Trainer
+from fastbert.training.metrics import MEASURED
 from fastbert.training.reporter import Reporter
 from fastbert.training.step_spec import Cursor, StepSpec
 
@@ -117,7 +118,7 @@ class Run:
 
 def timeless(values: dict) -> dict:
     """Metrics without what a clock measured, and without what is no number."""
-    return {k: v for k, v in values.items() if "second" not in k and v is not None and k != "split"}
+    return {k: v for k, v in values.items() if k not in MEASURED and v is not None and k != "split"}
 
 
 def assert_same(first: Run, second: Run, tolerance: float) -> None:

@@ -35,6 +35,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
         "plan": ("plan", "predict memory, FLOPs and time of a pre-training run"),
+        "replay": ("replay", "compute steps of a run again and compare them, bit for bit"),
         "plot": ("plot", "compare runs in a plot"),
     },
     {

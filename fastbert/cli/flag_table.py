@@ -35,6 +35,10 @@ class Flag:
     positional: bool
     bare: str | None = None
     """Its value where none follows it; None if one must."""
+    alias: str | None = None
+    """Its second name, which no help lists."""
+    separator: str | None = None
+    """What may stand between its values in one word."""
 
     @property
     def name(self) -> str:
@@ -77,6 +81,8 @@ def flags_of(config: type[Any]) -> list[Flag]:
                 required=flags.requirement(item.metadata),
                 positional=tyro.conf.Positional in notes,
                 bare=flags.bare_value(item.metadata),
+                alias=flags.alias_of(item.metadata),
+                separator=flags.separator_of(item.metadata),
             )
         )
     titles = list(dict.fromkeys(flag.group for flag in listed))

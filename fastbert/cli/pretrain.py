@@ -23,6 +23,7 @@ from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
 from fastbert.training.reference_curves import check_reference, find_reference
+from fastbert.training.tracking_flags import check_tracking
 
 WIDTH = 100  # of the last lines at most
 
@@ -35,6 +36,7 @@ EXAMPLES = (
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_tracking(config)
     if config.compare is not None:
         known = not config.resume and (config.objective is not None or not config.model.endswith(".json"))
         objective = config.objective or default_objective(config.architecture)
@@ -50,11 +52,11 @@ def check(config: Config) -> None:
         check_corpus(config)
     if config.model.endswith(".json"):
         check_file("--model", config.model)
-    if config.data is not None:
-        if not is_remote(config.data):
-            check_folder("--data", local_path(config.data))
+    for data in config.data or ():
+        if not is_remote(data):
+            check_folder("--data", local_path(data))
         with named("--data"):
-            open_index(config.data)
+            open_index(data)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
     if config.initial_folder is not None:

@@ -237,6 +237,10 @@ class MixedData:
         return packed(concatenated(arrays), with_label=self.objective in PAIRED).reordered(torch.from_numpy(order))
 
 
+SampleData = PretrainingData | MixedData
+"""Samples of one corpus, or of several."""
+
+
 def normalized(weights: Sequence[float] | None, sizes: Sequence[int]) -> tuple[float, ...]:
     """Return weights of sum 1, by default the shares of `sizes`. Raises UserError for wrong weights."""
     if weights is None:
@@ -271,7 +275,7 @@ def check_tokenizers(shards: Sequence[TokenShards]) -> None:
 
 def open_data(
     shards: Sequence[TokenShards], weights: Sequence[float] | None = None, *, seed: int = 0, **recipe: Any
-) -> PretrainingData | MixedData:
+) -> SampleData:
     """Return one split of the samples of some shards, mixed in the proportions of `weights` where they are several.
 
     `recipe` holds the other arguments of `PretrainingData`. Several sources have seeds of their own, which follow from
@@ -286,9 +290,7 @@ def open_data(
     return MixedData(sources, weights, seed=seed)
 
 
-def split_unigrams(
-    train: PretrainingData | MixedData, validation: PretrainingData | MixedData
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_unigrams(train: SampleData, validation: SampleData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how often each id occurs in the training and in the validation documents, two int64 (vocab_size,).
 
     Those of a mixture's source count as often as an epoch draws its samples. Raises UserError as `unigram_counts` does.

@@ -46,10 +46,10 @@ class Prefetcher(Generic[Specification, Data]):
         self._pool = ThreadPoolExecutor(workers, "fastbert-data") if workers else None
         self._last_stage = ThreadPoolExecutor(1, "fastbert-data-in-order") if workers and finish else None
         self._steps: deque[Callable[[], Data]] = deque()
-        self.depth = workers + 1 if workers else 1
+        self.depth = max(workers, 1)
         """Number of submitted steps that keep all threads at work while one step is computed."""
         self.seconds_waited = 0.0
-        """Seconds that steps waited for their data; without the first one, before which there was nothing to compute."""
+        """Seconds that steps waited for their data, the first one left out: nothing is computed before it."""
         self._is_first = True
 
     def submit(self, specification: Specification) -> None:
@@ -73,10 +73,8 @@ class Prefetcher(Generic[Specification, Data]):
 
     def close(self) -> None:
         """Wait for the steps that are being loaded, at most one per worker, and give up the others; with `finish`, wait
-        for all, because other processes do."""
-        for pool in (self._pool, self._last_stage):
-            if pool is not None:
-                pool.shutdown(cancel_futures=self._last_stage is None)
+        for all that were submitted, because other processes do."""
+        self._shut_down(give_up=self._last_stage is None)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +82,13 @@ class Prefetcher(Generic[Specification, Data]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # After an error the other processes may wait for this one to end.
+        self._shut_down(give_up=error is not None or self._last_stage is None)
+
+    def _shut_down(self, *, give_up: bool) -> None:
+        for pool in (self._pool, self._last_stage):
+            if pool is not None:
+                pool.shutdown(cancel_futures=give_up)
 
     def _finished(self, data: Data) -> Data:
         return data if self._finish is None else self._finish(data)

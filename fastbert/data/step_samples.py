@@ -57,9 +57,11 @@ class StepSamples:
         CorpusError for an epoch without samples.
         """
         limit, by_tokens = _limit(sequences, tokens)
-        epoch, index = self.samples.locate(counter)
+        if counter < 0:
+            raise UserError(f"sample_counter={counter} must not be negative")
         if not by_tokens:
             return range(counter, counter + limit)
+        epoch, index = self.samples.locate(counter)
         end = counter
         while True:
             ends = self._ends(epoch)

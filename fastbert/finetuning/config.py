@@ -13,6 +13,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.tasks.settings import Columns, TaskSettings
+from fastbert.training import tracking_flags
 from fastbert.training.run_config import DISTILLATION, RunConfig
 from fastbert.training.saving_flags import AsyncSaveFlags
 from fastbert.training.schedule_flags import DecayFlags
@@ -173,8 +174,9 @@ class FinetuneConfig(
     """Fine-tune a pre-trained encoder on a task. --out gets scores, learning curves, predictions and the model that is
     best on the first --eval file."""
 
-    CHANGEABLE: ClassVar = frozenset(
-        ["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"]
+    CHANGEABLE: ClassVar = (
+        frozenset(["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"])
+        | tracking_flags.CHANGEABLE
     )
 
     def __post_init__(self) -> None:

@@ -5,21 +5,20 @@ The loss of an optimiser step is a sum over its micro-batches, so that splitting
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastbert.data.pretraining import PretrainingData
+from fastbert.data.mixing import SampleData
+from fastbert.data.step_samples import StepSamples
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.training.schedules import ScheduledValue
-from fastbert.training.step_spec import Cursor, LoadedStep, StepSpec
+from fastbert.training.step_spec import Cursor, StepSpec
 
 STEPS_AHEAD = 4  # whose tokens are fetched while a step is prepared, where shards are streamed
 LABEL_SAMPLES = 64  # samples in memory while their labels are counted
@@ -30,8 +29,8 @@ class Phase:
     """A part of a run with sequences of one length, up to the finished fraction `end` of the run."""
 
     end: float
-    train: PretrainingData
-    validation: PretrainingData
+    train: SampleData
+    validation: SampleData
 
 
 class PretrainingBatches:
@@ -42,13 +41,22 @@ class PretrainingBatches:
     """
 
     def __init__(
-        self, phases: Sequence[Phase], *, batch_size: ScheduledValue, mask_prob: ScheduledValue | None = None
+        self,
+        phases: Sequence[Phase],
+        *,
+        batch_size: ScheduledValue,
+        mask_prob: ScheduledValue | None = None,
+        batch_tokens: int | None = None,
+        micro_batch_tokens: int | None = None,
     ) -> None:
-        """`batch_size` is in sequences per step; `mask_prob` None: that of the phases' data."""
+        """`batch_size` is in sequences per step, `batch_tokens`, instead of it, in tokens; `mask_prob` None: that of
+        the phases' data; `micro_batch_tokens` takes the place of a number of sequences per micro-batch."""
         self.phases, self.batch_size, self.mask_prob = tuple(phases), batch_size, mask_prob
+        self.batch_tokens, self.micro_batch_tokens = batch_tokens, micro_batch_tokens
+        self._steps = [StepSamples(phase.train) for phase in phases]
 
     @property
-    def train(self) -> PretrainingData:
+    def train(self) -> SampleData:
         """Return the training data of the first phase."""
         return self.phases[0].train
 
@@ -61,21 +69,43 @@ class PretrainingBatches:
         """Return step `number`, from 1, at the finished fraction `progress` of the run."""
         phase = self._phase(progress)
         first = cursor[phase]
-        samples = range(first, first + max(round(self.batch_size.at(progress)), 1))
+        if self.batch_tokens is None:
+            samples = self._steps[phase].next_step(first, sequences=max(round(self.batch_size.at(progress)), 1))
+        else:
+            samples = self._steps[phase].next_step(first, tokens=self.batch_tokens)
         after = (*cursor[:phase], samples.stop, *cursor[phase + 1 :])
         mask_prob = None if self.mask_prob is None else self.mask_prob.at(progress)
         return StepSpec(number, progress, samples, after, phase, mask_prob)
 
     def batches(self, spec: StepSpec, micro_batch: int, rank: int = 0, size: int = 1) -> list[PackedBatch]:
         """Return the micro-batches of process `rank` of `size`; longer sequences of a later phase have smaller ones."""
-        data = self.phases[spec.phase].train
-        mine = spec.samples[rank::size]
-        step = self._scaled(micro_batch, spec.phase)
+        data, steps = self.phases[spec.phase].train, self._steps[spec.phase]
+        by_tokens = self.batch_tokens is not None
+        mine = steps.share(spec.samples, rank, size, by_tokens=by_tokens)
+        tokens = self.micro_batch_tokens or (micro_batch * self.train.max_length if by_tokens else None)
+        sequences = self._scaled(micro_batch, spec.phase) if tokens is None else None
+        parts = steps.micro_batches(mine, sequences=sequences, tokens=tokens)
+        self._read_ahead(spec, rank, size)
+        return [data.samples(part, mask_prob=spec.mask_prob) for part in parts]
+
+    def _read_ahead(self, spec: StepSpec, rank: int, size: int) -> None:
+        """Begin to fetch the tokens of the next steps, about, where shards are streamed."""
         count = len(spec.samples)
         for start in range(spec.samples.stop, spec.samples.stop + STEPS_AHEAD * count, count):
-            data.read_ahead(range(start, start + count)[rank::size])
-        options = {} if spec.mask_prob is None else {"mask_prob": spec.mask_prob}
-        return [data.samples(mine[start : start + step], **options) for start in range(0, len(mine), step)]
+            self.phases[spec.phase].train.read_ahead(range(start, start + count)[rank::size])
+
+    def steps_per_epoch(self, phase: int = 0) -> float:
+        """Return the number of steps of epoch 0 of a phase; with a schedule of batch sizes, of those of its start."""
+        data = self.phases[phase].train
+        samples = data.samples_per_epoch(0)
+        if self.batch_tokens is None:
+            return samples / self.batch_size.at(0.0)
+        # The last step may reach into the next epoch.
+        counter = steps = 0
+        while counter < samples:
+            step = self._steps[phase].next_step(counter, tokens=self.batch_tokens)
+            counter, steps, size = step.stop, steps + 1, len(step)
+        return steps - (counter - samples) / size
 
     def validation_batches(
         self, samples: int, micro_batch: int, progress: float = 1.0, rank: int = 0, size: int = 1
@@ -103,37 +133,6 @@ class PretrainingBatches:
     def _scaled(self, micro_batch: int, phase: int) -> int:
         """Return the sequences of a phase with about as many tokens as `micro_batch` of the first."""
         return max(micro_batch * self.train.max_length // self.phases[phase].train.max_length, 1)
-
-
-class Prefetcher:
-    """Prepares the next step's batches in the background."""
-
-    def __init__(self, load: Callable[[StepSpec], LoadedStep]) -> None:
-        self._load = load
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fastbert-data")
-        self._pending: Future[LoadedStep] | None = None
-        self.waited = 0.0
-        """Seconds that the run has waited for batches."""
-
-    def __enter__(self) -> Prefetcher:
-        """Begin."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the background thread, after what it is preparing."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def submit(self, spec: StepSpec) -> None:
-        """Begin to prepare a step, the one that the next call of `result` returns."""
-        self._pending = self._pool.submit(self._load, spec)
-
-    def result(self) -> LoadedStep:
-        """Return the submitted step, once it is ready."""
-        assert self._pending is not None
-        started = time.perf_counter()
-        loaded = self._pending.result()
-        self.waited += time.perf_counter() - started
-        return loaded
 
 
 def micro_batch_loss(

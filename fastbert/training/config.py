@@ -11,11 +11,14 @@ from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tokenizers.layouts import Kind
+from fastbert.training import tracking_flags
 from fastbert.training.averaging_flags import AveragingFlags
 from fastbert.training.initial_flags import InitialModelFlags
 from fastbert.training.loss_flags import LossFlags
+from fastbert.training.precision_flags import PrecisionFlags
 from fastbert.training.progress_flags import ProcessFlags, ProgressFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.sampling_flags import SamplingFlags
 from fastbert.training.saving_flags import AsyncSaveFlags, RetentionFlags
 from fastbert.training.schedule_flags import ScheduleFlags
 from fastbert.training.schedules import ScheduledValue
@@ -54,9 +57,9 @@ class _Data(CorpusFlags):
         "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
     """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
-    data: str | None = None
+    data: tuple[str, ...] | None = None
     """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
-    which they are streamed."""
+    which they are streamed; several are mixed (--mix)."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer (default: that of --init, else a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
@@ -98,11 +101,11 @@ class _Model:
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
-    mask_replacement: tuple[float, ...] | None = rare(None)
-    """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10; 85 0 15 with
-    rtd)."""
+    mask_replacement: tuple[float, ...] | None = rare(None, alias="mask_split", separator="/")
+    """Percent of the masked tokens that become [MASK], become a random token, and stay, also as 80/10/10 and also as
+    --mask-split (default: 80 10 10; 85 0 15 with rtd)."""
     whole_word: bool = False
-    """Whole-word masking: mask all pieces of a word together."""
+    """Whole-word masking: mask all pieces of a word together, as --masking whole-word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +188,8 @@ class _Machine:
 class PretrainConfig(
     RunConfig,
     ProcessFlags,
+    SamplingFlags,
+    PrecisionFlags,
     _Machine,
     RetentionFlags,
     AsyncSaveFlags,
@@ -208,15 +213,16 @@ class PretrainConfig(
     CHANGEABLE: ClassVar = frozenset(
         (
             *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
-            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "log_every", "compare"),
-            *("out", "data", "tokenizer", "resume", "overwrite"),
+            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "on_spike", "log_every", "compare"),
+            *("loader_workers", "out", "data", "tokenizer", "resume", "overwrite"),
             *STREAMING,
+            *tracking_flags.CHANGEABLE,
         )
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.data, Path):
-            object.__setattr__(self, "data", str(self.data))
+        data = (self.data,) if isinstance(self.data, str | Path) else self.data
+        object.__setattr__(self, "data", tuple(map(str, data)) if data else None)
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
         self.check_groups()
@@ -265,7 +271,8 @@ class PretrainConfig(
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
-        for name, default in (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False)):
+        no_masks = (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False), ("masking", None))
+        for name, default in no_masks:
             if objective in UNMASKED and getattr(self, name) != default:
                 raise UserError(
                     f"{flag(name)} is about masked tokens, and --objective {objective} has none; leave it out"
@@ -364,4 +371,5 @@ def described(config: PretrainConfig, budget: Budget, samples_per_epoch: int) ->
         steps = f"{budget.steps:,} step{'s' * (budget.steps != 1)}"
         lengths.append(f"{steps} ({epochs} epoch{'s' * (epochs != '1')})")
     dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
-    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"
+    size = f"{config.batch_size} sequences" if config.batch_tokens is None else f"{config.batch_tokens:,} tokens"
+    return f"{' or '.join(lengths)} of {size}, learning rate {config.lr:g}{dropout}"

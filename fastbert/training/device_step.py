@@ -8,6 +8,7 @@ device: the optimiser skips the step.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -54,6 +55,11 @@ class StepStats(HostCopy):
         """`numbers` and `extras` are those of `StepSums`."""
         super().__init__(numbers)
         self.has_pairs, self.extras = has_pairs, frozenset(extras)
+
+    @property
+    def skipped(self) -> bool:
+        """Return whether the step changed no weight because its gradient was not finite: in fp16 an overflow."""
+        return not math.isfinite(float(self.numbers()[-1]))
 
     def read(self) -> tuple[PreTrainingOutput, float]:
         """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""

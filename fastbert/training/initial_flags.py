@@ -39,8 +39,8 @@ class InitialModelFlags:
     """New positions of --max-positions: repetitions of the table of --init, or the table stretched by linear
     interpolation (default: repeat)."""
     norm: Literal["post", "pre"] | None = rare(None)
-    """LayerNorm behind each sub-layer as published, or in front of it, which trains stably at higher learning rates and
-    without warm-up; a pre-norm BERT is saved as transformers' RoBERTa-PreLayerNorm (default: post)."""
+    """LayerNorm behind each sub-layer of BERT or RoBERTa as published, or in front of it (Xiong et al. 2020); such a
+    model is saved as transformers' RoBERTa-PreLayerNorm (default: post)."""
 
     @property
     def initial_folder(self) -> str | None:
@@ -83,6 +83,12 @@ class InitialModelFlags:
             )
         if folder is None:
             self._check_norm(config.architecture)
+            for name in ("norm", "max_positions"):
+                if config.student_layers is not None and getattr(self, name) not in (None, "post"):
+                    raise UserError(
+                        f"{flag(name)} and --student-layers exclude each other: a student has its teacher's layers and"
+                        " positions; leave one out"
+                    )
             return
         for name in ("teacher", "student_layers"):
             if getattr(config, name) is not None:

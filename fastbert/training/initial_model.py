@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -13,6 +13,7 @@ from fastbert.checkpoints.source import GENERATOR, MODEL, config_folder
 from fastbert.checkpoints.tokenizer_files import holds_tokenizer
 from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
+from fastbert.io.untrusted_input import read_json_file
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.electra.config import ElectraConfig, generator_config
@@ -117,7 +118,8 @@ def vocabulary_extension(config: PretrainConfig, tokenizer: Tokenizer) -> Extens
         return None
     extension = find_extension(base, tokenizer)
     if extension is None:
-        source = next((f"--{name} {value}" for name in ("tokenizer", "data") if (value := getattr(config, name))), "")
+        named = (("tokenizer", config.tokenizer), ("data", config.data and " ".join(config.data)))
+        source = next((f"--{name} {value}" for name, value in named if value), "")
         raise UserError(
             f"{source or 'the tokenizer'}: was not made from the vocabulary of --init {folder}; "
             + (
@@ -130,10 +132,12 @@ def vocabulary_extension(config: PretrainConfig, tokenizer: Tokenizer) -> Extens
 
 
 def objective_of_folder(config: PretrainConfig) -> Objective:
-    """Return the objective that --objective leaves open: the one whose head the folder of --init has; that of the
-    architecture for a folder with the encoder alone or a head for a task, but masked LM alone for a BERT without
-    next-sentence prediction."""
+    """Return the objective that --objective leaves open: that of the run whose model --init is, else the one whose head
+    the folder has; that of the architecture for a folder with the encoder alone or a head for a task, but masked LM
+    alone for a BERT without next-sentence prediction."""
     model = read_initial_config(config)
+    if (objective := _objective_of_run(config.find_initial())) is not None:
+        return objective
     if model.is_decoder and "is_decoder" not in model.constants:
         return "ltr"
     names = loading.find_weights(config.find_initial()).tensors
@@ -145,6 +149,17 @@ def objective_of_folder(config: PretrainConfig) -> Objective:
     return default
 
 
+def _objective_of_run(source: Path) -> Objective | None:
+    """Return the objective of the run of pre-training that wrote a model, None for other folders."""
+    record = source.parent / "config.json"
+    if source.name != MODEL or not record.is_file():
+        return None
+    values = read_json_file(record)
+    flags = values.get("run") if isinstance(values, dict) else None
+    name = flags.get("objective") if isinstance(flags, dict) else None
+    return next((objective for objective in get_args(Objective) if objective == name), None)
+
+
 def find_generator(config: PretrainConfig) -> Path | None:
     """Return the folder of the generator beside the discriminator of --init, None if there is none."""
     source = config.find_initial()
@@ -152,16 +167,18 @@ def find_generator(config: PretrainConfig) -> Path | None:
     return generator if source.name == MODEL and (generator / "config.json").is_file() else None
 
 
-def generator_size_of_folder(config: PretrainConfig) -> float | None:
-    """Return --generator-size, by default such that the generator beside the discriminator of --init fits."""
-    folder = find_generator(config)
-    if config.generator_size is not None or folder is None:
+def generator_size_of_folder(config: PretrainConfig) -> float:
+    """Return --generator-size, by default that of the generator beside the discriminator of --init."""
+    if config.generator_size is not None:
         return config.generator_size
+    folder = find_generator(config)
+    if folder is None:
+        return GENERATOR_SIZE
     model, generator = read_initial_config(config), registry.read_config(folder)
     assert isinstance(model, ElectraConfig)
     fraction = generator.hidden_size / model.hidden_size
     fits = 0 < fraction <= 1 and _same_shape(generator_config(model, fraction), generator)
-    return fraction if fits else None
+    return fraction if fits else GENERATOR_SIZE
 
 
 def _same_shape(config: BertConfig, other: BertConfig) -> bool:
@@ -178,16 +195,17 @@ def load_initial(model: Any, config: PretrainConfig, tokenizer: Tokenizer, repor
     extension = vocabulary_extension(config, tokenizer)
     source = config.find_initial()
     base = read_initial_config(config)
-    report(f"--init {config.initial_folder}: continuing a {base.model_type} of {base.num_hidden_layers} layers")
+    drops = "" if config.dropout is not None else f", with its own dropout of {base.hidden_dropout_prob:g}"
+    report(f"--init {config.initial_folder}: continuing a {base.model_type} of {base.num_hidden_layers} layers{drops}")
     if isinstance(model, GeneratorAndDiscriminator):
         generator = find_generator(config)
         if generator is not None and _same_shape(registry.read_config(generator), model.generator.config):
             # Before the discriminator, whose embeddings both have.
             _load(model.generator, generator, registry.read_config(generator), config, extension, report)
         else:
-            size = GENERATOR_SIZE if config.generator_size is None else config.generator_size
             report(
-                f"--init {config.initial_folder}: no generator beside it fits; a new one of {size:g} times its width"
+                f"--init {config.initial_folder}: no generator beside it fits; a new one of {config.generator_size:g}"
+                " times its width"
             )
         _load(model.discriminator, source, base, config, extension, report)
         return

@@ -9,15 +9,15 @@ import functools
 import math
 import signal
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
 from fastbert import cpu_capability
+from fastbert.data.prefetch import Prefetcher
 from fastbert.distributed.world import World
 from fastbert.errors import UserError
 from fastbert.models.heads.prediction import set_z_loss
@@ -29,60 +29,33 @@ from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint, defaults
 from fastbert.training.averaging import Averaging
-from fastbert.training.batches import Prefetcher
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.defaults import EVALUATIONS
 from fastbert.training.device_step import DeviceStep, StepStats
 from fastbert.training.graphed import FilledBatch, GraphedStep, captures_steps
-from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
+from fastbert.training.meters import RunMeters
+from fastbert.training.metrics import Metrics, Totals, TrainerState, last_of, read_metrics
+from fastbert.training.monitors import Monitors
 from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.parallel import Replicas
+from fastbert.training.precision import narrow_weights, restore_masters
+from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.saving import Checkpoints
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import ScheduledStep, ScheduleLog
-from fastbert.training.schedules import learning_rate_factor
 from fastbert.training.snapshot import snapshot
-from fastbert.training.step_log import StepLog, weights_sum
+from fastbert.training.step_log import ExactStep, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
+from fastbert.training.step_reports import SpikeError, Step, StepReports, TrainingError
 from fastbert.training.step_spec import Cursor, LoadedStep, StepCounts, StepSource, StepSpec
 from fastbert.training.stopping import Stopped, StopRequest
 
 CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # a run's defaults, unless flags say otherwise
 
-MOST_SKIPPED = 50
 CONTINUE = "its checkpoints are whole: continue with --resume"
-
-
-class TrainingError(UserError):
-    """Training cannot continue, for example after a non-finite gradient."""
-
-
-@dataclass
-class _Step:
-    """An optimiser step that has been started, but not yet reported."""
-
-    number: int
-    tokens: int
-    total_tokens: int
-    """Tokens of this step and all before it."""
-    seconds: float
-    """Seconds of training until the step was computed."""
-    learning_rate: float
-    finished: float
-    """The finished fraction of the run."""
-    losses: Totals | StepStats
-    """The step's own losses; those of a GPU are read later."""
-    batches: Sequence[PackedBatch]
-    """For the message about a non-finite gradient."""
-    logs: bool
-    """True if a line of metrics.jsonl follows the step."""
-    norm: float = math.nan
-    """The norm of the gradient before clipping; that of a GPU is read later, with the losses."""
-    weights: int | None = None
-    """`weights_sum` after the step, of steps that log on a CPU."""
 
 
 class Trainer:
@@ -124,7 +97,7 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = pretraining_optimizer(model, config, self.lr)
+        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=narrow_weights(model, config))
         set_z_loss(model, config.z_loss)
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
@@ -139,19 +112,29 @@ class Trainer:
         self.replicas = Replicas(self.loss, self.world, dtype)
         default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
         self.micro_batch = config.micro_batch or default_micro
-        self.step = self.tokens = self.skipped = 0
+        self.step = self.tokens = 0
         self.cursor: Cursor = data.start
+        default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
+        self.micro_batch = config.micro_batch or default_micro
         self.seconds = 0.0
         self.last_learning_rate = self.lr
-        self._computed_seconds = 0.0
-        self._window = Window(Totals(), 0, 0.0)
-        self.log: MetricsLog | None = None
-        self.step_log: StepLog | None = None
+        self.meters = RunMeters(device)
+        self.monitors = Monitors(config, folder, device, model.num_parameters(), self.reporter.on_message)
+        self.reports = StepReports(
+            self.reporter,
+            self.meters,
+            self.monitors,
+            self._refuse,
+            skips=config.on_nan == "skip",
+            scales=self.scaler.is_enabled(),
+        )
         self.schedule: ScheduleLog | None = None
         self.recorded: dict[int, float] = {}
         """Progress of the steps behind the checkpoint of a run by the clock, by number, as it was the first time."""
-        self._skipped_in_a_row = 0
+        self.omitted: set[int] = set()
+        """Steps that change no weight, since their loss was a spike from which the run was rolled back."""
         self._last_progress = 0.0
+        self._agreements = 0
         self._repeats_schedule = True
         self.stop = StopRequest(self.reporter.on_message)
         if device.type == "cpu":
@@ -165,6 +148,14 @@ class Trainer:
                 self.loss, self.optimizer, self.scaler, max_grad_norm=config.max_grad_norm, dtype=dtype,
                 replicas=self.replicas,
             )  # fmt: skip
+
+    def report_to(self, reporter: Reporter) -> None:
+        """Report to other hooks from now on."""
+        self.reporter = self.reports.reporter = reporter
+
+    def measure_with(self, meters: RunMeters) -> None:
+        """Count costs with other meters, which know the model's operations."""
+        self.meters = self.reports.meters = meters
 
     def _captures(self) -> bool:
         """Return whether --cuda-graphs selects captured steps; report the choice on a GPU."""
@@ -182,12 +173,16 @@ class Trainer:
         return its folder."""
         if not self.world.is_main:
             return self.checkpoints.folder(self.step)
-        flush = [log.sync for log in (self.log, self.step_log, self.schedule) if log is not None]
-        window = self._window
+        self.monitors.before_save()
+        flush = [*self.reports.flush, *([] if self.schedule is None else [self.schedule.sync])]
+        window = self.reports.window
         state: dict[str, Any] = {
             "step": self.step,
             "samples": list(self.cursor),
-            "skipped": self.skipped,
+            "meters": self.meters.to_state(),
+            "skipped": self.reports.skipped,
+            "spikes": self.monitors.spikes.to_state(),
+            "omitted": sorted(self.omitted),
             "tokens": self.tokens,
             "seconds": self.seconds,
             "window": {**window.totals.to_state(), "tokens": window.tokens, "seconds": window.seconds},
@@ -199,15 +194,23 @@ class Trainer:
             "processes": self.world.size,
         }
         save = self.checkpoints.save_async if behind else self.checkpoints.save
-        return save(snapshot(self.model, self.optimizer), state, flush)
+        with self.meters.timed("checkpoint"):
+            return save(snapshot(self.model, self.optimizer), state, flush)
 
-    def resume(self) -> int:
-        """Continue from the newest whole checkpoint, whatever the number of processes that wrote it; return its step,
-        0 if there is none."""
-        loaded = self.checkpoints.load_last(TrainerState.of)
+    def _unique(self, name: str) -> str:
+        """Return the name of an agreement of all processes that may be made more than once."""
+        self._agreements += 1
+        return f"{name}-{self._agreements}"
+
+    def resume(self, at_most: int | None = None) -> int:
+        """Continue from the newest whole checkpoint, of step `at_most` or before, whatever the number of processes that
+        wrote it; return its step, 0 if there is none."""
+        loaded = self.checkpoints.load_last(TrainerState.of, at_most)
         step = 0 if loaded is None else loaded[1].step
         self.world.require_equal(
-            "checkpoint", {"checkpoint of step": step}, "--out must be on a file system that all machines share"
+            self._unique("checkpoint"),
+            {"checkpoint of step": step},
+            "--out must be on a file system that all machines share",
         )
         if loaded is None:
             return 0
@@ -232,8 +235,14 @@ class Trainer:
         self._repeats_schedule = all(
             before[0].get(name) == before[1].get(name) for name in ("hours", "steps", "epochs")
         )
-        self.step, self.tokens, self.seconds, self._window = state.step, state.tokens, state.seconds, state.window
-        self.cursor, self.skipped = state.samples or (state.step * self.batch_size,), state.skipped
+        self.step, self.tokens, self.seconds = state.step, state.tokens, state.seconds
+        self.reports.window = state.window
+        self.cursor = state.samples or (state.step * self.batch_size,)
+        self.omitted |= set(state.omitted)
+        self.meters.restore(state.meters)
+        self.reports.skipped = state.skipped
+        if state.spikes:
+            self.monitors.spikes.restore(state.spikes)
         if len(self.cursor) != len(self.data.start):
             raise UserError(f"{last.folder}: is of a run of {len(self.cursor)} phases, not {len(self.data.start)}")
         return self.step
@@ -243,62 +252,18 @@ class Trainer:
 
         Raises `Stopped` after SIGINT or SIGTERM, with the state saved, and `TrainingError` for a non-finite gradient.
         """
-        if self.world.is_main:
-            self.log = MetricsLog(
-                self.folder / "metrics.jsonl", (lambda line: Metrics(**line).step <= self.step) if self.step else None
-            )
-            self.step_log = StepLog(self.folder, self.step)
-        self._open_schedule()
-        finished = self.budget.progress(self.step, self.seconds)
-        validation = self._validated() if finished >= 1.0 else None
+        self.monitors.begin()
         # Signals are still handled while the reason of another process's end is awaited: torchrun sends one then.
-        with self.checkpoints, self.stop.listening(), self.world.watched(CONTINUE), Prefetcher(self.load) as ahead:
-            launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
-            steps: deque[_Step] = deque()  # not yet reported
-            self._computed_seconds = self.seconds
-            if finished < 1.0:
-                ahead.submit(self.spec(self.step, self.cursor))
-            while finished < 1.0:
-                started = time.perf_counter()
-                self.checkpoints.check()
-                loaded = ahead.result()
-                spec = loaded.spec
-                ahead.submit(self.spec(spec.number, spec.after))
-                lr = self.last_learning_rate = spec.learning_rate
-                losses, norm = self.compute(loaded)
-                self.averaging.update(spec.number)
-                self._wait(steps, started)  # for the previous step, while the device computes this one
-                stopping = self._agree(losses)
-                tokens = round(loaded.counts.tokens)
-                self.step, self.cursor = spec.number, spec.after
-                self.tokens += tokens
-                before, finished = finished, self.budget.progress(self.step, self.seconds)
-                real = [batch.real if isinstance(batch, FilledBatch) else batch for batch in loaded.batches]
-                log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
-                summed = weights_sum(self.model) if log and launch is None and self.world.is_main else None
-                steps.append(
-                    _Step(self.step, tokens, self.tokens, self.seconds, lr, finished, losses, real, log, norm, summed)
-                )
-                evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
-                save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
-                save = save or self.checkpoints.keeps(self.step)
-                all_now = evaluate or save or stopping is not None
-                if all_now and launch is not None:
-                    self._wait(steps, time.perf_counter())
-                self._announce(self._read(steps, keep=0 if all_now or launch is None else 1))
-                if evaluate:
-                    validation = self.validate()
-                if self.world.size == 1:
-                    stopping = self.stop.number  # also received since the step
-                if stopping is not None:
-                    self._announce(self._read(steps, keep=0))
-                    saved = self.save()
-                    self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
-                    raise Stopped(stopping, saved)
-                if save:
-                    self.save(behind=finished < 1.0)
+        with self.checkpoints, self.stop.listening(), self.world.watched(CONTINUE):
+            while True:
+                try:
+                    validation = self._run()
+                    break
+                except SpikeError as spike:
+                    self._roll_back(spike)
         caching_allocator.release()
         self.world.wait("saved")
+        restore_masters(self.model, self.optimizer)
         averaged = self.averaging.finish()
         if averaged is not None:
             self.reporter.on_message(averaged)
@@ -306,14 +271,125 @@ class Trainer:
             return self.validate()
         return validation or self.validate()
 
+    def _run(self) -> Metrics | None:
+        """Train from the current step until the budget is spent; return the last validation, if there was one."""
+        reports = self.reports
+        if self.world.is_main:
+            reports.open(self.folder, self.step, self.seconds)
+        self._open_schedule()
+        finished = self.budget.progress(self.step, self.seconds)
+        validation = self._validated() if finished >= 1.0 else None
+        left = math.inf if self.budget.steps is None else self.budget.steps - self.step
+        profiler = StepProfiler.of(self.config, self.folder, self.device, self.reporter.on_message, steps_left=left)
+        with self._prefetcher() as ahead, profiler:
+            launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
+            specs = self._specs()
+            for _ in range(ahead.depth if finished < 1.0 else 0):
+                ahead.submit(next(specs))
+            while finished < 1.0:
+                started = time.perf_counter()
+                self.checkpoints.check()
+                with profiler.step():
+                    with self.meters.timed("data"), self.monitors.waiting(self.step + 1):
+                        loaded = ahead.result()
+                    spec = loaded.spec
+                    ahead.submit(next(specs))
+                    self.last_learning_rate = spec.learning_rate
+                    losses, norm = self.compute(loaded)
+                    self.averaging.update(spec.number)
+                    self._wait(started)  # for the previous step, while the device computes this one
+                stopping = self._agree(losses)
+                self.step, self.cursor = spec.number, spec.after
+                self.tokens += round(loaded.counts.tokens)
+                before, finished = finished, self.budget.progress(self.step, self.seconds)
+                reports.pending.append(self._started(loaded, losses, norm, finished))
+                evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
+                save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
+                save = save or self.checkpoints.keeps(self.step)
+                all_now = evaluate or save or stopping is not None
+                if all_now and launch is not None:
+                    self._wait(time.perf_counter())
+                reports.read(keep=0 if all_now or launch is None else 1)
+                if evaluate:
+                    validation = self.validate()
+                if self.world.size == 1:
+                    stopping = self.stop.number  # also received since the step
+                if stopping is not None:
+                    reports.read(keep=0)
+                    saved = self.save()
+                    ahead.close()
+                    self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
+                    raise Stopped(stopping, saved)
+                if save:
+                    self.save(behind=finished < 1.0)
+        return validation
+
+    def _started(self, loaded: LoadedStep, losses: Totals | StepStats, norm: float, finished: float) -> Step:
+        """Return the record of a step that was launched."""
+        real = [batch.real if isinstance(batch, FilledBatch) else batch for batch in loaded.batches]
+        log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
+        return Step(
+            self.step,
+            loaded.counts,
+            self.tokens,
+            self.seconds,
+            loaded.spec.learning_rate,
+            finished,
+            losses,
+            real,
+            log,
+            loaded.spec.phase,
+            norm,
+            weights_sum(self.model) if log and isinstance(losses, Totals) and self.world.is_main else None,
+            self.step in self.omitted,
+        )
+
+    def _roll_back(self, spike: SpikeError) -> None:
+        """Return to the last checkpoint before a spike, and leave the step out from now on. Raises `TrainingError`
+        where there is no checkpoint."""
+        self.checkpoints.wait()
+        self.world.wait(self._unique("spike"))
+        omitted = {*self.omitted, spike.step}
+        self.reports.pending.clear()
+        step = self.resume(spike.step - 1)
+        if not step:
+            raise TrainingError(
+                f"{spike}, and there is no checkpoint before it to return to; continue with --on-spike warn, or save"
+                " more often (--checkpoint-every)"
+            )
+        self.omitted |= omitted
+        self.monitors.spikes.reset()
+        self.reporter.on_message(f"{spike}: back to step {step:,}; step {spike.step:,} will be left out")
+
     def compute(self, loaded: LoadedStep) -> tuple[Totals | StepStats, float]:
         """Take an optimiser step; return its losses, of this process alone on a CPU, and the norm of its gradient, NaN
         on a GPU, which has not computed it yet."""
         launch = self.graphs or self.device_step
+        if loaded.spec.number in self.omitted:
+            return self._forward(loaded), math.nan
         with self.optimizer.copies():
             if launch is None:
                 return self._train_step(loaded)
             return self._launch(launch, loaded), math.nan
+
+    def replayed(self, last: int) -> Iterator[ExactStep]:
+        """Take the steps up to `last` again, from the current one on; yield each as steps.jsonl has it. Nothing is
+        written."""
+        specs = self._specs()
+        while self.step < last:
+            loaded = self.load(next(specs))
+            if self.world.size > 1:
+                loaded = self._summed(loaded)
+            losses, norm = self.compute(loaded)
+            self.averaging.update(loaded.spec.number)
+            self._agree(losses)
+            if isinstance(losses, StepStats):
+                output, norm = losses.read()
+                losses = Totals()
+                losses.add(output)
+            self.step, self.cursor = loaded.spec.number, loaded.spec.after
+            self.tokens += round(loaded.counts.tokens)
+            yield ExactStep.of(self.step, losses.read()["loss"], norm, weights_sum(self.model))
 
     def _open_schedule(self) -> None:
         """Open schedule.jsonl of a run by the clock; the steps behind the checkpoint take their progress from it."""
@@ -322,8 +398,9 @@ class Trainer:
         path = self.folder / SCHEDULE
         if self.world.is_main:
             self.schedule = ScheduleLog(path, self.step or None, replay=self._repeats_schedule)
-        name = f"schedule-{self.step}"
-        steps = self.world.shared(name, lambda: {str(line.step): line.progress for line in self._scheduled()})
+        steps = self.world.shared(
+            self._unique("schedule"), lambda: {str(line.step): line.progress for line in self._scheduled()}
+        )
         self.recorded = {int(step): progress for step, progress in steps.items()}
 
     def _scheduled(self) -> Iterable[ScheduledStep]:
@@ -346,6 +423,14 @@ class Trainer:
             losses.set_numbers(numbers[3:])
         return signal.SIGINT if numbers[0] else signal.SIGTERM if numbers[1] else None
 
+    def _specs(self) -> Iterator[StepSpec]:
+        """Yield the steps that follow."""
+        step, cursor = self.step, self.cursor
+        while True:
+            spec = self.spec(step, cursor)
+            yield spec
+            step, cursor = spec.number, spec.after
+
     def spec(self, step: int, cursor: Cursor) -> StepSpec:
         """Return the step after `step` steps, which begins with the next one or later."""
         seconds = self.seconds
@@ -359,109 +444,43 @@ class Trainer:
         if self.schedule is not None:
             self.schedule.append(number, progress)
         spec = self.data.spec(number, cursor, progress)
-        return replace(spec, learning_rate=self.lr * self._rate(spec.progress))
-
-    def _rate(self, progress: float) -> float:
-        """Return the learning rate at the finished fraction of the run, as a fraction of the peak."""
-        flags = self.config
-        return learning_rate_factor(
-            progress,
-            flags.warmup,
-            flags.schedule,
-            decay_fraction=flags.decay_fraction,
-            min_ratio=flags.min_lr_ratio,
-        )
-
-    def _log_window(self, step: _Step) -> None:
-        """Write the line of metrics.jsonl that follows a step: means since the previous line."""
-        window = self._window
-        rate = (step.total_tokens - window.tokens) / max(step.seconds - window.seconds, 1e-9)
-        if self.log is not None and window.totals.sums is not None:  # else all steps since then were skipped
-            self.log.append(self._metrics("train", window.totals, rate, step).record())
-        self._window = Window(Totals(), step.total_tokens, step.seconds)
+        return replace(spec, learning_rate=self.lr * self.config.rate_factor(spec.progress))
 
     def _validated(self) -> Metrics | None:
         """Return the validation of the current step if an earlier start of the run has written it."""
         last = last_of(read_metrics(self.folder / "metrics.jsonl"), "validation")
         return last if last is not None and last.step == self.step else None
 
-    def _wait(self, steps: Sequence[_Step], started: float) -> None:
-        """Wait until the device has computed these steps; count the time since `started` as training time."""
-        if steps and isinstance(steps[-1].losses, StepStats):
-            steps[-1].losses.wait()
+    def _wait(self, started: float) -> None:
+        """Wait until the device has computed the steps so far; count the time since `started` as training time."""
+        self.reports.wait()
         self.seconds += time.perf_counter() - started
-        if steps:
-            steps[-1].seconds = self.seconds
-
-    def _read(self, steps: deque[_Step], keep: int) -> list[tuple[Metrics, float]]:
-        """Remove all but the last `keep` steps; return their metrics, and write the lines that follow them. Losses are
-        added to the window here, and a non-finite gradient of a GPU raises: such a step must not be saved."""
-        read: list[tuple[Metrics, float]] = []
-        while len(steps) > keep:
-            step = steps.popleft()
-            rate = step.tokens / max(step.seconds - self._computed_seconds, 1e-9)
-            self._computed_seconds = step.seconds
-            losses = step.losses
-            if isinstance(losses, StepStats):
-                output, norm = losses.read()
-                losses = Totals()
-                losses.add(output)
-                step.norm = norm
-                if not math.isfinite(norm) and not self.scaler.is_enabled() and self.config.on_nan == "stop":
-                    self._announce(read)  # the steps before had finite gradients
-                    self._refuse(step.number, losses, step.batches)
-            if math.isfinite(step.norm):
-                self._window.totals.add_totals(losses)
-                self._skipped_in_a_row = 0
-            else:
-                self._skip(step)
-            read.append((self._metrics("train", losses, rate, step), step.finished))
-            if self.step_log is not None:
-                self.step_log.append(step.number, losses.read()["loss"], step.norm, step.weights)
-            if step.logs:
-                self._log_window(step)
-        return read
-
-    def _skip(self, step: _Step) -> None:
-        """Count a step that changed no weight. Raises `TrainingError` after `MOST_SKIPPED` of them in a row."""
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if not self.scaler.is_enabled():  # whose overflows are a part of fp16 training
-            count = f"{self.skipped:,} so far"
-            self.reporter.on_message(f"step {step.number:,}: the gradient is not finite; it is skipped ({count})")
-        if self._skipped_in_a_row >= MOST_SKIPPED:
-            raise TrainingError(
-                f"step {step.number}: the gradients of {MOST_SKIPPED} steps in a row were not finite numbers; start"
-                f" again in another --out with an --lr below {self.lr:g} or a longer --warmup"
-            )
-
-    def _announce(self, steps: Sequence[tuple[Metrics, float]]) -> None:
-        for metrics, finished in steps:
-            self.reporter.on_step(metrics.record(), finished)
+        if self.reports.pending:
+            self.reports.pending[-1].seconds = self.seconds
 
     def validate(self) -> Metrics:
         """Compute losses and accuracies on the held-out sequences, without dropout."""
         totals, tokens, started = Totals(), 0, time.perf_counter()
         self.model.eval()
         samples, progress = self.validation_samples(), self.budget.progress(self.step, self.seconds)
-        with torch.no_grad(), self.averaging.applied(), self.optimizer.copies():
+        with self.meters.timed("validation"), torch.no_grad(), self.averaging.applied(), self.optimizer.copies():
             for batch in self.data.validation_batches(
                 samples, self.micro_batch, progress, self.world.rank, self.world.size
             ):
                 with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))
                 tokens += batch.num_tokens
+            if self.world.size > 1:
+                numbers = torch.cat((totals.numbers(), torch.tensor([tokens], dtype=torch.float64)))
+                self.world.sum(numbers)
+                totals.set_numbers(numbers[:-1])
+                tokens = round(float(numbers[-1]))
         self.model.train()
-        if self.world.size > 1:
-            numbers = torch.cat((totals.numbers(), torch.tensor([tokens], dtype=torch.float64)))
-            self.world.sum(numbers)
-            totals.set_numbers(numbers[:-1])
-            tokens = round(float(numbers[-1]))
-        metrics = self._metrics("validation", totals, tokens / max(time.perf_counter() - started, 1e-9))
-        if self.log is not None:
-            self.log.append(metrics.record())
-        self.reporter.on_validation(metrics.record())
-        return metrics
+        rate = tokens / max(time.perf_counter() - started, 1e-9)
+        last = Step(
+            self.step, StepCounts(), self.tokens, self.seconds, self.last_learning_rate, progress, totals, [], False
+        )
+        return self.reports.validated(last, totals, rate)
 
     def validation_samples(self) -> int:
         """Return the sequences per validation: --eval-samples, else few enough that validating takes at most 5 % of the
@@ -474,12 +493,19 @@ class Trainer:
         every = self.config.eval_every
         return defaults.evaluation_samples(steps * self.batch_size, EVALUATIONS if every is None else steps // every)
 
+    def _prefetcher(self) -> Prefetcher[StepSpec, LoadedStep]:
+        finish = self._summed if self.world.size > 1 else None
+        return Prefetcher(self.load, finish, workers=self.config.loader_workers)
+
+    def _summed(self, loaded: LoadedStep) -> LoadedStep:
+        """Return a step with the counts of all processes."""
+        counts = self.world.sum_ahead(torch.tensor(astuple(loaded.counts), dtype=torch.float64))
+        return replace(loaded, counts=StepCounts(*counts.tolist()))
+
     def load(self, spec: StepSpec) -> LoadedStep:
         """Return a step with this process's micro-batches: of type `FilledBatch` for CUDA graphs, else packed."""
         micro_batches = self.data.batches(spec, self.micro_batch, self.world.rank, self.world.size)
-        counts = self.loss.counts(micro_batches)
-        if self.world.size > 1:
-            counts = StepCounts(*self.world.sum_ahead(torch.tensor(astuple(counts), dtype=torch.float64)).tolist())
+        counts = StepCounts.of(micro_batches, pairs=True)
         batches: list[Any] = [batch.longest_first() for batch in micro_batches]
         launch = self.graphs or self.device_step
         return LoadedStep(spec, batches if launch is None else [launch.prepare(batch) for batch in batches], counts)
@@ -487,6 +513,17 @@ class Trainer:
     def _launch(self, step: DeviceStep | GraphedStep, loaded: LoadedStep) -> StepStats:
         """Launch a step; once more, without them, if kernels of its backward pass do not compile."""
         return until_compiled(functools.partial(step, loaded.batches, loaded.spec.learning_rate, loaded.counts))
+
+    @torch.no_grad()
+    def _forward(self, loaded: LoadedStep) -> Totals:
+        """Return the losses of a step that is left out."""
+        losses = Totals()
+        with self.optimizer.copies():
+            for batch in loaded.batches:
+                real = batch.real if isinstance(batch, FilledBatch) else batch
+                with autocast(self.device, self.dtype):
+                    losses.add(self.model(real.to(self.device)))
+        return losses
 
     def _train_step(self, loaded: LoadedStep) -> tuple[Totals, float]:
         """Take an optimiser step on a CPU; return its losses, of this process alone, and the norm of its gradient."""
@@ -525,18 +562,6 @@ class Trainer:
         raise TrainingError(
             f"{problem} (loss {losses.read()['loss']}{where});"
             f" start again in another --out with an --lr below {self.lr:g} or a longer --warmup, or with --on-nan skip"
-        )
-
-    def _metrics(self, split: str, totals: Totals, rate: float, step: _Step | None = None) -> Metrics:
-        """Return the means of `totals` as metrics of a step; without one, of the current step."""
-        return Metrics(
-            step=self.step if step is None else step.number,
-            split=split,  # type: ignore[arg-type]
-            tokens=self.tokens if step is None else step.total_tokens,
-            tokens_per_second=round(rate, 1),
-            learning_rate=self.last_learning_rate if step is None else step.learning_rate,
-            seconds=round(self.seconds if step is None else step.seconds, 3),
-            **totals.read(),
         )
 
     def _due(self, every: int | None, parts: int, steps: int | None, before: float, now: float) -> bool:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,9 @@ from fastbert.training.checkpoint import require
 
 PERPLEXITIES = ("forward_perplexity", "backward_perplexity")
 DETECTION = ("rtd_loss", "rtd_accuracy", "rtd_precision", "rtd_recall", "rtd_replaced")
+WAITS = ("data_seconds", "validation_seconds", "checkpoint_seconds")
+MEASURED = ("seconds", "tokens_per_second", "mfu", "memory_bytes", *WAITS)
+"""The fields that a clock or the machine gives: they differ between a run and its repetition, all others are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,13 @@ class Metrics:
     and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`. With `bilm` the
     first two are means over both directions, and each has a perplexity. With `rtd` they are those of the generator;
     the discriminator has its loss per token, its accuracy over all tokens, precision and recall of replaced ones, and
-    their share of all tokens (`rtd_replaced`). What an objective does not have is None, and these are not written.
+    their share of all tokens (`rtd_replaced`).
+
+    `gradient_norm` is that of the line's last step, before clipping; `mfu`, the model FLOPs utilisation since the line
+    before, is a fraction of the device's peak. `memory_bytes` is the peak of the process on a CPU, and of the allocator
+    on a GPU. `skipped_steps` counts steps without an update, and `data_seconds`, `validation_seconds` and
+    `checkpoint_seconds` the time waited for batches and taken by validations and saves, all of them since the run
+    began. What a run or its objective does not have is None; of the fields below `seconds`, None is not written.
     """
 
     step: int
@@ -54,11 +63,20 @@ class Metrics:
     rtd_precision: float | None = None
     rtd_recall: float | None = None
     rtd_replaced: float | None = None
+    gradient_norm: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    skipped_steps: int | None = None
+    data_seconds: float | None = None
+    validation_seconds: float | None = None
+    checkpoint_seconds: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the line as a dictionary."""
-        optional = (*PERPLEXITIES, *DETECTION)
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OPTIONAL}
+
+
+_OPTIONAL = frozenset(item.name for item in fields(Metrics) if item.default is None)
 
 
 class Totals:
@@ -186,15 +204,23 @@ class Totals:
 class MetricsLog:
     """Appends objects to a metrics.jsonl, one per line."""
 
-    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None) -> None:
-        """Start an empty file, or one with the lines of an earlier start that `keep` accepts."""
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        keep: Callable[[dict[str, Any]], bool] | None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Start an empty file, or one with the lines of an earlier start that `keep` accepts. `on_line` is called after
+        each line that is appended."""
+        self.path, self.on_line = path, on_line
         write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Append a line and pass it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(values))
+        if self.on_line is not None:
+            self.on_line(dict(values))
 
     def sync(self) -> None:
         """Flush all lines to the disk, as a checkpoint requires for those up to its step."""
@@ -288,6 +314,12 @@ class TrainerState:
     """Samples drawn per phase; None in checkpoints of runs that had as many in each step."""
     skipped: int
     """Steps that changed no weight."""
+    meters: dict[str, Any]
+    """State of `RunMeters`."""
+    spikes: dict[str, Any]
+    """State of `SpikeDetector`."""
+    omitted: tuple[int, ...]
+    """Steps that the run leaves out."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> TrainerState:
@@ -305,4 +337,14 @@ class TrainerState:
             scaler=require(state, "scaler", dict),
             samples=None if samples is None else tuple(samples),
             skipped=require({"skipped": 0, **state}, "skipped", int),
+            meters=require({"meters": {}, **state}, "meters", dict),
+            spikes=require({"spikes": {}, **state}, "spikes", dict),
+            omitted=tuple(_steps(state.get("omitted", []))),
         )
+
+
+def _steps(numbers: Any) -> list[int]:
+    """Return the numbers of steps in a checkpoint's state. Raises `CheckpointError` for anything else."""
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise CheckpointError(f"the steps that the run leaves out are {shown(numbers)}")
+    return numbers

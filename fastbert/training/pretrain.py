@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import GENERATOR, find_source
 from fastbert.config import PRESETS, BertConfig
+from fastbert.data.mixing import MixedData, SampleData, open_data, split_unigrams
 from fastbert.data.prepare import prepare
-from fastbert.data.pretraining import PretrainingData, fold_rare, unigram_counts, unigram_cross_entropy
-from fastbert.data.shards import INDEX, TokenShards
+from fastbert.data.pretraining import fold_rare, unigram_cross_entropy
+from fastbert.data.shards import TokenShards
 from fastbert.data.streamed_shards import StreamedShards, open_index, open_shards, tokenizer_folder
 from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
@@ -31,7 +32,6 @@ from fastbert.distributed.world import World, joined
 from fastbert.errors import UserError
 from fastbert.flags import flag
 from fastbert.io.atomic_write import sync, sync_tree
-from fastbert.io.checksums import sha256
 from fastbert.io.locations import is_remote, local_path
 from fastbert.models import registry
 from fastbert.models.base import PreTrainedModel
@@ -48,10 +48,13 @@ from fastbert.training.batches import Phase, PretrainingBatches
 from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
+from fastbert.training.given_data import fingerprint, given_shards
 from fastbert.training.initial_model import initial_tokenizer, load_initial
 from fastbert.training.initialisation import can_be_structured, initialise_structured
 from fastbert.training.loop import CONTINUE, Trainer
+from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, read_metrics
+from fastbert.training.model_card import TextFacts, pretraining_card, write_card
 from fastbert.training.objectives import (
     OBJECTIVES,
     described_generator,
@@ -65,6 +68,7 @@ from fastbert.training.objectives import (
     with_objective,
 )
 from fastbert.training.plot import plot_runs
+from fastbert.training.precision import tf32_matmuls
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -77,7 +81,10 @@ from fastbert.training.run_files import (
     save_tokenizer,
 )
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.verdict import verdict
+from fastbert.training.watching import facts_of, watched
 
 GRID = 1000  # steps by which schedules are averaged
 SPLITS: tuple[Literal["train"], Literal["validation"]] = ("train", "validation")
@@ -134,12 +141,12 @@ class Inputs:
     """What a run trains on, and with."""
 
     tokenizer: Tokenizer
-    shards: TokenShards
+    shards: tuple[TokenShards, ...]
     teacher: ForPreTraining | None
     phases: list[Phase]
 
     @classmethod
-    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: TokenShards, teacher: Any) -> Inputs:
+    def of(cls, config: PretrainConfig, tokenizer: Tokenizer, shards: tuple[TokenShards, ...], teacher: Any) -> Inputs:
         """Plan the samples of a run."""
         return cls(tokenizer, shards, teacher, [_phase(config, shards, end, size) for end, size in config.lengths])
 
@@ -156,7 +163,7 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
             return {"finished": True, **run.to_dict()}
         run.config = with_objective(run.config)
         _check_inputs(run.config)
-        choose_device(run.config.device, run.config.dtype, lambda message: None)
+        choose_device(run.config.device, run.config.matmul_dtype, lambda message: None)
         if run.config.overwrite:
             remove_run(run.config.out, (*RUN_FILES, *RUN_FOLDERS))
         inputs = _prepare(run, reporter)
@@ -168,7 +175,12 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         result = _result_of(run)
         assert result is not None
         return result
-    device, dtype = choose_device(run.config.device, run.config.dtype, reporter.on_message)
+    device, dtype = choose_device(run.config.device, run.config.matmul_dtype, reporter.on_message)
+    if run.config.batch_tokens is not None and run.config.batch_tokens < world.size * run.config.longest:
+        raise UserError(
+            f"--batch-tokens {run.config.batch_tokens} is less than one sequence of {run.config.longest} tokens per"
+            f" process for {world.size} processes; raise it, or start fewer processes"
+        )
     if run.config.batches.smallest < world.size:
         raise UserError(
             f"--batch-size {run.config.batches.smallest:g} is less than one sequence per process for {world.size}"
@@ -176,7 +188,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         )
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
-    with deterministic_algorithms(run.config.deterministic):
+    tf32 = tf32_matmuls(run.config.tf32, device, reporter.on_message)
+    with deterministic_algorithms(run.config.deterministic), tf32:
         inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
 
@@ -204,16 +217,18 @@ def read_inputs(run: Run) -> Inputs:
     """Return what the first process has prepared, in one of the others. Raises `UserError` for a folder that is missing
     there, and for other shards."""
     config = run.config
-    data = config.data or str(config.out / "data")
+    locations = config.data or (str(config.out / "data"),)
     shared = "all processes need the same files: use a file system that all machines share"
-    for path in (config.out / TOKENIZER, *(() if is_remote(data) else (local_path(data),))):
+    for path in (config.out / TOKENIZER, *(local_path(data) for data in locations if not is_remote(data))):
         if not path.exists():
             raise UserError(f"no such folder: {path}; {shared}")
-    if open_index(data).sha256 != run.data:
-        raise UserError(f"{data}: holds other token shards than in process 0; {shared}")
+    for data, expected in zip(locations, (run.data or "").split(), strict=True):
+        if open_index(data).sha256 != expected:
+            raise UserError(f"{data}: holds other token shards than in process 0; {shared}")
     tokenizer = load_tokenizer(config.out / TOKENIZER)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
-    return Inputs.of(config, tokenizer, open_shards(data, config.stream_options, verify=False), teacher)
+    shards = tuple(open_shards(data, config.stream_options, verify=False) for data in locations)
+    return Inputs.of(config, tokenizer, shards, teacher)
 
 
 def _model_config(run: Run) -> BertConfig:
@@ -221,19 +236,21 @@ def _model_config(run: Run) -> BertConfig:
     return registry.config_from_dict(run.model or {}, source=str(run.config.out / "config.json"))
 
 
-def _phase(config: PretrainConfig, shards: TokenShards, end: float, length: int) -> Phase:
+def _phase(config: PretrainConfig, shards: Sequence[TokenShards], end: float, length: int) -> Phase:
     """Plan the samples of a phase of a run with sequences of `length` tokens."""
     assert config.objective is not None
     samples = sample_kind(config.objective)
     train, validation = (
-        PretrainingData(
+        open_data(
             shards,
+            config.mix,
             objective=samples,
             max_length=length,
             short_sequence_prob=config.short_sequence_prob,
             mask_prob=config.mask_prob,
             mask_replacement=config.replacement_shares,
-            whole_word=config.whole_word,
+            masking=config.mask_unit,
+            static_masks=config.static_masks,
             seed=config.seed,
             split=split,
             shuffle_window=config.window_tokens if split == "train" else None,
@@ -271,15 +288,11 @@ def assemble(
     run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
 ) -> Assembled:
     """Return the trainer of a prepared run, at its first step."""
-    config, shards, teacher = run.config, inputs.shards, inputs.teacher
+    config, shards, teacher = run.config, inputs.shards[0], inputs.teacher
     bert = _model_config(run)
     assert config.objective is not None
-    samples = sample_kind(config.objective)
     budget = _budget(config, inputs.phases)
-    frequencies = unigram_counts(
-        shards, objective=samples, seed=config.seed, validation_fraction=config.validation_fraction
-    )
-
+    frequencies = split_unigrams(inputs.phases[0].train, inputs.phases[0].validation)
     counts, held_out = (_outputs(bert, ids) for ids in frequencies)
     model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
     model.init_weights(seed=config.seed)
@@ -298,7 +311,7 @@ def assemble(
             model.requires_grad_(True)
         distillation = PretrainingDistillationLoss(model, teacher.to(device), config)
         model.add_module(DISTILLATION, distillation)
-    batches = PretrainingBatches(inputs.phases, batch_size=config.batches, mask_prob=config.scheduled("mask_schedule"))
+    batches = _batches(config, inputs.phases)
     trainer = Trainer(
         model,
         batches,
@@ -308,12 +321,14 @@ def assemble(
         dtype=dtype,
         folder=config.out,
         fingerprint=inputs.tokenizer.fingerprint,
-        data_fingerprint=sha256(shards.folder / "index.json"),
+        data_fingerprint=fingerprint(inputs.shards),
         configuration={"run": run.flags, "model": run.model, "teacher": run.teacher, "initial": run.initial},
         reporter=reporter,
         distillation=distillation,
         world=world,
     )
+    meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
+    trainer.measure_with(meters)
     return Assembled(trainer, model, bert, batches, budget, counts, held_out)
 
 
@@ -335,20 +350,46 @@ def _train(
         f" {train.samples_per_epoch(0):,} training and {validation_data.samples_per_epoch(0):,} validation"
         f" sequences of up to {train.max_length} tokens"
     )
+    if isinstance(train, MixedData):
+        reporter.on_message(train.described())
     reporter.on_message(described(config, assembled.budget, train.samples_per_epoch(0)))
-    masked = assembled.outputs(batches.validation_labels(trainer.validation_samples(), shards.vocab_size))
+    masked = assembled.outputs(batches.validation_labels(trainer.validation_samples(), shards[0].vocab_size))
     unigram = unigram_cross_entropy(counts, masked if masked.any() else assembled.held_out)
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
         reporter.on_message(f"comparing with {reference.name}: {reference.about}")
-        trainer.reporter = _comparing(reporter, reference, unigram)
+        trainer.report_to(_comparing(reporter, reference, unigram))
+    if config.objective != "rtd":  # a generator is small, and stays near word frequencies
+        facts = facts_of(
+            config,
+            bert,
+            assembled.budget,
+            unigram=unigram,
+            usual_lr=_usual_lr(config, bert),
+            samples_per_epoch=train.samples_per_epoch(0),
+            text=counts,
+            masked=masked,
+            unknown_id=None if isinstance(bert, ElmoConfig) else shards[0].special_ids.get("unk"),
+        )
+        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
+        before = [line for line in history if line.step <= trainer.step]
+        trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
+    settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
+    flags = config if world.is_main else replace(config, track=())
+    logged = logged_lines(flags, config.out)
     try:
-        with kernels_of_run(config.out, device, reporter.on_message), gpu.out_of_memory(_cures(trainer)):
+        with (
+            kernels_of_run(config.out, device, reporter.on_message),
+            gpu.out_of_memory(_cures(trainer)),
+            tracked(flags, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+        ):
+            trainer.report_to(hooks)
             validation = trainer.run()
-            if isinstance(shards, StreamedShards):
-                reporter.on_message(shards.described_stats())
+            for each in shards:
+                if isinstance(each, StreamedShards):
+                    reporter.on_message(each.described_stats())
     except (Exception, KeyboardInterrupt):
         # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
         with contextlib.suppress(OSError, UserError):
@@ -360,10 +401,26 @@ def _train(
         return _result(run, validation, unigram, bert)
     plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
     model._modules.pop(DISTILLATION, None)
+    card = pretraining_card(
+        config,
+        bert.to_dict(),
+        read_metrics(config.out / "metrics.jsonl") or [validation],
+        TextFacts(
+            tokens=sum(each.num_tokens for each in shards),
+            documents=sum(each.num_documents for each in shards),
+            vocab_size=shards[0].vocab_size,
+            fingerprint=str(run.data),
+        ),
+        unigram=unigram,
+        device=device,
+        parameters=model.num_parameters(),
+        judged=_judged(run, validation, unigram, bert),
+    )
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)
             save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
+            write_card(folder, card, loss_curve)
             sync_tree(folder)
     sync(config.out)
     run.finished = {
@@ -396,11 +453,16 @@ def _cures(trainer: Trainer) -> list[str]:
     return cures
 
 
-def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
-    out, usual = run.config.out, _usual_lr(run.config, model)
-    history = read_metrics(out / "metrics.jsonl") or [validation]
+def _judged(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> str:
+    """Return the verdict on a finished run."""
+    usual = _usual_lr(run.config, model)
+    history = read_metrics(run.config.out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
-    judged = verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+    return verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+
+
+def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:
+    out, judged = run.config.out, _judged(run, validation, unigram, model)
     assert run.config.objective is not None
     return PretrainResult(out, validation, unigram, out / LOSS_CURVE, out / "model", judged, run.config.objective)
 
@@ -463,11 +525,13 @@ def _check_inputs(config: PretrainConfig) -> None:
     """Raise `UserError` for invalid inputs, before a run is replaced and before hours of preparation."""
     if config.resume:
         return
+    if config.batch_tokens is not None and config.batch_size is not None:
+        raise UserError("--batch-size and --batch-tokens exclude each other; leave one out")
     model_config(config, None)
     if config.corpus:
         config.find_corpus()
-    if config.data is not None:
-        open_index(config.data)
+    for data in config.data or ():
+        open_index(data)
     if config.tokenizer is not None:
         tokenizer = load_tokenizer(config.tokenizer)
         if config.objective == "bilm":
@@ -475,8 +539,8 @@ def _check_inputs(config: PretrainConfig) -> None:
         model_config(config, tokenizer)
     if not config.overwrite:
         return
-    data = None if config.data is None or is_remote(config.data) else local_path(config.data)
-    inputs = [("--data", data), ("--tokenizer", config.tokenizer)]
+    inputs: list[tuple[str, Path | None]] = [("--tokenizer", config.tokenizer)]
+    inputs += [("--data", local_path(data)) for data in config.data or () if not is_remote(data)]
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
     inputs += [] if config.initial_folder is None else [("--init", config.find_initial())]
@@ -522,75 +586,55 @@ def _tokenizer_source(config: PretrainConfig) -> Path | None:
     if config.tokenizer is not None:
         return config.tokenizer
     if config.data is not None:
-        return tokenizer_folder(config.data, config.stream_options)
+        return tokenizer_folder(config.data[0], config.stream_options)
     return None if config.teacher is None else find_source(config.teacher)
 
 
-def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> TokenShards:
+def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> tuple[TokenShards, ...]:
     """Return the token shards to train on: those of --data, those of an earlier start of the run, or new ones."""
     config = run.config
     folder = config.out / "data"
-    shards = _given_shards(run, reporter) if config.data is not None else _stored_shards(run, folder, reporter)
-    source = config.data or str(folder)
-    if shards is not None and config.objective == "bilm":
-        check_words(shards.vocabulary, source)
-    if shards is None:
+    if config.data is not None:
+        shards = given_shards(config.data, run.data, config.stream_options, config.window_tokens, reporter)
+    else:
+        shards = _stored_shards(run, folder, reporter)
+    source = config.data[0] if config.data is not None else str(folder)
+    if shards and config.objective == "bilm":
+        check_words(shards[0].vocabulary, source)
+    if not shards:
         corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
-        shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
-    if shards.fingerprint != tokenizer.fingerprint:
+        shards = (prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done)),)
+    if shards[0].fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{source}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
-    fingerprint = sha256(shards.folder / INDEX)
-    if run.data not in (None, fingerprint):
+    identity = fingerprint(shards)
+    if run.data not in (None, identity):
         raise UserError(
             f"{source}: the corpus gives other token shards than the run began with; put the run's own back, or start"
             " another run with another --out"
         )
     if run.data is None:
-        run.data = fingerprint
+        run.data = identity
         run.write()
     return shards
 
 
-def _given_shards(run: Run, reporter: Reporter) -> TokenShards:
-    """Return the token shards of --data. Raises `UserError`, with the cure, where a run's shards were moved, replaced
-    or damaged since it began."""
-    config = run.config
-    assert config.data is not None
-    again = f"continue with --resume --data, followed by the place of the run's own (SHA-256 of {INDEX}: {run.data})"
-    try:
-        index = open_index(config.data)
-    except UserError as error:
-        if run.data is None:
-            raise
-        raise UserError(f"--data {config.data}: the run's token shards are not there ({error}); {again}") from None
-    if run.data not in (None, index.sha256):
-        raise UserError(
-            f"--data {config.data}: holds other token shards than the run began with; {again}, or start another run"
-            " with another --out"
-        )
-    shards = open_shards(config.data, config.stream_options, on_stage=reporter.on_stage)
-    if isinstance(shards, StreamedShards):
-        reporter.on_message(shards.described(config.window_tokens))
-    return shards
-
-
-def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | None:
-    """Return the shards that an earlier start of the run completed, None if they are missing or damaged."""
+def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> tuple[TokenShards, ...]:
+    """Return the shards that an earlier start of the run completed, none if they are missing or damaged."""
     if run.data is None or not folder.exists():
-        return None
+        return ()
     try:
         shards = TokenShards.open(folder)
-        if sha256(folder / INDEX) == run.data:
-            return shards
+        if fingerprint((shards,)) == run.data:
+            return (shards,)
         reporter.on_message(f"{folder}: not the shards that the run began with; tokenizing the corpus again")
     except UserError as error:
         reporter.on_message(f"{error}: tokenizing the corpus again")
     remove_run(run.config.out, (folder.name,))
-    return None
+    return ()
 
 
 def _set_vocabulary_size(run: Run) -> None:
@@ -609,7 +653,7 @@ def _set_vocabulary_size(run: Run) -> None:
     run.write()
 
 
-def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> PretrainConfig:
+def _set_hyper_parameters(run: Run, bert: BertConfig, data: SampleData) -> PretrainConfig:
     """Choose the learning rate, batch size, dropout and initial weights that the flags leave open, and store them;
     return the run's configuration."""
     config = run.config
@@ -619,8 +663,10 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: PretrainingData) -> 
     elif config.epochs is None and config.hours is not None:  # a length that is unknown
         usual = defaults.batch_size(per_epoch)
     else:
-        usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(_tokens(data))))
+        usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(data.tokens_per_epoch)))
     batch_size = config.batch_size or max(usual, config.micro_batch or 1)
+    if config.batch_tokens is not None and config.batch_size is None:  # on average
+        batch_size = max(round(config.batch_tokens / float(data.lengths(0).mean())), config.micro_batch or 1)
     dropout, init = config.dropout, config.init
     continued = config.initial_folder is not None
     if dropout is None and config.model in PRESETS and config.student_layers is None and not continued:
@@ -645,26 +691,32 @@ def _usual_lr(config: PretrainConfig, model: BertConfig) -> float:
     return choose(model.hidden_size)
 
 
-def _tokens(data: PretrainingData) -> float:
-    """Return the approximate number of tokens of a training split."""
-    return data.shards.num_tokens * (1 - data.validation_fraction)
-
-
 def _budget(config: PretrainConfig, phases: Sequence[Phase]) -> Budget:
     """Return the length of the run: by --steps, --epochs and --hours, else by the size of the corpus."""
     limits = [] if config.steps is None else [config.steps]
     if config.epochs is not None or (config.steps is None and config.hours is None):
-        epochs = config.epochs or defaults.epochs(_tokens(phases[0].train))
+        epochs = config.epochs or defaults.epochs(phases[0].train.tokens_per_epoch)
         limits.append(math.ceil(_steps_per_epoch(config, phases) * epochs))
     return Budget(steps=min(limits, default=None), seconds=None if config.hours is None else config.hours * 3600)
+
+
+def _batches(config: PretrainConfig, phases: Sequence[Phase]) -> PretrainingBatches:
+    """Return the steps of a run, whose batch size must have been chosen."""
+    return PretrainingBatches(
+        phases,
+        batch_size=config.batches,
+        mask_prob=config.scheduled("mask_schedule"),
+        batch_tokens=config.batch_tokens,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
 
 
 def _steps_per_epoch(config: PretrainConfig, phases: Sequence[Phase]) -> float:
     """Return the steps in which a run draws as many samples as an epoch has; of schedules, on average over the run."""
     sizes = [phase.train.samples_per_epoch(0) for phase in phases]
-    if config.batches.is_constant and len(phases) == 1:
-        return sizes[0] / config.batches.smallest
-    batches = PretrainingBatches(phases, batch_size=config.batches)
+    batches = _batches(config, phases)
+    if len(phases) == 1 and (config.batch_tokens is not None or config.batches.is_constant):
+        return batches.steps_per_epoch()
     middles = ((index + 0.5) / GRID for index in range(GRID))
     steps = (batches.spec(1, batches.start, progress) for progress in middles)
     return GRID / sum(len(step.samples) / sizes[step.phase] for step in steps)

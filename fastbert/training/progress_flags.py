@@ -30,6 +30,10 @@ class ProgressFlags:
     on_nan: Literal["stop", "skip"] = rare("stop")
     """At a gradient that is NaN or infinite: stop with an error, or skip the step, and count it in the metrics."""
 
+    on_spike: Literal["warn", "rollback", "ignore"] = rare("warn")
+    """At a step whose loss is far above those before it: report it, or return to the last checkpoint and leave the step
+    out, or nothing."""
+
     def check_flags(self) -> None:
         """Raise `UserError` for schedules out of range."""
         masks, batches = self.scheduled("mask_schedule"), self.scheduled("batch_schedule")

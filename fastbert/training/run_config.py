@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 from fastbert.errors import UserError
 from fastbert.flags import MACHINE, OUTPUT, DeviceFlags, flag, rare
 from fastbert.training.optimizer_flags import OptimizerFlags
+from fastbert.training.tracking_flags import TrackingFlags
 
 DISTILLATION = "Distillation"
 """The title of the flags for a teacher."""
@@ -61,7 +62,7 @@ class RunFolderFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFolderFlags):
+class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, TrackingFlags, RunFolderFlags):
     """Base of `PretrainConfig` and `FinetuneConfig`, which have a folder `out` too."""
 
     CHANGEABLE: ClassVar[frozenset[str]]
@@ -145,5 +146,6 @@ def _typed(value: Any, annotation: str) -> Any:
     if value is None:
         return None
     if annotation.startswith("tuple"):
+        value = [value] if isinstance(value, str) else value  # of a run from when the flag took one value
         return tuple(Path(item) if "Path" in annotation else item for item in value)
     return Path(value) if "Path" in annotation else value

@@ -10,6 +10,7 @@ from fastbert.errors import UserError
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.device import KERNEL_TABLE
+from fastbert.training.profiling import FILE as PROFILE
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import (
     TOKENIZER,
@@ -22,12 +23,13 @@ from fastbert.training.run_files import (
 )
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.step_log import FILE as STEPS
+from fastbert.training.trackers.recording import FOLDER as TRACKING
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
-RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", STEPS, SCHEDULE, LOSS_CURVE, KERNEL_TABLE)
+RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", STEPS, SCHEDULE, LOSS_CURVE, KERNEL_TABLE, PROFILE)
 _STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "initial": str, "finished": dict}
-RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER)
+RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER, TRACKING)
 
 
 @dataclass
@@ -121,9 +123,14 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     return run
 
 
-def read_run(folder: Path) -> PretrainConfig:
-    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+def recorded_run(folder: Path) -> Run:
+    """Return the run in `folder`, with the results of its stages. Raises `UserError` where there is none."""
     saved = read_record(folder, "run", PretrainConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder / 'config.json'}: no such file; name the folder of a run")
-    return Run.of(PretrainConfig(out=folder), saved).config
+    return Run.of(PretrainConfig(out=folder), saved)
+
+
+def read_run(folder: Path) -> PretrainConfig:
+    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+    return recorded_run(folder).config

@@ -144,10 +144,13 @@ class Checkpoints:
             if not isinstance(failed, Cancelled):
                 logger.warning("%s", failed)
 
-    def load_last(self, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State] | None:
-        """Load the newest whole checkpoint, and its state as `read_state` returns it; see `checkpoint.load_last`."""
+    def load_last(
+        self, read_state: Callable[[dict[str, Any]], State], at_most: int | None = None
+    ) -> tuple[Checkpoint, State] | None:
+        """Load the newest whole checkpoint, of step `at_most` or before, and its state as `read_state` returns it; see
+        `checkpoint.load_last`."""
         self.wait()
-        loaded = checkpoint.load_newest(self.root, read_state)
+        loaded = checkpoint.load_newest(self.root, read_state, at_most)
         if loaded is not None:
             self._whole[loaded[0].folder.name] = _file_stats(loaded[0].folder)
         return loaded

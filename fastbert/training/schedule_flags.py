@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from fastbert.errors import UserError
 from fastbert.flags import TRAINING, rare
-from fastbert.training.schedules import DECAY_FRACTION, Schedule
+from fastbert.training.schedules import DECAY_FRACTION, Schedule, learning_rate_factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +50,9 @@ class ScheduleFlags(DecayFlags):
     schedule: Schedule = "linear"
     """Learning rate after the warm-up: linear or cosine decay over the rest of the run, wsd (constant, and at the end a
     decay of 1 minus square root, see --decay-fraction), or constant."""
+
+    def rate_factor(self, progress: float) -> float:
+        """Return the learning rate at `progress` (0 to 1) as a fraction of --lr."""
+        run: Any = self
+        fraction, least = self.decay_fraction, self.min_lr_ratio
+        return learning_rate_factor(progress, run.warmup, self.schedule, decay_fraction=fraction, min_ratio=least)

@@ -11,35 +11,36 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.step_samples import StepSamples
 from fastbert.errors import UserError
 
+FIELDS = ("input_ids", "cu_seqlens", "masked_positions", "labels", "dropout_key", "next_sentence_label")
+
+
+def taken_with(workers: int, data: PretrainingData) -> tuple[list, list]:
+    """Forty steps by tokens, over epochs, with a mask rate per step and several micro-batches: what and which data."""
+    steps = StepSamples(data)
+
+    def load(specification: tuple) -> list:
+        samples, rate = specification
+        batches = [data.samples(part, mask_prob=rate) for part in steps.micro_batches(samples, tokens=150)]
+        return [[getattr(batch, name).tolist() for name in FIELDS] for batch in batches]
+
+    counter, submitted, taken = 0, [], []
+    with Prefetcher(load, workers=workers) as prefetcher:
+        for step in range(40):
+            submitted.append((steps.next_step(counter, tokens=300), 0.4 - 0.005 * step))
+            counter = submitted[-1][0].stop
+            prefetcher.submit(submitted[-1])
+            if step >= prefetcher.depth:
+                taken.append(prefetcher.result())
+        while len(taken) < 40:
+            taken.append(prefetcher.result())
+    assert data.locate(counter)[0] > 1
+    return submitted, taken
+
 
 def test_batches_are_the_same_with_any_number_of_workers(make_shards, random_lengths, seed):
-    """Steps by tokens, over epochs, with a mask rate per step and several micro-batches, for 0, 1 and 4 threads."""
     shards = make_shards(random_lengths(seed, documents=20, sentences=(1, 10)))
-    names = ("input_ids", "cu_seqlens", "masked_positions", "labels", "dropout_key", "next_sentence_label")
-    taken = []
-    for workers in (0, 1, 4):
-        data = PretrainingData(shards, max_length=48, seed=seed)
-        steps = StepSamples(data)
-
-        def load(specification: tuple) -> list:
-            samples, rate = specification
-            parts = steps.micro_batches(samples, tokens=150)
-            batches = [data.samples(part, mask_prob=rate) for part in parts]
-            return [[getattr(batch, name).tolist() for name in names] for batch in batches]
-
-        counter, submitted, result = 0, [], []
-        with Prefetcher(load, workers=workers) as prefetcher:
-            for step in range(40):
-                submitted.append((steps.next_step(counter, tokens=300), 0.4 - 0.005 * step))
-                counter = submitted[-1][0].stop
-                prefetcher.submit(submitted[-1])
-                if step >= prefetcher.depth:
-                    result.append(prefetcher.result())
-            while len(result) < 40:
-                result.append(prefetcher.result())
-        assert data.locate(counter)[0] > 1
-        taken.append((submitted, result))
-    assert taken[0] == taken[1] == taken[2]
+    none, one, four = (taken_with(n, PretrainingData(shards, max_length=48, seed=seed)) for n in (0, 1, 4))
+    assert none == one == four
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -55,6 +55,7 @@ def test_a_run_continues_from_the_folder_of_another_one(config: PretrainConfig) 
     assert len(stored["initial"]) == 64
     assert any("continuing a bert of 2 layers" in line for line in messages)
     assert not any("new weights" in line or "left out" in line for line in messages)
+    assert stored["run"]["objective"] == "mlm+nsp"
     # The defaults of trained weights are not those of new ones.
     third = continued(config, config.out / "model", "third", steps=2, batch_size=None, micro_batch=None)
     pretrain(third)
@@ -221,12 +222,15 @@ def test_contradictions_are_refused_by_name(config: PretrainConfig, tmp_path: Pa
         assert "\n" not in str(error.value)
         assert not (refused.out / "checkpoints").exists()
         shutil.rmtree(refused.out, ignore_errors=True)
+    student = {"init": None, "teacher": "t", "student_layers": 1}
     for options, message in (
         ({"teacher": "t"}, "--init .* and --teacher exclude each other"),
         ({"teacher": "t", "student_layers": 1}, "--init .* and --teacher exclude each other"),
         ({"vocab_size": 300}, "--vocab-size is for a vocabulary that is built, and --init .* has its own"),
         ({"cased": True}, "--cased is for a vocabulary that is built, and --init .* has its own"),
         ({"extend_positions": "repeat"}, "--extend-positions extends the position table of a model: give --init"),
+        ({**student, "norm": "pre"}, "--norm and --student-layers exclude each other: a student has its teacher's"),
+        ({**student, "max_positions": 9}, "--max-positions and --student-layers exclude each other"),
         ({"max_positions": 0}, "--max-positions 0 must be from 1 to 1,048,576"),
         ({"init": ""}, "--init '': is empty; give structured or normal, or the folder of a model"),
     ):
@@ -279,4 +283,6 @@ def test_other_architectures_are_continued(config: PretrainConfig, tmp_path: Pat
     pretrain(third, said(messages))
     assert any("no generator beside it fits; a new one of 0.25 times its width" in line for line in messages)
     before, after = (fastbert.load(folder).state_dict() for folder in (alone, third.out / "model"))
+    alone.rename(tmp_path / "moved")
+    pretrain(replace(third, resume=True, steps=2))
     assert all(torch.allclose(tensor, after[name], atol=1e-6) for name, tensor in before.items())

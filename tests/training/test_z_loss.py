@@ -10,6 +10,7 @@ from fastbert.models import BertForMaskedLM
 from fastbert.models.heads.prediction import set_z_loss
 from fastbert.ops import reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = BertConfig(
     vocab_size=70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
     max_position_embeddings=40, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
