@@ -24,7 +24,8 @@ from fastbert.benchmarks import bench_plan
 from fastbert.benchmarks.bench_plan import Options
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.command_line import check_files
-from fastbert.benchmarks.training.planned_run import VOCABULARY, prepare_shards
+from fastbert.benchmarks.training import planned_run
+from fastbert.benchmarks.training.planned_run import prepare_shards
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
 from fastbert.planning.flags import PlanFlags
@@ -70,7 +71,9 @@ def _row(
     peak = round(statistics.median(peaks)) if peaks else None
     common = bench_plan.flags_of(model, options)
     plan = make_plan(
-        PlanFlags(data=shards, device="cpu", utilisation="1", vocab_size=VOCABULARY, **common, **MODES[mode])
+        PlanFlags(
+            data=shards, device="cpu", utilisation="1", vocab_size=planned_run.VOCABULARY, **common, **MODES[mode]
+        )
     )
     return {
         "workload": f"{model} {options.batch_size}x{options.max_length}",
