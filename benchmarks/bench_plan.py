@@ -73,7 +73,8 @@ def measure(options: Options, folder: Path, say: Callable[[str], None] = print) 
 def flags_of(model: str, options: Options) -> dict[str, Any]:
     """Return the flags that the prediction and the run have in common."""
     size = {"model": model, "batch_size": options.batch_size, "max_length": options.max_length}
-    return {**size, "dtype": options.dtype}
+    # A copy of the model, from which checkpoints are written, would hide the memory of a step.
+    return {**size, "dtype": options.dtype, "async_save": "off"}
 
 
 def predict(model: str, options: Options, shards: Path, **flags: Any) -> dict[str, Any]:
