@@ -110,6 +110,14 @@ def restore(
             state["step"] = state["step"].to(parameter.device)
 
 
+@torch.no_grad()
+def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a `Snapshot` into a model of the same shape."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in model.tied_keys:
+            tensor.copy_(weights[name])
+
+
 def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], folder: Path) -> None:
     """Restore the loss scale of fp16 training from a checkpoint's state."""
     if scaler.is_enabled() and state:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -45,7 +45,7 @@ from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import Phase, PretrainingBatches
-from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
+from fastbert.training.checkpoint import has_checkpoints, load_weights, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.given_data import fingerprint, given_shards
@@ -274,6 +274,8 @@ class Assembled:
     """How often each output of the model occurs in the training text, int64 (outputs,)."""
     held_out: NDArray[np.int64]
     """How often in the validation text."""
+    new_model: Callable[[], Any]
+    """Makes a model like the trained one, with new weights."""
 
     def outputs(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how often each output of the model occurs, from how often each id does."""
@@ -294,7 +296,12 @@ def assemble(
     budget = _budget(config, inputs.phases)
     frequencies = split_unigrams(inputs.phases[0].train, inputs.phases[0].validation)
     counts, held_out = (_outputs(bert, ids) for ids in frequencies)
-    model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
+
+    def new_model() -> Any:
+        assert config.objective is not None
+        return pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
+
+    model = new_model()
     model.init_weights(seed=config.seed)
     if isinstance(bert, ElmoConfig):
         special = shards.special_ids
@@ -329,7 +336,7 @@ def assemble(
     )
     meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
     trainer.measure_with(meters)
-    return Assembled(trainer, model, bert, batches, budget, counts, held_out)
+    return Assembled(trainer, model, bert, batches, budget, counts, held_out, new_model)
 
 
 def _train(
@@ -396,6 +403,11 @@ def _train(
             if world.is_main:
                 plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
         raise
+    if trainer.replicas.gathers:
+        weights = trainer.replicas.snapshot(trainer.optimizer).model
+        model = assembled.new_model() if world.is_main else model
+        if world.is_main:
+            load_weights(model, weights)
     if not world.is_main:
         world.wait("finished")
         return _result(run, validation, unigram, bert)
