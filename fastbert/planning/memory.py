@@ -112,10 +112,10 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
     if setup.parallel == "fsdp":
         layers = [part.count for part in counted if part.is_layers]
         depth = sum(stack.layers for stack in shape)
-        # The root holds embeddings and heads from its forward pass to its backward pass; gradients are reduced in fp32.
-        whole = count - sum(layers) + GATHERED_LAYERS * sum(layers) // depth
-        fixed["gathered weights"] = setup.element * whole
-        fixed["gradients to reduce"] = FP32 * (GATHERED_LAYERS * sum(layers) // depth)
+        # The root holds embeddings and heads from its forward pass to its backward pass; weights are gathered in fp32.
+        gathered = GATHERED_LAYERS * sum(layers) // depth
+        fixed["gathered weights"] = FP32 * (count - sum(layers) + gathered)
+        fixed["gradients to reduce"] = (FP32 + reduced_bytes(setup.dtype)) * gathered
     fixed["framework"] = baseline if setup.device == "cpu" else CUDA_CONTEXT
     phases = _phases(shape, micro_batch, setup, owned)
     when = max(phases, key=lambda name: sum(phases[name].values()))
@@ -128,6 +128,11 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
         {name: base + sum(phase.values()) for name, phase in phases.items()},
         phases["loss"]["activations"],
     )
+
+
+def reduced_bytes(dtype: str) -> int:
+    """Return the bytes of an element of gradients that processes sum, where matmuls are in `dtype`."""
+    return 2 if dtype == "bf16" else FP32
 
 
 def layer_bytes(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> int:
@@ -228,6 +233,8 @@ def _elmo_activations(stack: ElmoShape, batch: BatchStatistics, setup: Setup) ->
 def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int) -> dict[str, dict[str, int]]:
     """Return the bytes of gradients, activations and temporaries in each phase of a step."""
     gradients = setup.weight * owned
+    if setup.parallel == "fsdp" and setup.accumulates:  # whole until the last micro-batch, which reduces them
+        gradients = setup.weight * total(parameters(shape))
     before = gradients if setup.accumulates or setup.flat else 0
     activations = head = logits = workspace = table = 0.0
     for stack in shape:

@@ -201,7 +201,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         used = memory(shape, one * micro_batch, setup, baseline=measured.framework)
     flops = step_flops(parts(shape, flags.checkpointing), batch)
     rate = device_peak(flags, gpu, dtype)
-    exchanged = communication(count, flags.devices, setup.parallel, dtype, micro_batches)
+    exchanged = communication(counted, flags.devices, setup.parallel, dtype, micro_batches)
     bandwidth = link_bandwidth(flags, gpu)
     computed = flops.total / flags.devices
     if measured is not None:
