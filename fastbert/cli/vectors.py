@@ -15,6 +15,7 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, TRAINING, flag, rare, require, required
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
+from fastbert.io.remote_files import Location
 from fastbert.vectors.files import SUFFIXES
 from fastbert.vectors.training import Kind, TrainedVectors, VectorTraining, train_vectors
 from fastbert.vectors.word_vectors import Neighbour, WordVectors
@@ -31,10 +32,11 @@ class _Data(CorpusFlags):
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Path, ...] = required(
-        "text files, folders or globs; or give --vectors with an existing file", unless=("vectors",), default=()
+    corpus: tuple[Location, ...] = required(
+        "text files, folders, globs or URLs; or give --vectors with an existing file", unless=("vectors",), default=()
     )
-    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
+    `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""
     lower_case: bool = False
     """Convert words to lower case."""
     min_count: int | None = None

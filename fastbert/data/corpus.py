@@ -1,8 +1,8 @@
 """Read the files of a corpus as documents, each a list of sentences, as a stream in bounded memory.
 
-`.txt` files have one of the layouts of `fastbert.data.layouts`, detected per file from its first 256 KiB; `.jsonl`,
-`.parquet` and `.arrow` files have one document per line or row, a dump of Wikipedia (`.xml`) one per article. Text files
-and dumps may be compressed; files may be on a server. A folder that the library `datasets` saved is one of its splits.
+`.txt` files have one of the layouts of `fastbert.data.layouts`, detected per file from its first 256 KiB. `.jsonl`,
+`.parquet` and `.arrow` files have one document per line or row, a dump of Wikipedia (`.xml`) one per article. Text
+files and dumps may be compressed; files may be on a server. A folder that the library `datasets` saved is one of its splits.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fastbert import _C
 from fastbert.data import text_lines
 from fastbert.data.columns import arrow_texts, parquet_texts
 from fastbert.data.corpus_files import find_files, kind_of
 from fastbert.data.json_lines import json_texts
 from fastbert.data.layouts import MAX_DOCUMENT_CHARS, TextFormat, detect_layout
-from fastbert.data.sentence_reader import sentence_reader
 from fastbert.data.wikipedia import wikipedia_texts
 from fastbert.errors import CorpusError
 from fastbert.flags import DATA, rare, required
@@ -27,6 +25,9 @@ from fastbert.io.log import logger
 from fastbert.io.remote_files import Location
 from fastbert.io.sources import Source, size_of
 from fastbert.io.text import COMPRESSIONS
+
+if TYPE_CHECKING:
+    from fastbert import _C
 
 COMPRESSION_RATIO = 4  # bytes of text per byte of a compressed file, roughly
 
@@ -69,7 +70,7 @@ class Corpus:
             raise CorpusError(f"text_format={text_format!r} must be auto, lines, paragraphs or prose")
         if isinstance(paths, str | os.PathLike):
             paths = [paths]
-        files = find_files(map(os.fspath, paths))
+        files = find_files(os.fspath(path) for path in paths)
         if not files:
             raise CorpusError("no corpus was named; give at least one file, folder or pattern")
         return cls(files, text_format, text_key)
@@ -130,6 +131,8 @@ class Corpus:
     def _read(
         self, file: Source, report: text_lines.Progress | None, repeats: _C.Repeats | None
     ) -> Iterator[_C.SentenceBatch]:
+        from fastbert.data.sentence_reader import sentence_reader  # imports numpy
+
         texts = _TEXTS.get(kind_of(file.name) or "")
         reader = sentence_reader(
             self._layout(file, texts),

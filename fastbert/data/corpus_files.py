@@ -45,7 +45,8 @@ def kind_of(name: str) -> str | None:
     """Return the extension of a corpus file, without that of a compression; None for other files."""
     plain = plain_name(name)
     kind = next((kind for kind in KINDS if plain.endswith(kind)), None)
-    return None if kind is not None and plain != name.lower() and kind not in _COMPRESSED else kind
+    is_compressed = Path(name).name.lower() != plain
+    return None if is_compressed and kind not in _COMPRESSED else kind
 
 
 def _find_local(path: str) -> Iterator[Path]:
@@ -122,7 +123,9 @@ def _chosen(splits: Mapping[str, object] | Iterable[str], split: str | None, fol
         raise CorpusError(f"{folder}: holds the splits {', '.join(names) or 'none'}; name one, as in {folder}#NAME")
     chosen = split or (names[0] if len(names) == 1 else _TRAIN)
     if split is None and len(names) > 1:
-        logger.warning("%s: the split %s is read; it also holds %s", folder, chosen, ", ".join(sorted({*names} - {chosen})))
+        logger.warning(
+            "%s: the split %s is read; it also holds %s", folder, chosen, ", ".join(sorted({*names} - {chosen}))
+        )
     return chosen
 
 
@@ -157,7 +160,9 @@ def _of_remote_folder(listed: list[RemoteFile], split: str | None, url: str) -> 
             if file.name == SPLITS:
                 folder += _chosen(names_of_splits(state, shown_url(folder)), split, shown_url(folder)) + "/"
                 if folder + STATE not in by_url:
-                    raise CorpusError(f"{shown_url(folder)}: has no {STATE}, so the data set is incomplete; save it again")
+                    raise CorpusError(
+                        f"{shown_url(folder)}: has no {STATE}, so the data set is incomplete; save it again"
+                    )
                 state = _json_object(by_url[folder + STATE])
             for name in names_in_state(state, shown_url(folder)):
                 if folder + name not in by_url:

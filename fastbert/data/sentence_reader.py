@@ -34,9 +34,7 @@ def sentence_reader(
 
     With `repeats`, which several readers in turn may share, documents and lines that were read before are dropped.
     """
-    return _C.SentenceReader(
-        sentence_rules(), layout, one_document, max_paragraph_chars, max_document_chars, repeats
-    )
+    return _C.SentenceReader(sentence_rules(), layout, one_document, max_paragraph_chars, max_document_chars, repeats)
 
 
 @cache

@@ -7,6 +7,7 @@
     shard-00000.sentences.bin        int64 (sentences + 1,): offset of each sentence in the shard's tokens
     shard-00000.documents.bin        int64 (documents + 1,): offset of each document in the shard's sentences
     unigrams.bin                     int64 (vocab_size,): the count of each id
+    sample.bin                       hashes of some sentences, for `sentence_sample`; older folders have none
     vocab.txt tokenizer_config.json  the tokenizer's own files; without a vocab.txt (byte-level BPE, Unigram) its tokens
                                      are in vocabulary.json, a list in the order of their ids
 
@@ -121,13 +122,16 @@ class IndexReader:
             raise self.damaged(f"has {key}={value}, which is out of range")
         return value
 
-    def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
+    def file(
+        self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool, smallest: int = 1
+    ) -> Path:
         """Return the path of a listed file, after checking its name and size, and with `verify` its SHA-256.
 
         Raises UserError for a file that is missing or differs.
         """
         entry = self.get(holder, key, dict)
-        name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
+        name, digest = self.get(entry, "name", str), self.get(entry, "sha256", str)
+        size = self.count(entry, "bytes", smallest)
         if name != expected_name:
             raise self.damaged(f"names the file {name[:80]!r}, but only {expected_name!r} is allowed")
         path = self.folder / name

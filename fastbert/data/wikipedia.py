@@ -22,8 +22,33 @@ _MAX_PAGE_CHARS = 1 << 26
 _ARTICLES = "0"  # the main namespace
 _WIKITEXT = ("wikitext", "")
 _TEXTLESS_TAGS = frozenset(
-    "table ref references gallery math chem ce score timeline imagemap graph syntaxhighlight source pre code section"
-    " templatedata templatestyles hiero inputbox categorytree mapframe maplink script style".split()
+    [
+        "table",
+        "ref",
+        "references",
+        "gallery",
+        "math",
+        "chem",
+        "ce",
+        "score",
+        "timeline",
+        "imagemap",
+        "graph",
+        "syntaxhighlight",
+        "source",
+        "pre",
+        "code",
+        "section",
+        "templatedata",
+        "templatestyles",
+        "hiero",
+        "inputbox",
+        "categorytree",
+        "mapframe",
+        "maplink",
+        "script",
+        "style",
+    ]
 )
 _LIST_MARKUP = ("*", "#", ":", ";")
 _LIST = "\x00"  # begins a line of a list
@@ -107,7 +132,9 @@ class _Dump:
         self._size += len(text)
         if self._size > _MAX_PAGE_CHARS:
             line = self._parser.CurrentLineNumber
-            raise CorpusError(f"{self.file}, line {line}: a page of more than {_MAX_PAGE_CHARS >> 20} million characters")
+            raise CorpusError(
+                f"{self.file}, line {line}: a page of more than {_MAX_PAGE_CHARS >> 20} million characters"
+            )
 
     def _end(self, name: str) -> None:
         name = self._path.pop()

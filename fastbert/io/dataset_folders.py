@@ -32,7 +32,11 @@ def names_in_state(state: dict[str, Any], folder: str) -> list[str]:
         raise UserError(f"{folder}: selects rows by an index; call flatten_indices() and save it again")
     listed = state.get("_data_files")
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed or ()]
-    if not isinstance(listed, list) or not names or not all(isinstance(name, str) and _is_plain(name) for name in names):
+    if (
+        not isinstance(listed, list)
+        or not names
+        or not all(isinstance(name, str) and _is_plain(name) for name in names)
+    ):
         raise UserError(f"{folder}/{STATE}: holds no list of files under '_data_files'; save the data set again")
     return [str(name) for name in names]
 

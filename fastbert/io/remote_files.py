@@ -68,7 +68,9 @@ class RemoteFile:
             system, path = _system(self.url)
             # A stream over HTTP is one request; elsewhere blocks of this size are read ahead.
             block = 0 if _scheme(self.url) in _WEB and not seekable else 5 * _STREAM_BYTES
-            return io.BufferedReader(_Reported(system.open(path, "rb", block_size=block), self.url, error), _STREAM_BYTES)
+            return io.BufferedReader(
+                _Reported(system.open(path, "rb", block_size=block), self.url, error), _STREAM_BYTES
+            )
 
 
 class _Reported(io.RawIOBase):
@@ -110,8 +112,10 @@ def find_remote(url: str, *, is_file: bool, error: type[UserError] = UserError) 
     """
     with reported(url, error):
         system, path = _system(url)
-        if _scheme(url) in _WEB or (is_file and not _has_magic(path)):
+        if _scheme(url) in _WEB:
             return [RemoteFile(url, system.info(path).get("size"))]
+        if is_file and not _has_magic(path):
+            return [RemoteFile(system.unstrip_protocol(path), system.info(path).get("size"))]
         if _has_magic(path):
             listed = system.glob(path, detail=True)
         else:
@@ -160,6 +164,8 @@ def _failures() -> tuple[type[BaseException], ...]:
 
 
 def _reason(failure: BaseException) -> str:
+    if isinstance(failure, FileNotFoundError) and isinstance(failure.__cause__, _failures()):
+        failure = failure.__cause__  # of HTTP: whatever went wrong
     status = getattr(failure, "status", None)
     text = " ".join(str(failure).split())[:200]
     if isinstance(failure, FileNotFoundError) or status == 404:

@@ -70,9 +70,7 @@ def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
 class _Frames(io.RawIOBase):
     """What a file of one or more compressed frames holds."""
 
-    def __init__(
-        self, raw: IO[bytes], new: Callable[[], Any], damage: type[Exception], block_bytes: int
-    ) -> None:
+    def __init__(self, raw: IO[bytes], new: Callable[[], Any], damage: type[Exception], block_bytes: int) -> None:
         self._raw, self._new, self._damage, self._block_bytes = raw, new, damage, block_bytes
         self._frame: Any = None
         self._input = b""

@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import GENERATOR, find_source
 from fastbert.config import PRESETS, BertConfig
+from fastbert.data.dedup import DedupReport
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, fold_rare, unigram_counts, unigram_cross_entropy
+from fastbert.data.sentence_sample import leak_warning
 from fastbert.data.shards import INDEX, IndexReader, TokenShards
 from fastbert.distillation.models import DISTILLATION, copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
+from fastbert.io.remote_files import is_url
 from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForPreTraining
@@ -149,6 +152,8 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         )
         for split in ("train", "validation")
     }
+    if warning := leak_warning(shards.folder, data["train"].documents, data["validation"].documents):
+        reporter.on_message(warning)
     config = _set_hyper_parameters(run, bert, data["train"])
     assert config.objective is not None
     budget = _budget(config, data["train"])
@@ -319,7 +324,8 @@ def _check_inputs(config: PretrainConfig) -> None:
     inputs = [("--data", config.data), ("--tokenizer", config.tokenizer)]
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
-    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
+    inputs += [("--corpus", Path(path)) for path in config.corpus if not is_url(path)]
+    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), inputs)
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
@@ -366,7 +372,16 @@ def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> TokenShards:
     if shards is None:
         corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
-        shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
+        shards = prepare(
+            corpus,
+            tokenizer,
+            folder,
+            overwrite=True,
+            dedup=config.dedup,
+            progress=lambda done, sentences: report(done),
+        )
+        if dropped := DedupReport.read(folder):
+            reporter.on_message(str(dropped))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{folder}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
 from fastbert.flags import MACHINE, OUTPUT, TRAINING, DeviceFlags, flag, rare
+from fastbert.io.remote_files import is_url
 
 DISTILLATION = "Distillation"
 """The title of the flags for a teacher."""
@@ -113,7 +114,7 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFold
             value, stored = getattr(self, item.name), merged[item.name]
             if item.name in ("out", "resume", "overwrite") or value in (item.default, stored):
                 continue
-            if _same_files(value, stored):
+            if _same_files(value, stored, is_location="Location" in str(item.type)):
                 continue
             if item.name not in self.CHANGEABLE:
                 name = flag(item.name)
@@ -129,13 +130,15 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFold
         """Raise `UserError` where a changeable flag cannot have this value in a resumed run."""
 
 
-def _same_files(value: Any, stored: Any) -> bool:
-    """Tell whether two paths, or two lists of them, lead to the same files, whatever the current directory was."""
-    if isinstance(value, Path) and isinstance(stored, Path):
-        return value.resolve() == stored.resolve()
+def _same_files(value: Any, stored: Any, *, is_location: bool = False) -> bool:
+    """Tell whether two paths or locations, or two lists of them, lead to the same files, whatever the current directory
+    was."""
     if isinstance(value, tuple) and isinstance(stored, tuple) and len(value) == len(stored):
-        return all(_same_files(a, b) for a, b in zip(value, stored, strict=True))
-    return False
+        return all(_same_files(a, b, is_location=is_location) for a, b in zip(value, stored, strict=True))
+    kinds = Path | str if is_location else Path
+    if isinstance(value, kinds) and isinstance(stored, kinds) and not is_url(value) and not is_url(stored):
+        return Path(value).resolve() == Path(stored).resolve()
+    return bool(value == stored)
 
 
 def _shown(value: Any) -> str:
