@@ -116,7 +116,7 @@ def _metavar(hint: Any, name: str) -> str:
         return f"{_metavar(inner[0], name)} ..."
     if inner:
         return "|".join(_metavar(part, name).strip("{}") for part in inner)
-    return {Path: "PATH", Location: "PATH|URL"}.get(hint) or NUMBERS.get(hint, name)
+    return {Path: "PATH", Location: "PATH"}.get(hint) or NUMBERS.get(hint, name)
 
 
 @cache

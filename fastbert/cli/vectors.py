@@ -33,7 +33,7 @@ class _Data(CorpusFlags):
     GROUP: ClassVar = DATA
 
     corpus: tuple[Location, ...] = required(
-        "text files, folders, globs or URLs; or give --vectors with an existing file", unless=("vectors",), default=()
+        "text files, folders or globs; or give --vectors with an existing file", unless=("vectors",), default=()
     )
     """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
     `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""

@@ -38,7 +38,10 @@ def parquet_texts(file: Source, column: str, report: Progress | None = None) -> 
 
 
 def arrow_texts(file: Source, column: str, report: Progress | None = None) -> Iterator[str]:
-    """Yield the texts of a column of an Arrow file, batch by batch, as `parquet_texts`."""
+    """Yield the texts of a column of an Arrow file, with or without an index, batch by batch.
+
+    Progress and empty cells are as in `parquet_texts`, and so is what raises CorpusError.
+    """
     pyarrow, _ = _packages(file)
     try:
         with open_source(file, error=CorpusError) as raw:

@@ -2,7 +2,8 @@
 
 `.txt` files have one of the layouts of `fastbert.data.layouts`, detected per file from its first 256 KiB. `.jsonl`,
 `.parquet` and `.arrow` files have one document per line or row, a dump of Wikipedia (`.xml`) one per article. Text
-files and dumps may be compressed; files may be on a server. A folder that the library `datasets` saved is one of its splits.
+files and dumps may be compressed; files may be on a server. A folder that the library `datasets` saved is one of its
+splits.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class CorpusFlags:
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Location, ...] = required("text files, folders, globs or URLs", default=())
+    corpus: tuple[Location, ...] = required("text files, folders or globs", default=())
     """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
     `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""
     text_format: TextFormat = rare("auto")

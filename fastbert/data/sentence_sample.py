@@ -28,9 +28,10 @@ _LARGEST_LEVEL = 63
 
 
 def hash_sentences(ids: NDArray[Any], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the hashes, uint64, and the indices, int64, of the sentences that are long enough for a sample.
+    """Return the hashes, uint64 (sampled,), and the indices, int64 (sampled,), of sentences long enough for a sample.
 
-    `ids` are in the dtype of the shards; sentence i has `ids[offsets[i] : offsets[i + 1]]`.
+    `ids` (tokens,) are in the dtype of the shards; `offsets`, int64 (sentences + 1,): sentence i has `ids[offsets[i] :
+    offsets[i + 1]]`.
     """
     long = np.flatnonzero(np.diff(offsets) >= LEAST_TOKENS)
     return _C.hash_rows(ids, offsets)[long], long
@@ -46,7 +47,7 @@ class SentenceSampler:
         self._size = 0
 
     def add(self, hashes: NDArray[np.uint64], sentences: NDArray[np.int64]) -> None:
-        """Add sentences by number, in the order of the corpus."""
+        """Add sentences in the order of the corpus: `hashes` uint64 (long,), and their numbers, int64 (long,)."""
         part = np.empty(len(hashes), _DTYPE)
         part["hash"], part["sentence"] = hashes, sentences
         self._append(part)
@@ -62,7 +63,7 @@ class SentenceSampler:
             self._size += len(part)
 
     def rows(self) -> NDArray[Any]:
-        """Return the sample in the order of the corpus: a structured array of `hash` and `sentence`."""
+        """Return the sample in the order of the corpus: `hash` uint64 and `sentence` int64, structured, (sampled,)."""
         return np.concatenate([np.empty(0, _DTYPE), *self._parts])
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -77,9 +78,11 @@ class SentenceSample:
     """The sample of a folder of shards."""
 
     hashes: NDArray[np.uint64]
+    """Of the sentences, uint64 (sampled,)."""
     sentences: NDArray[np.int64]
-    """Numbers in the corpus, in rising order."""
+    """Their numbers in the corpus, in rising order, int64 (sampled,)."""
     level: int
+    """The sample holds one in 2^level different sentences."""
 
     @classmethod
     def read(cls, folder: Path) -> SentenceSample | None:
@@ -101,7 +104,7 @@ class SentenceSample:
 
 
 def repeated_share(hashes: NDArray[np.uint64]) -> float:
-    """Return the share of sampled sentences, uint64 (sentences,), that repeat an earlier one."""
+    """Return the share of sampled sentences, `hashes` uint64 (sampled,), that repeat an earlier one."""
     return float((np.diff(np.sort(hashes)) == 0).sum()) / max(len(hashes), 1)
 
 

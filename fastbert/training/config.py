@@ -44,7 +44,7 @@ class _Data(CorpusFlags, DedupFlags):
     GROUP: ClassVar = DATA
 
     corpus: tuple[Location, ...] = required(
-        "text files, folders, globs or URLs; or give --data with prepared shards", unless=("data", "resume"), default=()
+        "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
     """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
     `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""

@@ -184,12 +184,12 @@ def test_saved_data_sets(tmp_path, pyarrow, caplog):
     assert f"{splits}: the split train is read; it also holds test" in caplog.text
     assert read(f"{splits}#test") == [["test"]]
     assert read(tmp_path) == [["train"], ["A."], ["B."]]
-    with pytest.raises(CorpusError, match="splits: has no split 'dev'; it holds train, test"):
+    with pytest.raises(CorpusError, match=r"splits: has no split 'dev'; it holds train, test"):
         read(f"{splits}#dev")
-    with pytest.raises(CorpusError, match="set#train: the folder has no dataset_dict.json"):
+    with pytest.raises(CorpusError, match=r"set#train: the folder has no dataset_dict\.json"):
         read(f"{tmp_path / 'set'}#train")
     (splits / "dataset_dict.json").write_text(json.dumps({"splits": ["a", "test"]}))
-    with pytest.raises(CorpusError, match="a/state.json: no such file, so the data set is incomplete"):
+    with pytest.raises(CorpusError, match=r"a/state\.json: no such file, so the data set is incomplete"):
         read(splits)
     (tmp_path / "set" / "state.json").write_text('{"_data_files": [{"filename": "../x.arrow"}]}')
     with pytest.raises(CorpusError, match="holds no list of files under '_data_files'"):

@@ -9,13 +9,10 @@ from fastbert.data.layouts import documents_of_lines
 from fastbert.data.sentence_reader import sentence_reader, sentence_rules
 from fastbert.data.sentences import split_sentences
 
-PIECES = [
-    *(". . . ? ! ... … ‽ 。 ！ ． 、 ॥ । ؟ : , ; \" ' ” “ » ) ( ] [ * _ - — – / ½ ² ⅷ ª 漢 字 は".split(" ")),
-    *(" ", " ", "  ", "\u00a0", "\u3000", "\t", "\x0b", "\x1c", "\x85"),
-    *("Mr mr. U.S e.g No no. Op Fig. 5 12 1950 ١ 𝟙 The the He J b x A a é É ǅ 𝐀 K İ ß Ω Ph.D Inc Jan".split(" ")),
-    "x" * 39,
-    "É" * 41,
-]
+SIGNS = ". . . ? ! ... … ‽ 。 ！ ． 、 ॥ । ؟ : , ; \" ' ” “ » ) ( ] [ * _ - — – / ½ ² ⅷ ª 漢 字 は"
+WORDS = "Mr mr. U.S e.g No no. Op Fig. 5 12 1950 ١ 𝟙 The the He J b x A a é É ǅ 𝐀 K İ ß Ω Ph.D Inc Jan"
+SPACES = [" ", " ", "  ", "\u00a0", "\u3000", "\t", "\x0b", "\x1c", "\x85"]
+PIECES = [*SIGNS.split(), *WORDS.split(), *SPACES, "x" * 39, "É" * 41]
 
 
 def random_paragraph(draw: random.Random, size: int) -> str:
