@@ -64,4 +64,5 @@ def repeats_of(mode: Dedup) -> _C.Repeats | None:
 
 
 def _dropped(what: str, dropped: int, total: int, size: int) -> str:
-    return f"{dropped:,} of {total:,} {what} that repeat ({size / 1e6:,.1f} MB)"
+    amount = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"
+    return f"{dropped:,} of {total:,} {what} that repeat ({amount})"

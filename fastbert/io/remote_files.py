@@ -147,8 +147,8 @@ def reported(url: str, error: type[UserError]) -> Iterator[None]:
     except ImportError as failure:  # of fsspec, for the package of a protocol
         reason = " ".join(str(failure).split())
         raise error(
-            f"{name}: {reason or 'a package is missing'}; `pip install 'fastbert-engine[remote]'` installs s3fs and"
-            " aiohttp"
+            f"{name}: {reason or 'a package is missing'}; `pip install 'fastbert-engine[remote]'` has those of s3://"
+            " and https://"
         ) from None
     except _failures() as failure:
         raise error(f"{name}: {_reason(failure)}") from None

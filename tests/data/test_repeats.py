@@ -36,7 +36,7 @@ def test_dedup_of_files_and_of_lists(tmp_path, id_tokenizer):
             report = DedupReport.read(tmp_path / "out")
             assert (report is None) == (mode == "off")
     assert report == DedupReport("all", 4, 3, 1, 1, 1, 4)
-    assert str(report) == "dropped 1 of 3 documents that repeat (0.0 MB) and 1 of 4 lines that repeat (0.0 MB)"
+    assert str(report) == "dropped 1 of 3 documents that repeat (4 bytes) and 1 of 4 lines that repeat (1 bytes)"
     with pytest.raises(UserError, match="dedup='some' must be one of off, lines, documents, all"):
         prepare(documents, id_tokenizer(20), tmp_path / "out", overwrite=True, dedup="some")
     with pytest.raises(UserError, match="workers=0 must be a whole number, at least 1"):
