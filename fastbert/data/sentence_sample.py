@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert import _C
-from fastbert.data.shards import HashedFile, IndexReader
+from fastbert.data.shards import SAMPLE, HashedFile, IndexReader
 
-SAMPLE = "sample.bin"
 LEAST_TOKENS = 10
 """Shorter sentences ("He nodded.") occur in independent texts."""
 MOST_LEAKED = 0.05

@@ -36,6 +36,7 @@ VERSION = 1
 INDEX = "index.json"
 VOCABULARY, JSON_VOCABULARY = "vocab.txt", "vocabulary.json"
 UNIGRAMS = "unigrams.bin"
+SAMPLE = "sample.bin"
 SPECIALS = ("pad", "unk", "cls", "sep", "mask")
 """The last one may be missing: models that read left to right have no masks."""
 OFFSET_DTYPE = np.dtype("<i8")
@@ -213,6 +214,8 @@ class TokenShards:
         name, read = (JSON_VOCABULARY, _read_json_vocabulary) if is_json else (VOCABULARY, _read_vocabulary)
         vocabulary = read(reader.file(index, "vocabulary", name, None, verify=True), vocab_size)
         unigrams = np.fromfile(reader.file(index, "unigrams", UNIGRAMS, 8 * vocab_size, verify=True), OFFSET_DTYPE)
+        if "sample" in index:
+            reader.file(reader.get(index, "sample", dict), "file", SAMPLE, None, verify, smallest=0)
         entries = reader.get(index, "shards", list)
         if not entries:
             raise reader.damaged("lists no shards")
