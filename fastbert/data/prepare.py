@@ -41,6 +41,7 @@ from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
 from fastbert.io.log import logger
+from fastbert.tokenizers import call
 from fastbert.tokenizers.tokenizer import Tokenizer
 
 _BATCH_BYTES = 1 << 20
@@ -86,7 +87,7 @@ def prepare(
             for left in partial.iterdir():  # by a killed process
                 remove(left)
             try:
-                threads = workers or len(os.sched_getaffinity(0))
+                threads = call.checked_threads(workers)
                 _write_shards(partial, documents, tokenizer, shard_tokens, dedup, threads, progress)
                 sync(partial)
                 replace_folder(partial, out)
