@@ -187,6 +187,16 @@ class TokenCorpus:
     """A tokenized corpus over arrays that it keeps alive: per shard tokens (uint16 or uint32), sentence_offsets."""
 
     def __init__(self, shards: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]) -> None: ...
+    @staticmethod
+    def planned(shards: Sequence[tuple[int, NDArray[np.int64], NDArray[np.uint8]]]) -> TokenCorpus:
+        """Return a corpus that samples can be planned for, but whose tokens are in another place: per shard the number
+        of tokens, sentence_offsets, and a bit per token, the lowest first, that tells whether it continues a word."""
+
+    @staticmethod
+    def runs(begins: NDArray[np.int64], lengths: NDArray[np.int64], tokens: NDArray[Any]) -> TokenCorpus:
+        """Return the part of a corpus that samples can be collated from: runs of consecutive tokens in ascending order,
+        one after the other in `tokens` (uint16 or uint32)."""
+
     @property
     def num_tokens(self) -> int: ...
     @property
@@ -222,12 +232,19 @@ class EpochPlan:
         seed: int,
         epoch: int,
         validation: bool,
+        shuffle_window: int = 0,
     ) -> None: ...
     def __len__(self) -> int: ...
+    def ranges(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the runs of tokens that samples hold: begins and lengths, int64 (2 samples,), A and B of each."""
+
     def columns(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
+
+    def lengths(self) -> NDArray[np.int32]:
+        """Return the number of tokens of every sample, special tokens included."""
 
     def collate(
         self,
@@ -237,13 +254,18 @@ class EpochPlan:
         *,
         mask_probability: float,
         exact_count: bool,
-        whole_word: bool,
+        masking: str,
         mask_replacement: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        dropout_epoch: int | None = None,
     ) -> dict[str, NDArray[Any]]:
-        """Return samples as the fields of a PackedBatch, by name. `mask_replacement` holds the shares of masked tokens
-        that become [MASK], become a random token, and stay."""
+        """Return samples as the fields of a PackedBatch, by name. `masking` is token, whole-word or span;
+        `mask_replacement` holds the shares of masked tokens that become [MASK], become a random token, and stay;
+        `dropout_epoch` is that of the dropout keys, by default the plan's own."""
 
 def split_ranks(documents: int, seed: int) -> NDArray[np.uint64]: ...
+def random_numbers(size: int, *, seed: int, epoch: int, purpose: str, source: int = 0) -> NDArray[np.uint64]:
+    """Return independent random numbers of a purpose (revisit or mixture) and a source, uint64 (size,)."""
+
 def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...
 def find_bad_token(tokens: NDArray[Any], vocab_size: int) -> int: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
@@ -575,15 +597,37 @@ def adamw(
     copies: Sequence[tuple[PrepackedWeight, bool, int, int]],
     grad_scale: float,
     zero_grad: bool,
+    rates: Sequence[float] = (),
+    narrow: Sequence[int] = (),
 ) -> bool:
     """Run one step; return False, with nothing written, if tensors share memory.
 
     Parameters are addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, index of the settings
     (lr, beta1, beta2, eps, weight_decay); copies are (packed, transposed, parameter index, row of its first row).
+    `rates` holds a factor of the learning rate per parameter, and `narrow` the address of a bf16 parameter whose
+    gradient is bf16 and whose fp32 master is the weight, 0 for an fp32 parameter.
     """
 
-def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
-    """Sum the squares of fp32 tensors, (address, elements) each; also return the first non-finite (tensor, element)."""
+def adam_sums(
+    parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
+    settings: Sequence[tuple[float, float, float, float, float]],
+    grad_scale: float,
+    rule: str,
+    narrow: Sequence[int] = (),
+) -> list[tuple[float, float]]:
+    """Return two sums per parameter of `adamw`, without writing anything; `rule` is stableadamw or lamb.
+
+    StableAdamW: the sum of g^2 / max(v, eps^2), and 0. LAMB: the squares of the weight and those of the update with
+    weight decay, zeros without it.
+    """
+
+def sum_of_squares(
+    tensors: Sequence[tuple[int, int]], narrow: Sequence[bool] = ()
+) -> tuple[float, tuple[int, int] | None]:
+    """Sum the squares of tensors, (address, elements) each; also return the first non-finite (tensor, element).
+
+    Tensors are fp32, or bf16 where `narrow` says so.
+    """
 
 def repack_all(parts: Sequence[tuple[PrepackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
     """Rewrite copies from parts (packed, transposed, row of the weight's first row, weight, rows), grouped by copy."""

@@ -15,9 +15,9 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
     )
 
 if _TYPE_CHECKING:
+    from fastbert.cli.functions import finetune, pretrain
     from fastbert.config import BertConfig
     from fastbert.embeddings.folder import load_embedder
-    from fastbert.finetuning.run import finetune
     from fastbert.integrations.accelerate import accelerate, restore
     from fastbert.integrations.transformers.attention import register_attention
     from fastbert.models import (
@@ -59,12 +59,13 @@ _HOMES = {
     "TokenEncoder": "fastbert.retrieval.token_vectors",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
-    "finetune": "fastbert.finetuning.run",
+    "finetune": "fastbert.cli.functions",
     "load": "fastbert.models.registry",
     "load_embedder": "fastbert.embeddings.folder",
     "load_tokenizer": "fastbert.tokenizers.loading",
     "maxsim": "fastbert.retrieval.maxsim",
     "predict": "fastbert.tasks.prediction",
+    "pretrain": "fastbert.cli.functions",
     "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
     "use_backend": "fastbert.ops.dispatch",
@@ -92,6 +93,7 @@ __all__ = [
     "load_tokenizer",
     "maxsim",
     "predict",
+    "pretrain",
     "register_attention",
     "restore",
     "use_backend",

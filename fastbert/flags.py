@@ -18,7 +18,7 @@ OTHER = "Flags"
 """The title of flags that are in no group."""
 DATA, MODEL, TRAINING, OUTPUT, MACHINE = "Data", "Model", "Training", "Output", "Machine"
 _FIRST, _LAST = (OTHER, DATA, MODEL, TRAINING), (OUTPUT, MACHINE)
-_RARE, _REQUIRED, _BARE = "rare", "required", "bare"
+_RARE, _REQUIRED, _BARE, _ALIAS, _SEPARATOR = "rare", "required", "bare", "alias", "separator"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,13 @@ class Required:
         return f"without {' or '.join(others)}" if others else ""
 
 
-def rare(default: T) -> T:
-    """Declare a flag that only `--help-all` shows."""
-    declared: T = field(default=default, metadata={_RARE: True})
+def rare(default: T, *, alias: str | None = None, separator: str | None = None) -> T:
+    """Declare a flag that only `--help-all` shows.
+
+    `alias` is a second name, as a field's, that no help lists; the values of a flag that takes several may also be one
+    word, with `separator` between them.
+    """
+    declared: T = field(default=default, metadata={_RARE: True, _ALIAS: alias, _SEPARATOR: separator})
     return declared
 
 
@@ -77,6 +81,16 @@ def is_rare(metadata: Mapping[str, Any]) -> bool:
 def bare_value(metadata: Mapping[str, Any]) -> str | None:
     """Return the value of a field with this metadata where its flag is given without one; None if it needs one."""
     return metadata.get(_BARE)
+
+
+def alias_of(metadata: Mapping[str, Any]) -> str | None:
+    """Return the second name of a field with this metadata."""
+    return metadata.get(_ALIAS)
+
+
+def separator_of(metadata: Mapping[str, Any]) -> str | None:
+    """Return what may stand between the values of a field with this metadata in one word."""
+    return metadata.get(_SEPARATOR)
 
 
 def requirement(metadata: Mapping[str, Any]) -> Required | None:

@@ -130,11 +130,16 @@ class PackedBatch:
         A GPU starts programs in the order of the sequences: the longest must not be the last that it waits for. Raises
         `UserError` as `PackedBatch` does.
         """
-        lengths = self.cu_seqlens.diff().long()
-        order = lengths.argsort(descending=True, stable=True)
+        return self.reordered(self.cu_seqlens.diff().argsort(descending=True, stable=True))
+
+    def reordered(self, order: Tensor) -> PackedBatch:
+        """Return the batch, on a CPU, in another order: sequence i is sequence `order[i]` of this batch.
+
+        `order` int64 (B,) is a permutation. Raises `UserError` as `PackedBatch` does.
+        """
         if torch.equal(order, torch.arange(len(self))):
             return self
-        lengths = lengths[order]
+        lengths = self.cu_seqlens.diff().long()[order]
         ends = lengths.cumsum(0)
         # Of each token of the result: its sequence there, and its place in this batch.
         sequence_ids = torch.arange(len(self)).repeat_interleave(lengths)

@@ -59,7 +59,7 @@ def exactly(
         logits = logits + leaves[2]
     kept = labels != ignore_index
     losses = reference.cross_entropy(logits[kept], labels[kept], label_smoothing)
-    losses = losses + z_loss * logits[kept].logsumexp(-1).square()
+    losses = losses + z_loss * reference.z_loss(logits[kept])
     right = (logits.argmax(-1) == labels) & kept
     return losses, right, torch.autograd.grad(losses.sum() * upstream, leaves)
 

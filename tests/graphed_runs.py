@@ -15,13 +15,16 @@ from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device_step import DeviceStep
 from fastbert.training.graphed import GraphedStep
 from fastbert.training.loop import Trainer
+from fastbert.training.metrics import MEASURED
 from fastbert.training.reporter import Reporter
+from fastbert.training.step_spec import Cursor, StepSpec
 
 BERT = BertConfig(
     vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
     max_position_embeddings=32,
 )  # fmt: skip
 EXACT = Buckets(tokens=1, sequences=1, masked=1, per_doubling=2**20, shortest=1)
+BATCH = 6
 COARSE = Buckets(tokens=64, sequences=4, masked=8, per_doubling=1)
 
 
@@ -31,10 +34,16 @@ class Data:
     def __init__(self, seed: int = 0, *, pairs: bool = True, same: bool = False) -> None:
         self.seed, self.pairs, self.same = seed, pairs, same
 
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        return [self.batch(step, first, micro_batch) for first in range(0, batch_size, micro_batch)]
+    start, batch_size = (0,), BATCH
 
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
+    def spec(self, number: int, cursor: Cursor, progress: float) -> StepSpec:
+        samples = range(cursor[0], cursor[0] + self.batch_size)
+        return StepSpec(number, progress, samples, (samples.stop,))
+
+    def batches(self, spec: StepSpec, micro_batch: int, rank: int, size: int) -> list[PackedBatch]:
+        return [self.batch(spec.number - 1, first, micro_batch) for first in range(0, self.batch_size, micro_batch)]
+
+    def validation_batches(self, samples: int, micro_batch: int, *_: object) -> list[PackedBatch]:
         return [self.batch(10_000, 0, micro_batch)]
 
     def batch(self, step: int, first: int, sequences: int) -> PackedBatch:
@@ -65,8 +74,9 @@ class Run:
         self.recorder = Rerun(failing=flags.pop("failing", None))
         dtype, kind = flags.pop("dtype", torch.float32), flags.pop("kind", BertForPreTraining)
         launched = flags.pop("launched", False)  # the step of a GPU, on whatever device
-        defaults = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
+        defaults = {"batch_size": BATCH, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
         config = PretrainConfig(**{**defaults, "eval_every": 100, "checkpoint_every": 100, **flags})
+        data.batch_size = config.batch_size
         model = kind(BERT)
         model.init_weights(seed=data.seed % 2**31)
         folder.mkdir(exist_ok=True)
@@ -108,7 +118,7 @@ class Run:
 
 def timeless(values: dict) -> dict:
     """Metrics without what a clock measured, and without what is no number."""
-    return {k: v for k, v in values.items() if "second" not in k and v is not None and k != "split"}
+    return {k: v for k, v in values.items() if k not in MEASURED and v is not None and k != "split"}
 
 
 def assert_same(first: Run, second: Run, tolerance: float) -> None:

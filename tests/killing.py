@@ -15,12 +15,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 # What changes the names of a folder, or waits for the disk: between any two of them a run may end.
 POINTS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
+# The operations of a save, whose files are written piece by piece.
+SAVING = (*POINTS, "open", "write")
 
 
 class Commands:
@@ -45,7 +47,8 @@ class Commands:
         """The exit code, negative for a signal, and the processor time that it took, in seconds.
 
         `kill_after`: seconds of processor time until SIGKILL; `fault` (from 1): the number of the operation in `POINTS`
-        that kills the process, finds the disk full with `error`, or with `terminate` is preceded by two SIGTERM.
+        that kills the process, finds the disk full with `error`, or with `terminate` is preceded by two SIGTERM. With
+        `operations` these are counted in place of `POINTS`, and with `within` only those in a folder of that name.
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -113,7 +116,7 @@ def _work(request: dict[str, Any]) -> None:
     code = 1
     try:
         if request.get("fault") is not None:
-            _arrange_fault(request["fault"], bool(request.get("error")), bool(request.get("terminate")))
+            _arrange_fault(**{name: value for name, value in request.items() if name != "arguments"})
         code = main(request["arguments"])
     finally:
         if sys.exc_info()[0] is not None:
@@ -123,24 +126,38 @@ def _work(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _arrange_fault(number: int, error: bool, terminate: bool) -> None:
+def _arrange_fault(
+    fault: int,
+    error: bool = False,
+    terminate: bool = False,
+    operations: Sequence[str] = POINTS,
+    within: str | None = None,
+) -> None:
     passed = 0
 
     def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
         def faulty(*values: Any, **named: Any) -> Any:
             nonlocal passed
-            passed += 1
-            if passed == number:
-                if error:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                for kind in (signal.SIGTERM, signal.SIGTERM) if terminate else (signal.SIGKILL,):
-                    os.kill(os.getpid(), kind)
+            if within is None or within in operand(values[0], named.get("dir_fd")).parts:
+                passed += 1
+                if passed == fault:
+                    if error:
+                        raise OSError(errno.ENOSPC, "No space left on device")
+                    for kind in (signal.SIGTERM, signal.SIGTERM) if terminate else (signal.SIGKILL,):
+                        os.kill(os.getpid(), kind)
             return original(*values, **named)
 
         return faulty
 
-    for name in POINTS:
+    for name in operations:
         setattr(os, name, replacement(getattr(os, name)))
+
+
+def operand(value: Any, folder: int | None = None) -> Path:
+    """The path that an operation of `os` is about, given as a path or a descriptor."""
+    if isinstance(value, int):
+        return Path(os.readlink(f"/proc/self/fd/{value}"))
+    return Path(value) if folder is None else operand(folder) / value
 
 
 if __name__ == "__main__":

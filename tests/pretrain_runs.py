@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from fastbert.training.metrics import MEASURED
 from fastbert.training.reporter import Reporter
 
 
@@ -27,5 +28,10 @@ def stop_at(step: int, *numbers: int) -> Reporter:
 
 
 def timeless(folder: Path) -> str:
-    """metrics.jsonl without what a clock measured."""
-    return re.sub(r', "(seconds|tokens_per_second)": [^,}]+', "", (folder / "metrics.jsonl").read_text())
+    """metrics.jsonl without what a clock or the machine measured."""
+    return without_clocks((folder / "metrics.jsonl").read_text())
+
+
+def without_clocks(lines: str) -> str:
+    """Lines of metrics.jsonl without what differs between a run and its repetition."""
+    return re.sub(rf'(, )?"({"|".join(MEASURED)})": [^,}}\n]+', "", lines)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREES = {"fastbert": "fastbert", "fastbert.kernels": "kernels", "fastbert.benchmarks": "benchmarks"}
 # From the ground up; a name stands for the module or package and all inside it, and the longest one that fits decides.
 FLOORS = (
-    ("errors", "flags", "io", "packing", "cpu_capability", "tuning_tables", "_C"),
+    ("errors", "flags", "io", "packing", "cpu_capability", "tuning_tables", "distributed", "_C"),
     ("checkpoints",),
     ("kernels",),
     ("config", "ops"),
@@ -23,9 +23,13 @@ FLOORS = (
     (
         "checkpoints.convert", "checkpoints.delta", "checkpoints.tokenizer_files", "checkpoints.pipeline_files",
         "graphs", "tasks", "embeddings", "reranking", "retrieval", "features", "vectors", "scoring",
+        "planning",
     ),
     ("training", "finetuning", "distillation"),
-    ("integrations", "serving", "experiments"),
+    (
+        "integrations", "serving", "experiments",
+        "planning.fitting", "planning.flags", "planning.measure", "planning.plan", "planning.report", "planning.times",
+    ),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
     ("benchmarks", "__main__", "cli.bench"),

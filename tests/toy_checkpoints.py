@@ -6,8 +6,9 @@ from pathlib import Path
 
 from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining
-from fastbert.training.checkpoint import Checkpoints
 from fastbert.training.optimizer import adamw
+from fastbert.training.saving import Checkpoints
+from fastbert.training.snapshot import snapshot
 
 BERT = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
 
@@ -23,7 +24,7 @@ class Writer:
 
     def save(self, *steps: int) -> None:
         for step in steps:
-            self.checkpoints.save(self.model, self.optimizer, {"step": step})
+            self.checkpoints.save(snapshot(self.model, self.optimizer), {"step": step})
 
     def names(self) -> list[int]:
         return [int(name[5:]) for name in self.checkpoints.names()]

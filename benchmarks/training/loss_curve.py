@@ -135,7 +135,8 @@ def train(config: BertConfig, batches: Sequence[Any], kind: Kind, report: Callab
     from fastbert import BertForPreTraining, use_backend
     from fastbert.benchmarks.peers.fastbert_training import FastbertUpdate
     from fastbert.benchmarks.peers.training import AUTOCAST, PlainUpdate
-    from fastbert.training.optimizer import learning_rate_factor, set_learning_rate
+    from fastbert.training.optimizer import set_learning_rate
+    from fastbert.training.schedules import learning_rate_factor
 
     model = BertForPreTraining(config)
     model.init_weights(seed=SEED)

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "bindings/registration.h"
 #include "collator/collate.h"
@@ -71,6 +72,38 @@ struct PyTokenCorpus {
         }
         return std::unique_ptr<PyTokenCorpus>(new PyTokenCorpus{std::move(owners), TokenCorpus(std::move(views))});
     }
+
+    // A corpus whose tokens are in another place.
+    static std::unique_ptr<PyTokenCorpus> make_planned(
+        const std::vector<std::tuple<int64_t, Array<int64_t>, Array<uint8_t>>>& shards) {
+        std::vector<py::object> owners;
+        std::vector<TokenShard> views;
+        for (const auto& [num_tokens, sentence_offsets, bits] : shards) {
+            const TokenView tokens{nullptr, num_tokens, false};
+            views.push_back({tokens, view(sentence_offsets, "sentence_offsets"), view(bits, "continuation_bits")});
+            owners.push_back(sentence_offsets);
+            owners.push_back(bits);
+        }
+        return std::unique_ptr<PyTokenCorpus>(new PyTokenCorpus{std::move(owners), TokenCorpus(std::move(views))});
+    }
+
+    static std::unique_ptr<PyTokenCorpus> make_runs(const Array<int64_t>& begins, const Array<int64_t>& lengths,
+                                                    const py::array& tokens) {
+        const TokenView all = token_view(tokens);
+        const std::span<const int64_t> sizes = view(lengths, "lengths");
+        std::vector<TokenRun> runs;
+        int64_t used = 0;
+        for (const int64_t begin : view(begins, "begins")) {
+            const int64_t size = runs.size() < sizes.size() ? sizes[runs.size()] : -1;
+            if (size < 0 || size > all.size - used) {
+                throw std::invalid_argument("lengths must be as many as begins, and add up to the number of tokens");
+            }
+            const auto* data = static_cast<const uint8_t*>(all.data) + used * (all.wide ? 4 : 2);
+            runs.push_back({begin, {data, size, all.wide}});
+            used += size;
+        }
+        return std::unique_ptr<PyTokenCorpus>(new PyTokenCorpus{{tokens}, TokenCorpus(std::span<const TokenRun>(runs))});
+    }
 };
 
 // A vocabulary's properties used by the collator.
@@ -122,8 +155,9 @@ RandomDomain make_domain(uint64_t seed, int64_t epoch, bool validation) {
 
 PyEpochPlan plan(const PyTokenCorpus& corpus, const Array<int64_t>& documents, const PyVocabularyTable& vocabulary,
                  const std::string& objective, int64_t budget, double short_probability, uint64_t seed, int64_t epoch,
-                 bool validation) {
-    const PlanRecipe recipe{parse_objective(objective), budget, short_probability, vocabulary.is_continuation};
+                 bool validation, int64_t shuffle_window) {
+    const PlanRecipe recipe{parse_objective(objective), budget, short_probability, vocabulary.is_continuation,
+                            shuffle_window};
     const RandomDomain domain = make_domain(seed, epoch, validation);
     const std::span<const DocumentRange> ranges = document_view(documents);
     py::gil_scoped_release unlocked;
@@ -146,6 +180,38 @@ py::tuple plan_columns(const PyEpochPlan& plan) {
     return py::make_tuple(columns[0], columns[1], columns[2], columns[3], columns[4]);
 }
 
+// The number of tokens of each sample, special tokens included, in visiting order.
+Array<int32_t> plan_lengths(const PyEpochPlan& plan) {
+    Array<int32_t> lengths(static_cast<py::ssize_t>(plan.samples.size()));
+    const std::span<int32_t> out = writable(lengths);
+    py::gil_scoped_release unlocked;
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<int32_t>(length_with_specials(plan.samples[i]));
+    return lengths;
+}
+
+MaskUnit parse_masking(const std::string& name) {
+    if (name == "token") return MaskUnit::token;
+    if (name == "whole-word") return MaskUnit::word;
+    if (name == "span") return MaskUnit::span;
+    throw std::invalid_argument("masking must be token, whole-word or span, not " + name);
+}
+
+// The runs of tokens that some samples hold: begins and lengths, A and B of each sample, of length 0 without a B.
+py::tuple plan_ranges(const PyEpochPlan& plan, const Array<int64_t>& indices) {
+    const std::span<const int64_t> rows = view(indices, "indices");
+    count_tokens(plan.samples, rows);  // throws on an index past the plan
+    Array<int64_t> begins(2 * indices.size()), lengths(2 * indices.size());
+    const std::span<int64_t> begin = writable(begins), length = writable(lengths);
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const PlannedSample& sample = plan.samples[rows[i]];
+        begin[2 * i] = sample.a_begin;
+        length[2 * i] = sample.a_length;
+        begin[2 * i + 1] = sample.b_begin;
+        length[2 * i + 1] = sample.b_length;
+    }
+    return py::make_tuple(begins, lengths);
+}
+
 Replacement make_replacement(const std::array<double, 3>& shares) {
     double sum = 0;
     for (const double share : shares) {
@@ -161,11 +227,15 @@ Replacement make_replacement(const std::array<double, 3>& shares) {
 }
 
 py::dict collate_batch(const PyEpochPlan& plan, const PyTokenCorpus& corpus, const Array<int64_t>& indices,
-                       const PyVocabularyTable& vocabulary, double mask_probability, bool exact_count, bool whole_word,
-                       const std::array<double, 3>& mask_replacement) {
+                       const PyVocabularyTable& vocabulary, double mask_probability, bool exact_count, const std::string& masking,
+                       const std::array<double, 3>& mask_replacement, std::optional<int64_t> dropout_epoch) {
     if (!(mask_probability >= 0 && mask_probability <= 1)) {
         throw std::invalid_argument("mask_prob must be from 0 to 1, not " + std::to_string(mask_probability));
     }
+    const MaskUnit unit = parse_masking(masking);
+    if (unit == MaskUnit::span && !exact_count) throw std::invalid_argument("spans have an exact count only");
+    const RandomDomain dropout =
+        make_domain(plan.domain.seed, dropout_epoch.value_or(plan.domain.epoch), plan.domain.validation);
     const std::span<const int64_t> rows = view(indices, "indices");
     const int64_t tokens = count_tokens(plan.samples, rows);
     if (tokens > INT32_MAX) {
@@ -177,14 +247,14 @@ py::dict collate_batch(const PyEpochPlan& plan, const PyTokenCorpus& corpus, con
     Array<int64_t> dropout_key(size), labels(size);
     const BatchView batch{writable(input_ids),  writable(token_type_ids), writable(position_ids), writable(sequence_ids),
                           writable(cu_seqlens), writable(dropout_key),    writable(labels)};
-    const CollateRecipe recipe{{mask_probability, exact_count, whole_word, make_replacement(mask_replacement), vocabulary.mask_id,
+    const CollateRecipe recipe{{mask_probability, exact_count, unit, make_replacement(mask_replacement), vocabulary.mask_id,
                                 vocabulary.replacements, vocabulary.is_continuation},
                                vocabulary.cls_id,
                                vocabulary.sep_id};
     MaskedTokens masked;
     {
         py::gil_scoped_release unlocked;
-        masked = collate(corpus.corpus, plan.samples, rows, recipe, plan.domain, batch);
+        masked = collate(corpus.corpus, plan.samples, rows, recipe, plan.domain, dropout, batch);
     }
     py::dict result;
     result["input_ids"] = input_ids;
@@ -217,9 +287,25 @@ Array<uint64_t> split_ranks(int64_t documents, uint64_t seed) {
     return to_array(ranks);
 }
 
+// `size` independent random numbers of a purpose and source, uint64.
+Array<uint64_t> random_numbers(int64_t size, uint64_t seed, int64_t epoch, const std::string& purpose, uint64_t source) {
+    if (size < 0) throw std::invalid_argument("size must not be negative");
+    if (source >= MAX_SAMPLES) throw std::invalid_argument("source must be below 2^48");
+    if (purpose != "revisit" && purpose != "mixture") throw std::invalid_argument("purpose must be revisit or mixture");
+    const RandomDomain domain = make_domain(seed, epoch, false);
+    Array<uint64_t> numbers(size);
+    const std::span<uint64_t> out = writable(numbers);
+    py::gil_scoped_release unlocked;
+    RandomStream random(domain, source, purpose == "revisit" ? Purpose::revisit : Purpose::mixture);
+    for (uint64_t& number : out) number = random.word64();
+    return numbers;
+}
+
 void bind_classes(py::module_& module) {
     py::class_<PyTokenCorpus>(module, "TokenCorpus")
         .def(py::init(&PyTokenCorpus::make), py::arg("shards"))
+        .def_static("planned", &PyTokenCorpus::make_planned, py::arg("shards"))
+        .def_static("runs", &PyTokenCorpus::make_runs, py::arg("begins"), py::arg("lengths"), py::arg("tokens"))
         .def_property_readonly("num_tokens", [](const PyTokenCorpus& self) { return self.corpus.num_tokens(); })
         .def_property_readonly("num_sentences", [](const PyTokenCorpus& self) { return self.corpus.num_sentences(); })
         .def("count", &count_documents, py::arg("documents"), py::arg("vocab_size"));
@@ -231,16 +317,20 @@ void bind_classes(py::module_& module) {
     py::class_<PyEpochPlan>(module, "EpochPlan")
         .def(py::init(&plan), py::arg("corpus"), py::arg("documents"), py::arg("vocabulary"), py::kw_only(),
              py::arg("objective"), py::arg("budget"), py::arg("short_probability"), py::arg("seed"), py::arg("epoch"),
-             py::arg("validation"))
+             py::arg("validation"), py::arg("shuffle_window") = 0)
         .def("__len__", [](const PyEpochPlan& self) { return self.samples.size(); })
         .def("columns", &plan_columns)
+        .def("lengths", &plan_lengths)
+        .def("ranges", &plan_ranges, py::arg("indices"))
         .def("collate", &collate_batch, py::arg("corpus"), py::arg("indices"), py::arg("vocabulary"), py::kw_only(),
-             py::arg("mask_probability"), py::arg("exact_count"), py::arg("whole_word"),
-             py::arg("mask_replacement") = std::array<double, 3>{0.8, 0.1, 0.1});
+             py::arg("mask_probability"), py::arg("exact_count"), py::arg("masking"),
+             py::arg("mask_replacement") = std::array<double, 3>{0.8, 0.1, 0.1}, py::arg("dropout_epoch") = py::none());
 }
 
 void bind_functions(py::module_& module) {
     module.def("split_ranks", &split_ranks, py::arg("documents"), py::arg("seed"));
+    module.def("random_numbers", &random_numbers, py::arg("size"), py::kw_only(), py::arg("seed"), py::arg("epoch"),
+               py::arg("purpose"), py::arg("source") = 0);
     module.def("find_bad_offset",
                [](const Array<int64_t>& offsets, int64_t total) { return find_bad_offset(view(offsets, "offsets"), total); },
                py::arg("offsets"), py::arg("total"));

@@ -7,11 +7,8 @@
 #include <string>
 
 namespace fastbert {
-namespace {
 
 int64_t length_with_specials(const PlannedSample& sample) { return sample.length() + (sample.b_length ? 3 : 2); }
-
-}  // namespace
 
 int64_t count_tokens(std::span<const PlannedSample> plan, std::span<const int64_t> indices) {
     int64_t tokens = 0;
@@ -26,7 +23,8 @@ int64_t count_tokens(std::span<const PlannedSample> plan, std::span<const int64_
 }
 
 MaskedTokens collate(const TokenCorpus& corpus, std::span<const PlannedSample> plan, std::span<const int64_t> indices,
-                     const CollateRecipe& recipe, const RandomDomain& domain, const BatchView& batch) {
+                     const CollateRecipe& recipe, const RandomDomain& domain, const RandomDomain& dropout,
+                     const BatchView& batch) {
     Masker masker(recipe.masking);
     MaskedTokens masked;
     int64_t begin = 0;
@@ -64,7 +62,7 @@ MaskedTokens collate(const TokenCorpus& corpus, std::span<const PlannedSample> p
 
         begin += length;
         batch.cu_seqlens[row + 1] = static_cast<int32_t>(begin);
-        batch.dropout_key[row] = static_cast<int64_t>(RandomStream(domain, number, Purpose::dropout).word64());
+        batch.dropout_key[row] = static_cast<int64_t>(RandomStream(dropout, number, Purpose::dropout).word64());
         batch.labels[row] = sample.label;
     }
     return masked;

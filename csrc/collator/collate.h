@@ -32,13 +32,17 @@ struct MaskedTokens {
     std::vector<int64_t> labels;
 };
 
+// The number of tokens of a sample, including special tokens.
+int64_t length_with_specials(const PlannedSample& sample);
+
 // Return the number of tokens of these samples, including special tokens. Throws std::out_of_range on an index past the
 // plan.
 int64_t count_tokens(std::span<const PlannedSample> plan, std::span<const int64_t> indices);
 
-// Write the samples `indices` of the plan; `domain` is that of the plan. A pure function of its arguments, sample by
-// sample. Throws std::invalid_argument if the corpus holds an id outside the vocabulary.
+// Write the samples `indices` of the plan; `domain` is that of the plan, `dropout` that of the dropout keys: another
+// epoch where an epoch repeats the samples of an earlier one. A pure function of its arguments, sample by sample. Throws std::invalid_argument if the corpus holds an id outside the vocabulary.
 MaskedTokens collate(const TokenCorpus& corpus, std::span<const PlannedSample> plan, std::span<const int64_t> indices,
-                     const CollateRecipe& recipe, const RandomDomain& domain, const BatchView& batch);
+                     const CollateRecipe& recipe, const RandomDomain& domain, const RandomDomain& dropout,
+                     const BatchView& batch);
 
 }  // namespace fastbert

@@ -162,6 +162,7 @@ class Planner {
     }
 
     bool begins_word(int64_t position) const {
+        if (corpus_.has_continuation_bits()) return !corpus_.continues_word(position);
         const uint32_t token = corpus_.token(position);
         if (token >= recipe_.is_continuation.size()) {
             throw std::invalid_argument("token " + std::to_string(token) + " is outside the vocabulary of " +
@@ -205,6 +206,43 @@ class Planner {
     std::vector<int64_t> unit_ends_;         // of the sample being planned
 };
 
+void shuffle(std::span<PlannedSample> samples, RandomStream& random) {
+    for (size_t remaining = samples.size(); remaining > 1; --remaining) {
+        std::swap(samples[remaining - 1], samples[random.below64(remaining)]);
+    }
+}
+
+// Permute runs of consecutive samples, and shuffle the samples of as many runs as fill `window` tokens.
+std::vector<PlannedSample> shuffle_windows(std::span<const PlannedSample> samples, int64_t window, RandomStream& random) {
+    const int64_t run_tokens = std::clamp<int64_t>(window / 16, 1, 1 << 19);
+    std::vector<std::span<const PlannedSample>> runs;
+    size_t begin = 0;
+    int64_t tokens = 0;
+    for (size_t i = 0; i < samples.size(); ++i) {
+        tokens += samples[i].length();
+        if (tokens < run_tokens && i + 1 < samples.size()) continue;
+        runs.push_back(samples.subspan(begin, i + 1 - begin));
+        begin = i + 1;
+        tokens = 0;
+    }
+    for (size_t remaining = runs.size(); remaining > 1; --remaining) {
+        std::swap(runs[remaining - 1], runs[random.below64(remaining)]);
+    }
+    std::vector<PlannedSample> shuffled;
+    shuffled.reserve(samples.size());
+    begin = 0;
+    tokens = 0;
+    for (size_t i = 0; i < runs.size(); ++i) {
+        for (const PlannedSample& sample : runs[i]) tokens += sample.length();
+        shuffled.insert(shuffled.end(), runs[i].begin(), runs[i].end());
+        if (tokens < window && i + 1 < runs.size()) continue;
+        shuffle(std::span(shuffled).subspan(begin), random);
+        begin = shuffled.size();
+        tokens = 0;
+    }
+    return shuffled;
+}
+
 void check_recipe(std::span<const DocumentRange> documents, const PlanRecipe& recipe) {
     const int64_t smallest = smallest_budget(recipe.objective);
     constexpr int64_t LARGEST = 1 << 24;
@@ -215,6 +253,9 @@ void check_recipe(std::span<const DocumentRange> documents, const PlanRecipe& re
     if (!(recipe.short_probability >= 0 && recipe.short_probability <= 1)) {
         throw std::invalid_argument("short_probability must be from 0 to 1, not " +
                                     std::to_string(recipe.short_probability));
+    }
+    if (recipe.shuffle_window < 0) {
+        throw std::invalid_argument("shuffle_window must be at least 0, not " + std::to_string(recipe.shuffle_window));
     }
     if (recipe.objective == Objective::mlm_next_sentence && documents.size() < 2) {
         throw std::invalid_argument("next-sentence pairs need at least 2 documents, not " +
@@ -236,9 +277,8 @@ std::vector<PlannedSample> plan_epoch(const TokenCorpus& corpus, std::span<const
         planner.plan_document(document, random, samples);
     }
     RandomStream random(domain, 0, Purpose::shuffle);
-    for (size_t remaining = samples.size(); remaining > 1; --remaining) {
-        std::swap(samples[remaining - 1], samples[random.below64(remaining)]);
-    }
+    if (recipe.shuffle_window > 0) return shuffle_windows(samples, recipe.shuffle_window, random);
+    shuffle(samples, random);
     return samples;
 }
 

@@ -36,6 +36,7 @@ struct PlanRecipe {
     int64_t budget = 0;  // tokens of a sample without its special tokens
     double short_probability = 0.1;
     std::span<const uint8_t> is_continuation;  // by token id: a piece that continues a word
+    int64_t shuffle_window = 0;                // tokens among which samples are shuffled; 0: all
 };
 
 // Token ranges of one sample, after truncation; a single segment has b_length 0.
@@ -54,6 +55,10 @@ int64_t smallest_budget(Objective objective);
 
 // The samples of one epoch in the order in which they are visited, a random permutation. Pure: the same arguments give
 // the same plan. `documents` are checked; next-sentence pairs need at least two of them.
+//
+// With a window, runs of half a million tokens (a sixteenth of a small window) are permuted, and samples are shuffled
+// among the runs that fill a window: few places of the corpus are visited at a time, and each of them once, but for the
+// negatives of next-sentence pairs.
 std::vector<PlannedSample> plan_epoch(const TokenCorpus& corpus, std::span<const DocumentRange> documents,
                                       const PlanRecipe& recipe, const RandomDomain& domain);
 

@@ -11,7 +11,16 @@
 namespace fastbert {
 
 // What a number is used for. The values are part of the meaning of a seed: append, never renumber.
-enum class Purpose : uint32_t { plan = 0, shuffle = 1, masked_positions = 2, masked_tokens = 3, dropout = 4, split = 5 };
+enum class Purpose : uint32_t {
+    plan = 0,
+    shuffle = 1,
+    masked_positions = 2,
+    masked_tokens = 3,
+    dropout = 4,
+    split = 5,
+    revisit = 6,  // the order of an epoch that repeats the samples of an earlier one
+    mixture = 7   // the places of a source's samples in an epoch of several sources, and its seed
+};
 
 // The limits of what the counter can name.
 inline constexpr uint64_t MAX_SAMPLES = uint64_t{1} << 48;

@@ -55,9 +55,27 @@ TokenCorpus::TokenCorpus(std::vector<TokenShard> shards)
             throw std::invalid_argument("sentence offset " + std::to_string(bad) + " of shard " + std::to_string(i) +
                                         " does not rise from 0 to the number of tokens");
         }
+        const auto bits = static_cast<int64_t>(shard.continuation_bits.size());
+        if (bits != (shards_[0].continuation_bits.empty() ? 0 : (shard.tokens.size + 7) / 8)) {
+            throw std::invalid_argument("shard " + std::to_string(i) + " has " + std::to_string(bits) +
+                                        " bytes of continuation bits for " + std::to_string(shard.tokens.size) + " tokens");
+        }
         token_base_.push_back(token_base_.back() + shard.tokens.size);
         sentence_base_.push_back(sentence_base_.back() + static_cast<int64_t>(shard.sentence_offsets.size()) - 1);
     }
+}
+
+TokenCorpus::TokenCorpus(std::span<const TokenRun> runs) : sentence_base_{0} {
+    int64_t end = 0;
+    for (const TokenRun& run : runs) {
+        if (run.begin < end) throw std::invalid_argument("runs of tokens must be in order and disjoint");
+        end = run.begin + run.tokens.size;
+        shards_.push_back({run.tokens, {}});
+        token_base_.push_back(run.begin);
+    }
+    if (runs.empty()) throw std::invalid_argument("a corpus needs at least one run of tokens");
+    token_base_.push_back(end);
+    sentence_base_.resize(token_base_.size());
 }
 
 void TokenCorpus::check(const DocumentRange& document) const {
@@ -74,7 +92,7 @@ uint32_t TokenCorpus::copy(int64_t begin, int64_t length, int64_t* out) const {
     const size_t shard = shard_of(token_base_, begin);
     const TokenView& tokens = shards_[shard].tokens;
     const int64_t local = begin - token_base_[shard];
-    if (local < 0 || local + length > tokens.size) {  // the plan was made for another corpus
+    if (local < 0 || local + length > tokens.size || tokens.data == nullptr) {  // the plan was made for another corpus
         throw std::invalid_argument("tokens [" + std::to_string(begin) + ", " + std::to_string(begin + length) +
                                     ") are not in one shard of the corpus of " + std::to_string(num_tokens()) + " tokens");
     }
@@ -87,6 +105,7 @@ void TokenCorpus::count(std::span<const DocumentRange> documents, std::span<int6
         check(document);
         const size_t shard = shard_of(sentence_base_, document.first_sentence);
         const TokenShard& source = shards_[shard];
+        if (source.tokens.data == nullptr) throw std::invalid_argument("the corpus has no tokens to count");
         const int64_t begin = source.sentence_offsets[document.first_sentence - sentence_base_[shard]];
         const int64_t end = source.sentence_offsets[document.last_sentence - sentence_base_[shard]];
         for (int64_t i = begin; i < end; ++i) {

@@ -22,8 +22,15 @@ struct TokenView {
 };
 
 struct TokenShard {
-    TokenView tokens;
+    TokenView tokens;                           // without data where the tokens are in another place
     std::span<const int64_t> sentence_offsets;  // in tokens: sentence s is [s], [s + 1]
+    std::span<const uint8_t> continuation_bits = {};  // a bit per token, the lowest first: it continues a word
+};
+
+// Consecutive tokens of a corpus, by the number of the first.
+struct TokenRun {
+    int64_t begin = 0;
+    TokenView tokens;
 };
 
 // A range of sentences, numbered through all shards, that is treated as one document.
@@ -37,6 +44,9 @@ class TokenCorpus {
     // Throws std::invalid_argument unless each shard's offsets rise strictly from 0 to its number of tokens.
     explicit TokenCorpus(std::vector<TokenShard> shards);
 
+    // Some tokens of a corpus, for `copy` alone. Throws std::invalid_argument unless the runs are in order and disjoint.
+    explicit TokenCorpus(std::span<const TokenRun> runs);
+
     int64_t num_tokens() const { return token_base_.back(); }
     int64_t num_sentences() const { return sentence_base_.back(); }
 
@@ -49,6 +59,14 @@ class TokenCorpus {
     uint32_t token(int64_t position) const {
         const size_t shard = shard_of(token_base_, position);
         return shards_[shard].tokens[position - token_base_[shard]];
+    }
+
+    // Whether tokens have continuation bits, and that of one.
+    bool has_continuation_bits() const { return !shards_.front().continuation_bits.empty(); }
+    bool continues_word(int64_t position) const {
+        const size_t shard = shard_of(token_base_, position);
+        const int64_t local = position - token_base_[shard];
+        return (shards_[shard].continuation_bits[local >> 3] >> (local & 7)) & 1;
     }
 
     // Throws std::invalid_argument unless the range holds a sentence and lies in one shard.

@@ -19,6 +19,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
+from fastbert.distributed.environment import is_launched, is_main_process
 from fastbert.errors import UserError, require_package
 from fastbert.flags import check_required
 from fastbert.io.log import logger
@@ -33,6 +34,8 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "vocab": ("vocab", "build, measure or extend a WordPiece vocabulary"),
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
+        "plan": ("plan", "predict memory, FLOPs and time of a pre-training run"),
+        "replay": ("replay", "compute steps of a run again and compare them, bit for bit"),
         "plot": ("plot", "compare runs in a plot"),
     },
     {
@@ -92,6 +95,9 @@ class _Common:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `fastbert` with these arguments (default: the process's); return the exit code."""
+    if is_launched():
+        # DDP advises, in each process, to turn off what keeps its sums the same after a restart.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     for stream in (sys.stdout, sys.stderr):
@@ -117,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         if debug:
             raise
-        print(f"fastbert: error: {_describe(error)}", file=sys.stderr)
+        if not any(getattr(cause, "silent", False) for cause in (error, error.__cause__)):
+            # else another process of the run reports it
+            print(f"fastbert: error: {_describe(error)}", file=sys.stderr)
         return WRONG_INPUT
 
 
@@ -186,10 +194,10 @@ def _dispatch(words: list[str], common: _Common) -> int:
         print(short_usage(kind, command, examples), file=sys.stderr)
         return WRONG_INPUT
     try:
-        if hasattr(module, "check"):
+        if hasattr(module, "check") and is_main_process():  # the others would see what the first one writes
             module.check(config)
         _log(common, command, config)
-        return int(module.run(config, quiet=common.quiet) or 0)
+        return int(module.run(config, quiet=common.quiet or not is_main_process()) or 0)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -212,7 +220,7 @@ def _dispatch(words: list[str], common: _Common) -> int:
 def _log(common: _Common, command: str, config: Any) -> None:
     """Set what is logged, and begin the log with the version and the flags."""
     # In a distributed run, only the first process logs.
-    muted = common.quiet or os.environ.get("RANK", "0") != "0"
+    muted = common.quiet or not is_main_process()
     logging.basicConfig(level=logging.ERROR if muted else logging.WARNING, format="fastbert: %(message)s")
     logger.setLevel((logging.NOTSET, logging.INFO, logging.DEBUG)[0 if muted else min(common.verbose, 2)])
     logger.info("version %s, fastbert %s", version("fastbert-engine"), command)

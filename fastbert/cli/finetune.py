@@ -20,6 +20,7 @@ from fastbert.finetuning.config import FinetuneConfig as Config
 from fastbert.flags import check_required
 from fastbert.tasks.class_weights import BALANCED, check_setting
 from fastbert.tasks.registry import make_task
+from fastbert.training.tracking_flags import check_tracking
 
 if TYPE_CHECKING:
     from fastbert.finetuning.run import FinetuneResult
@@ -35,6 +36,7 @@ EXAMPLES = (
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_tracking(config)
     if config.resume and any((config.out / name).exists() for name in ("config.json", "checkpoints")):
         return  # a finished run needs none of its inputs; any other checks them itself
     if config.resume:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from fastbert import flags
-from fastbert.io.remote_files import Location
+from fastbert.io.locations import LocationText
 from fastbert.tasks.registry import OneOf
 
 NUMBERS = {int: "N", float: "X"}
@@ -36,6 +36,10 @@ class Flag:
     positional: bool
     bare: str | None = None
     """Its value where none follows it; None if one must."""
+    alias: str | None = None
+    """Its second name, which no help lists."""
+    separator: str | None = None
+    """What may stand between its values in one word."""
 
     @property
     def name(self) -> str:
@@ -55,7 +59,7 @@ class Flag:
     @property
     def takes_paths(self) -> bool:
         """Return whether values are paths."""
-        return any(kind is self.hint or kind in get_args(self.hint) for kind in (Path, Location))
+        return any(kind is self.hint or kind in get_args(self.hint) for kind in (Path, LocationText))
 
 
 def flags_of(config: type[Any]) -> list[Flag]:
@@ -78,6 +82,8 @@ def flags_of(config: type[Any]) -> list[Flag]:
                 required=flags.requirement(item.metadata),
                 positional=tyro.conf.Positional in notes,
                 bare=flags.bare_value(item.metadata),
+                alias=flags.alias_of(item.metadata),
+                separator=flags.separator_of(item.metadata),
             )
         )
     titles = list(dict.fromkeys(flag.group for flag in listed))
@@ -116,7 +122,7 @@ def _metavar(hint: Any, name: str) -> str:
         return f"{_metavar(inner[0], name)} ..."
     if inner:
         return "|".join(_metavar(part, name).strip("{}") for part in inner)
-    return {Path: "PATH", Location: "PATH"}.get(hint) or NUMBERS.get(hint, name)
+    return {Path: "PATH", LocationText: "PATH"}.get(hint) or NUMBERS.get(hint, name)
 
 
 @cache

@@ -19,6 +19,7 @@ import tyro
 from fastbert.cli.flag_table import Flag, flags_of
 from fastbert.cli.suggestions import Configs, unknown_flags
 from fastbert.errors import UserError
+from fastbert.flags import flag as flag_name
 
 MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes)
 # Values that stand for None while tyro parses, so that it offers no None among the choices.
@@ -31,6 +32,7 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
     `configs` returns the dataclasses of all commands: the error for an unknown flag names the command that has it.
     """
     listed = flags_of(config)
+    words = _with_listed_names(words, listed)
     named = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
     unknown = unknown_flags([word for word in words if word.startswith("--")], listed, command, configs)
     if unknown:
@@ -51,6 +53,26 @@ def parse(config: type[Any], command: str, words: Sequence[str], configs: Config
         for flag in listed
     }
     return config(**values)
+
+
+def _with_listed_names(words: Sequence[str], listed: Sequence[Flag]) -> list[str]:
+    """Return the words with the listed name of a flag for its alias, and with one word per value."""
+    names = {flag_name(flag.alias): flag.name for flag in listed if flag.alias is not None}
+    separators = {flag.name: flag.separator for flag in listed if flag.separator is not None}
+    result: list[str] = []
+    separator: str | None = None
+    for word in words:
+        if not word.startswith("--"):
+            result += word.split(separator) if separator is not None and separator in word else [word]
+            continue
+        name, equals, value = word.partition("=")
+        name = names.get(name.replace("_", "-"), name)
+        separator = separators.get(name.replace("_", "-"))
+        if separator is not None and separator in value:
+            result += [name, *value.split(separator)]
+        else:
+            result.append(name + equals + value)
+    return result
 
 
 def _with_bare_values(words: Sequence[str], listed: Sequence[Flag]) -> list[str]:

@@ -17,9 +17,9 @@ from fastbert.data.corpus import Corpus, TextFormat
 from fastbert.errors import CorpusError, UserError
 from fastbert.flags import flag, rare
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
+from fastbert.io.locations import LocationText
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
-from fastbert.io.remote_files import Location
 from fastbert.scoring.blimp import Paradigm, ParadigmScores, accuracies, read_pairs, score_pairs, table
 from fastbert.tasks.text_files import TextFile
 
@@ -64,9 +64,9 @@ class LanguageModelFlags:
     text: str | None = None
     """For pseudo-perplexity: file with texts, .txt, one per line, or .jsonl, .csv or .tsv with --text-column; also .gz
     and .xz."""
-    corpus: tuple[Location, ...] = ()
+    corpus: tuple[LocationText, ...] = ()
     """For mlm and nsp: text, files, folders, globs or URLs, as --corpus of `fastbert pretrain`."""
-    ngram: tuple[Location, ...] = ()
+    ngram: tuple[LocationText, ...] = ()
     """For blimp: text, as --corpus, to train a 5-gram model on, which is scored beside the model."""
     limit: int | None = None
     """For blimp: pairs per paradigm (default: all)."""

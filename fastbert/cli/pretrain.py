@@ -16,11 +16,14 @@ from fastbert.cli.checks import (
     named,
 )
 from fastbert.cli.training_view import shown
-from fastbert.data.shards import IndexReader
+from fastbert.data.streamed_shards import open_index
+from fastbert.distributed.environment import is_main_process
+from fastbert.io.locations import is_remote, local_path
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
 from fastbert.training.reference_curves import check_reference, find_reference
+from fastbert.training.tracking_flags import check_tracking
 
 WIDTH = 100  # of the last lines at most
 
@@ -33,6 +36,7 @@ EXAMPLES = (
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    check_tracking(config)
     if config.compare is not None:
         known = not config.resume and (config.objective is not None or not config.model.endswith(".json"))
         objective = config.objective or default_objective(config.architecture)
@@ -48,12 +52,16 @@ def check(config: Config) -> None:
         check_corpus(config)
     if config.model.endswith(".json"):
         check_file("--model", config.model)
-    check_folder("--data", config.data)
-    if config.data is not None:
+    for data in config.data or ():
+        if not is_remote(data):
+            check_folder("--data", local_path(data))
         with named("--data"):
-            IndexReader(config.data)
+            open_index(data)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
+    if config.initial_folder is not None:
+        config.find_initial()
+        check_model("--init", config.initial_folder)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -62,6 +70,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     with shown("pretrain", config.out, quiet) as reporter:
         result = pretrain(config, reporter)
+    if not is_main_process():
+        return 0
     validation = result.validation
     lines = [
         f"validation: {result.title} loss {validation.mlm_loss:.3f} nats (word frequencies alone:"

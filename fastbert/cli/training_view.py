@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fastbert.io.progress import Bars, Stage
+from fastbert.io.sizes import size_text
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped
 
 _LAST_STEP = 0.9999  # of the bar
+WAITS = 0.05  # of the time of training, waited for data, from which it is shown
 
 
 @contextmanager
@@ -37,6 +39,7 @@ class TrainingView:
         self.stage: Stage | None = None
         self.trial_number, self.trials = 1, 1
         self.smooth: dict[str, float] = {}
+        self.costs: list[str] = []
         self.evaluation: Stage | None = None
 
     def reporter(self) -> Reporter:
@@ -44,6 +47,7 @@ class TrainingView:
         return Reporter(
             on_step=self.step,
             on_validation=self.validation,
+            on_line=self.line,
             on_message=self.bars.message,
             on_stage=self.bars.stage,
             on_trial=self.trial,
@@ -66,9 +70,15 @@ class TrainingView:
                 self.smooth[key] = 0.9 * self.smooth[key] + 0.1 * value if key in self.smooth else value
         losses = _train_details(self.smooth)
         losses.insert(1, f"step {record['step']:,}")
+        losses += self.costs
         # The last validation and the report come after the last step: the bar is full at the end of the command.
         done = min((self.trial_number - 1 + progress) / self.trials, _LAST_STEP)
         self.stage(done, "  ".join(losses), rate=f"{self.smooth['tokens_per_second']:,.0f} tokens/s", name=name)
+
+    def line(self, record: Record) -> None:
+        """Take what a run costs from its newest line of metrics.jsonl, to show it behind the losses."""
+        if record["split"] == "train":
+            self.costs = _costs(record)
 
     def prediction(self, file: str, rows: int, done: float) -> None:
         """Show the part of an evaluation file that is done in a bar of its own, for as long as it takes."""
@@ -95,6 +105,21 @@ def _train_details(metrics: dict[str, float]) -> list[str]:
     if "rtd_accuracy" in metrics:
         losses.append(f"replaced {metrics['rtd_loss']:.2f}, {metrics['rtd_accuracy']:.0%}")
     return losses
+
+
+def _costs(record: Record) -> list[str]:
+    """Format model FLOPs utilisation, memory, the gradient's norm, skipped steps, and a long wait for data."""
+    costs = [f"MFU {record['mfu']:.0%}"] if record.get("mfu") is not None else []
+    if record.get("memory_bytes") is not None:
+        costs.append(size_text(record["memory_bytes"]))
+    if record.get("skipped_steps"):
+        costs.append(f"{record['skipped_steps']:,} skipped")
+    waited, seconds = record.get("data_seconds") or 0.0, record.get("seconds") or 0.0
+    if seconds and waited / seconds >= WAITS:
+        costs.append(f"waits {waited / seconds:.0%}")
+    if record.get("gradient_norm") is not None:
+        costs.append(f"gradient {record['gradient_norm']:.2g}")
+    return costs
 
 
 def _validation_detail(record: Record) -> str:

@@ -13,9 +13,9 @@ from fastbert.cli.counts import counted
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, TRAINING, flag, rare, require, required
+from fastbert.io.locations import LocationText
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
-from fastbert.io.remote_files import Location
 from fastbert.vectors.files import SUFFIXES
 from fastbert.vectors.training import Kind, TrainedVectors, VectorTraining, train_vectors
 from fastbert.vectors.word_vectors import Neighbour, WordVectors
@@ -32,7 +32,7 @@ class _Data(CorpusFlags):
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Location, ...] = required(
+    corpus: tuple[LocationText, ...] = required(
         "text files, folders or globs; or give --vectors with an existing file", unless=("vectors",), default=()
     )
     """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by

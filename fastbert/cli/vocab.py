@@ -306,6 +306,8 @@ def _source(config: Config, split: Split) -> dict[str, Any]:
 
 def _next_command(config: Config, out: Path) -> str:
     corpus = shlex.join(map(str, config.corpus))
+    if config.model is not None:
+        return f"next: fastbert pretrain --init {shlex.quote(str(out))} --corpus {corpus} --out runs/mine"
     return f"next: fastbert prepare --corpus {corpus} --tokenizer {shlex.quote(str(out))} --out shards"
 
 

@@ -22,8 +22,8 @@ from fastbert.data.layouts import MAX_DOCUMENT_CHARS, TextFormat, detect_layout
 from fastbert.data.wikipedia import wikipedia_texts
 from fastbert.errors import CorpusError
 from fastbert.flags import DATA, rare, required
+from fastbert.io.locations import LocationText
 from fastbert.io.log import logger
-from fastbert.io.remote_files import Location
 from fastbert.io.sources import Source, size_of
 from fastbert.io.text import COMPRESSIONS
 
@@ -181,7 +181,7 @@ class CorpusFlags:
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Location, ...] = required("text files, folders or globs", default=())
+    corpus: tuple[LocationText, ...] = required("text files, folders or globs", default=())
     """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
     `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""
     text_format: TextFormat = rare("auto")

@@ -11,8 +11,9 @@ from typing import Any
 from fastbert.data.wikipedia import is_dump
 from fastbert.errors import CorpusError, UserError
 from fastbert.io.dataset_folders import SPLITS, STATE, names_in_state, names_of_splits, saved_files, saved_splits
+from fastbert.io.locations import is_remote, local_path
 from fastbert.io.log import logger
-from fastbert.io.remote_files import RemoteFile, find_remote, is_url, shown_url
+from fastbert.io.remote_sources import RemoteFile, find_remote, is_web, shown_url
 from fastbert.io.sources import Source
 from fastbert.io.text import COMPRESSIONS, plain_name
 from fastbert.io.untrusted_input import MAX_JSON_BYTES, parse_json, require_regular_file
@@ -32,7 +33,8 @@ def find_files(locations: Iterable[str]) -> tuple[Source, ...]:
     files: dict[object, Source] = {}  # by resolved path, so that a file named twice is read once
     for location in locations:
         try:
-            for file in _find_remote(location) if is_url(location) else _find_local(location):
+            is_url = is_remote(location)
+            for file in _find_remote(location) if is_url else _find_local(str(local_path(location))):
                 files.setdefault(file.resolve() if isinstance(file, Path) else file.url, file)
         except CorpusError:
             raise
@@ -140,7 +142,7 @@ def _is_corpus_file(path: Path) -> bool:
 def _find_remote(url: str) -> Iterator[RemoteFile]:
     plain, _, split = url.partition("#")
     is_file = kind_of(RemoteFile(plain).name) is not None
-    if not is_file and url.lower().startswith(("http://", "https://")):
+    if not is_file and is_web(url):
         raise CorpusError(f"{shown_url(url)} has an unknown extension; over HTTP a corpus consists of {_KNOWN} files")
     listed = find_remote(plain, is_file=is_file, error=CorpusError)
     files = listed if is_file else list(_of_remote_folder(listed, split or None, plain))

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert import _C
+from fastbert.data.block_files import BLOCK_BYTES, write_block_files
+from fastbert.data.continuations import continuation_flags
 from fastbert.data.corpus import Corpus
 from fastbert.data.dedup import DedupReport, repeats_of
 from fastbert.data.dedup_flags import Dedup
@@ -33,6 +35,7 @@ from fastbert.data.shards import (
     HashedFile,
     TokenShards,
     describe,
+    read_vocabulary,
     shard_files,
     token_dtype,
 )
@@ -306,9 +309,13 @@ def _write_shards(
         vocabulary = folder / JSON_VOCABULARY
         tokens = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
         write_synced(vocabulary, json.dumps(tokens, ensure_ascii=False))
-    for saved in folder.iterdir():
-        if not saved.name.endswith(".bin"):  # those are on the disk already
-            sync(saved)
+    known = {name: token_id for name, token_id in special_ids.items() if token_id is not None}
+    flags = continuation_flags(read_vocabulary(vocabulary, tokenizer.vocab_size), known)
+    for number, shard in enumerate(preparation.shards):
+        shard["files"] |= write_block_files(folder, number, tokenize.dtype, flags)
+    saved = sorted(path for path in folder.iterdir() if not path.name.endswith(".bin"))
+    for path in saved:
+        sync(path)  # the others are on the disk already
     index = {
         "format": FORMAT,
         "version": VERSION,
@@ -321,6 +328,8 @@ def _write_shards(
         "documents": sum(shard["documents"] for shard in preparation.shards),
         "unigrams": unigrams.close(),
         "vocabulary": describe(vocabulary),
+        "tokenizer": [describe(path) for path in saved if path.is_file()],
+        "block_bytes": BLOCK_BYTES,
         "shards": preparation.shards,
         "sample": preparation.sample.write(folder),
         "repeated_share": round(repeated_share(preparation.sample.rows()["hash"]), 4),

@@ -9,15 +9,17 @@ One file: the split of a corpus, the samples of an epoch and the batches of a st
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastbert import _C
+from fastbert.data.continuations import continuation_flags
+from fastbert.data.epochs import Epochs
 from fastbert.data.next_tokens import next_tokens
+from fastbert.data.sample_arrays import SampleArrays, concatenated, packed
 from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
 
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "ltr", "bilm"]
 Split = Literal["train", "validation"]
+Masking = Literal["token", "whole-word", "span"]
 
 MAX_LENGTH = 1 << 20
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # with a label of two segments
-_CACHED_PLANS = 2  # of the current epoch and, at its end, the next
+HELD_OUT_TOKENS = 1 << 22  # of validation documents, at which their token frequencies are taken
 
 
 class PretrainingData:
@@ -46,7 +49,14 @@ class PretrainingData:
             max(1, round(mask_prob * n)) masked tokens; otherwise each token is drawn independently.
         mask_replacement: shares of the masked tokens that become [MASK], become a random ordinary token (never a
             special or [unused] token), and stay; they add up to 1. Training and validation have the same rule.
-        whole_word: mask all pieces of a word together.
+        masking: mask single tokens, all pieces of a word together (`whole-word`), or spans of words (SpanBERT, see
+            csrc/collator/masking.h), which need `exact_mask_count`. Default: `token`.
+        whole_word: the same as `masking="whole-word"`.
+        static_masks: repeat the pairs and masks of the first `static_masks` epochs in later ones, each in an order and
+            with dropout of its own: the duplication of the paper's data (10 there). Default: new ones in every epoch.
+        validation_mask_prob: `mask_prob` of the validation split, where it differs.
+        shuffle_window: shuffle the samples among as many tokens from random places of the corpus, in runs of half a
+            million, instead of the whole corpus: for shards that are streamed and larger than their cache.
         split, validation_fraction: documents are ranked by a hash of the seed and their number; the lowest
             `validation_fraction` are validation, at least one document (two with NSP, and as many must remain for
             training). A corpus of one document is split at a sentence. Validation has one fixed epoch, 0.
@@ -65,21 +75,31 @@ class PretrainingData:
         short_sequence_prob: float = 0.1,
         mask_prob: float = 0.15,
         mask_replacement: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        masking: Masking | None = None,
         whole_word: bool = False,
         exact_mask_count: bool = True,
+        static_masks: int | None = None,
+        validation_mask_prob: float | None = None,
+        shuffle_window: int | None = None,
         seed: int = 0,
         split: Split = "train",
         validation_fraction: float = 0.1,
     ) -> None:
         _check(objective, max_length, short_sequence_prob, mask_prob, seed, split)
+        if static_masks is not None and static_masks < 1:
+            raise UserError(f"static_masks={static_masks} must be at least 1")
+        if split == "validation" and validation_mask_prob is not None:
+            mask_prob = _probability("validation_mask_prob", validation_mask_prob)
         self.shards = shards
         self.objective: Objective = objective
         self.max_length = max_length
         self.short_sequence_prob = short_sequence_prob
         self.mask_prob = mask_prob
         self.mask_replacement = _check_replacement(mask_replacement)
-        self.whole_word = whole_word
+        self.masking: Masking = _check_masking(masking, whole_word, exact_mask_count)
         self.exact_mask_count = exact_mask_count
+        self.static_masks = static_masks
+        self.shuffle_window = shuffle_window
         self.seed = seed
         self.split: Split = split
         self.validation_fraction = validation_fraction
@@ -96,8 +116,7 @@ class PretrainingData:
                 " 'ltr', or a tokenizer with one"
             )
         self._vocabulary = vocabulary_table(shards)
-        self._plans: OrderedDict[int, _C.EpochPlan] = OrderedDict()
-        self._sizes: dict[int, int] = {}
+        self._epochs = self._new_epochs()
         if not self.samples_per_epoch(0):
             raise CorpusError(
                 f"the {split} split of {shards.folder} ({len(self.documents)} documents) is too short for one sample;"
@@ -106,23 +125,26 @@ class PretrainingData:
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans and tables are rebuilt after unpickling.
-        return {key: value for key, value in self.__dict__.items() if key not in ("_plans", "_vocabulary")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_epochs", "_vocabulary")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._vocabulary = vocabulary_table(self.shards)
-        self._plans = OrderedDict()
+        self._epochs = self._new_epochs()
 
-    def plan(self, epoch: int) -> _C.EpochPlan:
-        """Return the tokens of each sample of an epoch, in training order. The last two plans are cached.
+    def _new_epochs(self) -> Epochs:
+        fixed, name = self.split == "validation", str(self.shards.folder)
+        return Epochs(
+            self._plan,
+            seed=self.seed,
+            static_masks=self.static_masks,
+            shuffle_window=self.shuffle_window,
+            fixed=fixed,
+            name=name,
+        )
 
-        Raises UserError for an epoch below 0 or from 2^32 on.
-        """
-        epoch = self._epoch(epoch)
-        if epoch in self._plans:
-            self._plans.move_to_end(epoch)
-            return self._plans[epoch]
-        plan = _C.EpochPlan(
+    def _plan(self, epoch: int) -> _C.EpochPlan:
+        return _C.EpochPlan(
             self.shards.corpus,
             self.documents,
             self._vocabulary,
@@ -132,57 +154,81 @@ class PretrainingData:
             seed=self.seed,
             epoch=epoch,
             validation=self.split == "validation",
+            shuffle_window=self.shuffle_window or 0,
         )
-        self._plans[epoch] = plan
-        self._sizes[epoch] = len(plan)
-        if len(self._plans) > _CACHED_PLANS:
-            self._plans.popitem(last=False)
-        return plan
+
+    def plan(self, epoch: int) -> _C.EpochPlan:
+        """Return the tokens of each sample of an epoch, in training order. The last two plans are cached.
+
+        Raises UserError for an epoch below 0 or from 2^32 on.
+        """
+        return self._epochs[epoch].plan
+
+    def lengths(self, epoch: int) -> NDArray[np.int32]:
+        """Return the tokens of each sample of an epoch, special tokens included, in training order: int32 (samples,).
+
+        Raises UserError for an epoch below 0 or from 2^32 on.
+        """
+        return self._epochs[epoch].lengths
 
     def samples_per_epoch(self, epoch: int) -> int:
         """Return the number of samples of an epoch, which varies slightly: every epoch draws new pairs.
 
         Raises UserError for an epoch below 0 or from 2^32 on.
         """
-        epoch = self._epoch(epoch)
-        if epoch not in self._sizes:
-            self.plan(epoch)
-        return self._sizes[epoch]
+        return self._epochs.size(epoch)
+
+    @property
+    def tokens_per_epoch(self) -> float:
+        """Return the approximate number of tokens of the split's text."""
+        validation = self.validation_fraction
+        return self.shards.num_tokens * (1 - validation if self.split == "train" else validation)
 
     def locate(self, sample_counter: int) -> tuple[int, int]:
         """Return the epoch of a sample counter, and the index of the sample in it.
 
         Raises UserError for a negative counter, and CorpusError for an epoch without samples.
         """
-        if sample_counter < 0:
-            raise UserError(f"sample_counter={sample_counter} must not be negative")
-        epoch = 0
-        while sample_counter >= (size := self.samples_per_epoch(epoch)):
-            if self.split == "validation":
-                return sample_counter // size, sample_counter % size
-            if not size:
-                raise CorpusError(f"epoch {epoch} of {self.shards.folder} has no samples; add text")
-            sample_counter -= size
-            epoch += 1
-        return epoch, sample_counter
+        return self._epochs.locate(sample_counter)
 
-    def batch(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> PackedBatch:
+    def batch(
+        self, epoch: int, indices: NDArray[np.int64] | Sequence[int], mask_prob: float | None = None
+    ) -> PackedBatch:
         """Return samples of one epoch as a batch: a pure function. `indices` int64 (samples,), from 0 in each epoch.
 
-        Raises UserError for an epoch out of range, and for a sample that it does not have.
+        `mask_prob` takes the place of the recipe's; objectives without masks ignore it. Raises UserError for a value
+        out of range, and for a sample that the epoch does not have.
         """
-        return _packed(self._arrays(epoch, indices), with_label=self.objective in PAIRED)
+        return packed(self.arrays(epoch, indices, mask_prob), with_label=self.objective in PAIRED)
 
-    def samples(self, counters: NDArray[np.int64] | Sequence[int] | range) -> PackedBatch:
+    def samples(
+        self, counters: NDArray[np.int64] | Sequence[int] | range, mask_prob: float | None = None
+    ) -> PackedBatch:
         """Return samples by counter, possibly of different epochs, as a batch in the order of the counters.
 
-        `counters` int64 (samples,). Raises UserError for a negative one, and CorpusError for an epoch without samples.
+        `counters` int64 (samples,); `mask_prob` takes the place of the recipe's, as for a schedule of mask rates: the
+        same counter and rate give the same sample. Raises UserError for a value out of range, and CorpusError for an
+        epoch without samples.
         """
-        samples = np.array([self.locate(int(counter)) for counter in counters], np.int64).reshape(-1, 2)
-        epoch_ends = np.flatnonzero(np.diff(samples[:, 0])) + 1
-        batches = [self._arrays(int(rows[0, 0]), rows[:, 1]) for rows in np.split(samples, epoch_ends) if len(rows)]
-        arrays = batches[0] if len(batches) == 1 else _concatenate(batches or [self._arrays(0, [])])
-        return _packed(arrays, with_label=self.objective in PAIRED)
+        return packed(self.sample_arrays(counters, mask_prob), with_label=self.objective in PAIRED)
+
+    def read_ahead(self, counters: Sequence[int] | range) -> None:
+        """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
+
+        Samples of epochs that are not planned yet are left out. Raises UserError for a negative counter, and
+        CorpusError for an epoch without samples.
+        """
+        if self.shards.is_local or not len(counters):
+            return
+        samples: dict[int, list[int]] = {}
+        for counter in counters:
+            epoch, index = self.locate(counter)
+            if not self._epochs.is_cached(epoch):
+                break
+            samples.setdefault(epoch, []).append(index)
+        for epoch, indices in samples.items():
+            planned = self._epochs[epoch]
+            self.shards.read_ahead(*planned.plan.ranges(planned.rows(np.array(indices, np.int64))))
 
     # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
     __getitem__ = samples
@@ -220,25 +266,42 @@ class PretrainingData:
         )
         return iter(loader)
 
-    def _epoch(self, epoch: int) -> int:
-        if not 0 <= epoch < 1 << 32:
-            raise UserError(f"epoch={epoch} must be from 0 to 2^32 - 1")
-        return epoch if self.split == "train" else 0
+    def sample_arrays(
+        self, counters: NDArray[np.int64] | Sequence[int] | range, mask_prob: float | None = None
+    ) -> SampleArrays:
+        """Return the samples of `samples` as arrays of the shapes and dtypes of `PackedBatch`; `counters` int64
+        (samples,).
 
-    def _arrays(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> dict[str, NDArray[Any]]:
+        Raises UserError for a value out of range, and CorpusError for an epoch without samples.
+        """
+        samples = np.array([self.locate(int(counter)) for counter in counters], np.int64).reshape(-1, 2)
+        epoch_ends = np.flatnonzero(np.diff(samples[:, 0])) + 1
+        parts = [rows for rows in np.split(samples, epoch_ends) if len(rows)]
+        batches = [self.arrays(int(rows[0, 0]), rows[:, 1], mask_prob) for rows in parts]
+        return concatenated(batches or [self.arrays(0, [], mask_prob)])
+
+    def arrays(
+        self, epoch: int, indices: NDArray[np.int64] | Sequence[int], mask_prob: float | None = None
+    ) -> SampleArrays:
+        """Return the samples of `batch` as arrays of the shapes and dtypes of `PackedBatch`; `indices` int64
+        (samples,), from 0 in each epoch.
+
+        Raises UserError for a value out of range, and for a sample that the epoch does not have.
+        """
         masks = self.objective not in ("ltr", "bilm")
-        try:
-            arrays = self.plan(epoch).collate(
-                self.shards.corpus,
-                np.ascontiguousarray(indices, dtype=np.int64),
-                self._vocabulary,
-                mask_probability=self.mask_prob if masks else 0.0,
-                exact_count=self.exact_mask_count and masks,
-                whole_word=self.whole_word,
-                mask_replacement=self.mask_replacement,
-            )
-        except IndexError as error:
-            raise UserError(f"epoch {epoch}: {error}") from None
+        rate = self.mask_prob if mask_prob is None else _probability("mask_prob", mask_prob)
+        planned = self._epochs[epoch]
+        rows = planned.rows(np.ascontiguousarray(indices, dtype=np.int64))
+        arrays = planned.plan.collate(
+            self.shards.corpus if self.shards.is_local else self.shards.loaded(*planned.plan.ranges(rows)),
+            rows,
+            self._vocabulary,
+            mask_probability=rate if masks else 0.0,
+            exact_count=self.exact_mask_count and masks,
+            masking=self.masking if masks else "token",
+            mask_replacement=self.mask_replacement,
+            dropout_epoch=planned.number,
+        )
         return arrays if masks else arrays | next_tokens(arrays["input_ids"], arrays["cu_seqlens"])
 
 
@@ -309,10 +372,13 @@ def unigram_counts(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how often each id occurs in the training and in the validation documents, two int64 (vocab_size,).
 
+    At most the first validation documents of `HELD_OUT_TOKENS` tokens are counted; the others are counted as training.
     Arguments and errors are those of `split_documents`; raises UserError, too, without validation documents.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
-    held_out = shards.corpus.count(validation, shards.vocab_size)
+    _, lengths = shards.token_ranges(validation)
+    counted = 1 + int(np.searchsorted(lengths.cumsum(), HELD_OUT_TOKENS))
+    held_out = shards.count(validation[:counted])
     if not held_out.sum():
         raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
     return shards.unigrams - held_out, held_out
@@ -356,24 +422,13 @@ def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
     ordinary[list(shards.special_ids.values())] = False
     if not ordinary.any():
         raise UserError(f"{shards.folder}: its vocabulary holds only special and unused tokens; train a vocabulary")
-    continues = np.array(continued(shards.vocabulary), dtype=bool)
-    continues[list(shards.special_ids.values())] = False
     return _C.VocabularyTable(
-        is_continuation=continues,
+        is_continuation=continuation_flags(shards.vocabulary, shards.special_ids),
         replacements=np.flatnonzero(ordinary).astype(np.int64),
         cls_id=shards.special_ids["cls"],
         sep_id=shards.special_ids["sep"],
         mask_id=shards.special_ids.get("mask", shards.special_ids["unk"]),
     )
-
-
-def continued(vocabulary: Sequence[str]) -> list[bool]:
-    """Return for each token whether it continues a word: in WordPiece "##ing", in byte-level BPE and Unigram tokens
-    without the mark of a space in front ("Ġ" and "▁")."""
-    if any(token.startswith("##") and len(token) > 2 for token in vocabulary):
-        return [token.startswith("##") for token in vocabulary]
-    mark = next((mark for mark in ("Ġ", "▁") if mark in vocabulary), None)
-    return [mark is not None and not token.startswith(mark) for token in vocabulary]
 
 
 def _check(
@@ -387,10 +442,25 @@ def _check(
     if not smallest <= max_length <= MAX_LENGTH:
         raise UserError(f"max_length={max_length} must be from {smallest} to {MAX_LENGTH} for objective {objective}")
     for name, value in (("short_sequence_prob", short_sequence_prob), ("mask_prob", mask_prob)):
-        if not 0 <= value <= 1:
-            raise UserError(f"{name}={value} must be from 0 to 1")
+        _probability(name, value)
     if not 0 <= seed < 1 << 64:
         raise UserError(f"seed={seed} must be from 0 to 2^64 - 1")
+
+
+def _probability(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise UserError(f"{name}={value} must be from 0 to 1")
+    return value
+
+
+def _check_masking(masking: str | None, whole_word: bool, exact: bool) -> Masking:
+    if masking not in (None, *get_args(Masking)):
+        raise UserError(f"masking={masking!r} must be one of {', '.join(get_args(Masking))}")
+    if whole_word and masking not in (None, "whole-word"):
+        raise UserError(f"whole_word=True is masking='whole-word', not {masking!r}; leave one out")
+    if masking == "span" and not exact:
+        raise UserError("masking='span' needs exact_mask_count=True: spans are drawn until the count is reached")
+    return cast(Masking, masking or ("whole-word" if whole_word else "token"))
 
 
 def _check_replacement(shares: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -399,36 +469,6 @@ def _check_replacement(shares: tuple[float, float, float]) -> tuple[float, float
             f"mask_replacement={shares} must be three shares from 0 to 1 that add up to 1: [MASK], random, unchanged"
         )
     return (float(shares[0]), float(shares[1]), float(shares[2]))
-
-
-def _packed(arrays: dict[str, NDArray[Any]], *, with_label: bool) -> PackedBatch:
-    import torch
-
-    from fastbert.packing import PackedBatch
-
-    fields: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    fields["max_seqlen"] = int(np.diff(arrays["cu_seqlens"]).max(initial=0))
-    if not with_label:
-        del fields["next_sentence_label"]
-    return PackedBatch(**fields)
-
-
-def _concatenate(batches: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Concatenate batches."""
-    shifted = []
-    rows = tokens = 0
-    for i, batch in enumerate(batches):
-        shifted.append(
-            batch
-            | {
-                "sequence_ids": batch["sequence_ids"] + rows,
-                "masked_positions": batch["masked_positions"] + tokens,
-                "cu_seqlens": batch["cu_seqlens"][min(i, 1) :] + np.int32(tokens),
-            }
-        )
-        rows += len(batch["dropout_key"])
-        tokens += len(batch["input_ids"])
-    return {name: np.concatenate([batch[name] for batch in shifted]) for name in batches[0]}
 
 
 def _identity(batch: PackedBatch) -> PackedBatch:

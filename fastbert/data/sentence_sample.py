@@ -19,8 +19,6 @@ from fastbert.data.shards import SAMPLE, HashedFile, IndexReader
 
 LEAST_TOKENS = 10
 """Shorter sentences ("He nodded.") occur in independent texts."""
-MOST_LEAKED = 0.05
-"""The share of leaked sentences above which a warning is given; independent articles share half a percent."""
 _MOST = 1 << 18
 _DTYPE = np.dtype([("hash", "<u8"), ("sentence", "<i8")])
 _LARGEST_LEVEL = 63
@@ -119,22 +117,6 @@ def leaked_share(sample: SentenceSample, train: NDArray[np.int64], validation: N
     if not len(validated):
         return 0.0
     return float(np.isin(validated, sample.hashes[in_train]).mean())
-
-
-def leak_warning(folder: Path, train: NDArray[np.int64], validation: NDArray[np.int64]) -> str | None:
-    """Return one line if much of a validation split occurs in its training split too, else None.
-
-    `folder`: that of the shards; the other arguments are those of `leaked_share`. Raises UserError for a damaged
-    sample.
-    """
-    sample = SentenceSample.read(folder)
-    share = 0.0 if sample is None else leaked_share(sample, train, validation)
-    if share <= MOST_LEAKED:
-        return None
-    return (
-        f"leaked validation text: {100 * share:.0f} % of the validation sentences of {LEAST_TOKENS} tokens or more also"
-        " occur in the training text, so the validation loss is too low; prepare the corpus with --dedup"
-    )
 
 
 def _inside(sentences: NDArray[np.int64], ranges: NDArray[np.int64]) -> NDArray[np.bool_]:

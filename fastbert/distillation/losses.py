@@ -19,6 +19,7 @@ from fastbert.distillation.models import target_states
 from fastbert.errors import UserError
 from fastbert.models.fusibility import project
 from fastbert.models.modules import Layer
+from fastbert.models.pre_norm import PreNormLayer
 from fastbert.packing import PackedBatch
 
 Recipe = Literal["distilbert", "tinybert"]
@@ -94,13 +95,15 @@ def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tens
     return torch.stack([_squared_error(x, y, what) for x, y in zip(student, teacher)]).sum()
 
 
-def attention_scores(layer: Layer, x: Tensor, batch: PackedBatch) -> Tensor:
+def attention_scores(layer: Layer | PreNormLayer, x: Tensor, batch: PackedBatch) -> Tensor:
     """Compute q k / sqrt(d) of an encoder layer with the input x (tokens, hidden_size): fp32 (heads, pairs), the
     flattened (length, length) scores of each sequence in turn. Differentiable.
 
     The scores are computed a second time here: the attention kernels never store them.
     """
     attention, heads = layer.attention.self, layer.spec.self_attention.heads
+    if isinstance(layer, PreNormLayer):
+        x = layer.attention.LayerNorm(x)
     q, k = (project(linear, x).unflatten(-1, (heads, -1)).float() for linear in (attention.query, attention.key))
     scores = [
         (torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) / q.shape[-1] ** 0.5).flatten(1)

@@ -13,7 +13,10 @@ from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.tasks.settings import Columns, TaskSettings
+from fastbert.training import tracking_flags
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.saving_flags import AsyncSaveFlags
+from fastbert.training.schedule_flags import DecayFlags
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 """The grid of Devlin et al. 2019, appendix A.3."""
@@ -122,9 +125,10 @@ class _Training:
     """Evaluations without a better score before stopping."""
     metric: str | None = None
     """Selects the best model (default: the task's first)."""
-    schedule: Literal["linear", "constant", "slanted-triangular", "inverse-sqrt"] | None = rare(None)
-    """Learning rate after the warm-up: linear decay to zero, constant, ULMFiT's (which has its own warm-up), or decay
-    with the inverse square root of the step (default: linear; inverse-sqrt with --architecture)."""
+    schedule: Literal["linear", "cosine", "wsd", "constant", "slanted-triangular", "inverse-sqrt"] | None = rare(None)
+    """Learning rate after the warm-up: linear or cosine decay, wsd (constant, and at the end a decay of 1 minus square
+    root), constant, ULMFiT's (which has its own warm-up), or decay with the inverse square root of the step (default:
+    linear; inverse-sqrt with --architecture)."""
     lm_weight: float | None = rare(None)
     """Weight of the auxiliary language-model loss, for models that read left to right (default: GPT's 0.5 in tasks over
     sequences, if --model has a language model's head; 0 for others, with --frozen, --lora and --teacher)."""
@@ -164,11 +168,16 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Training, _Model, _Data):
+class FinetuneConfig(
+    RunConfig, _Machine, AsyncSaveFlags, _Output, TaskFlags, _Teacher, DecayFlags, _Training, _Model, _Data
+):
     """Fine-tune a pre-trained encoder on a task. --out gets scores, learning curves, predictions and the model that is
     best on the first --eval file."""
 
-    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+    CHANGEABLE: ClassVar = (
+        frozenset(["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"])
+        | tracking_flags.CHANGEABLE
+    )
 
     def __post_init__(self) -> None:
         self.check_groups()
@@ -190,9 +199,7 @@ class FinetuneConfig(RunConfig, _Machine, _Output, TaskFlags, _Teacher, _Trainin
                 "even: each direction has half",
             ),
             ("lm_weight", self.lm_weight is None or 0 <= self.lm_weight < math.inf, "at least 0 and finite"),
-            ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
-            ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
             ("layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1"),
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
             (

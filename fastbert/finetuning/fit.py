@@ -1,4 +1,7 @@
-"""The training of one trial: batches in the order of its seed, schedule, evaluations, best model, and signals."""
+"""The training of one trial: batches in the order of its seed, schedule, evaluations, best model, and signals.
+
+One file: a trial's state, what it writes to checkpoints, and its loop belong together.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,13 @@ from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
 from fastbert.training.device_step import HostCopy
+from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
+from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Record, Reporter
+from fastbert.training.saving import Checkpoints
+from fastbert.training.snapshot import snapshot
 from fastbert.training.stopping import Stopped, StopRequest
 
 Scores = dict[str, dict[str, float]]
@@ -83,6 +90,7 @@ class State:
     best: dict[str, str]
     """SHA-256 of the files of the best model so far, by their paths in its folder."""
     scaler: dict[str, Any]
+    meters: dict[str, Any]
 
     @classmethod
     def reader(cls, folder: Path) -> Callable[[dict[str, Any]], State]:
@@ -97,6 +105,7 @@ class State:
                 Progress.of(checkpoint.require(state, "progress", dict)),
                 checkpoint.require(state, "best", dict),
                 checkpoint.require(state, "scaler", dict),
+                checkpoint.require({"meters": {}, **state}, "meters", dict),
             )
             if trial_state.best != _hashes(best_folder(folder, trial_state.progress.best_step)):
                 raise CheckpointError(
@@ -180,8 +189,8 @@ class Fit:
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
         self.launches = setting.device.type != "cpu"
         self._skip = torch.zeros((), dtype=torch.float32, device=setting.device)
-        self.progress = Progress()
-        self.checkpoints = checkpoint.Checkpoints(setting.folder, KEEP)
+        self.progress, self.meters = Progress(), RunMeters(setting.device)
+        self.checkpoints = Checkpoints(setting.folder, KEEP, background=config.async_save)
         self.named: dict[str, int] = {}  # checkpoint -> its best step
         self.hashes: tuple[int, dict[str, str]] = (0, {})  # the best step, and the SHA-256 of its files
         if config.checkpoint_activations:
@@ -214,6 +223,7 @@ class Fit:
             return
         last, state = loaded
         checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
+        self.meters.restore(state.meters)
         checkpoint.restore(last, self.model, self.optimizer)
         self.progress, self.hashes = state.progress, (state.progress.best_step, state.best)
         self.named = {
@@ -223,10 +233,13 @@ class Fit:
         }
         self._keep_best()
 
-    def save(self) -> Path:
-        """Write a checkpoint of the current step; return its folder."""
+    def save(self, *, behind: bool = False) -> Path:
+        """Save a checkpoint of the current step, `behind` the next ones if --async-save says so; return its folder."""
+        with self.meters.timed("checkpoint"):
+            return self._save(behind)
+
+    def _save(self, behind: bool) -> Path:
         setting, step = self.setting, self.progress.best_step
-        setting.log.sync()
         if step and self.hashes[0] != step:
             best = best_folder(setting.folder, step)
             sync_tree(best)
@@ -238,9 +251,11 @@ class Fit:
             "best": self.hashes[1],
             "configuration": dict(setting.configuration),
             "scaler": self.scaler.state_dict(),
+            "meters": self.meters.to_state(),
             "torch": torch.__version__,
         }
-        saved = self.checkpoints.save(self.model, self.optimizer, state)
+        save = self.checkpoints.save_async if behind else self.checkpoints.save
+        saved = save(snapshot(self.model, self.optimizer), state, [setting.log.sync])
         self.named[saved.name] = step
         self._keep_best()
         return saved
@@ -250,6 +265,12 @@ class Fit:
 
         Raises `Stopped` after a signal, with the state saved, and `UserError` for a non-finite gradient.
         """
+        setting, left = self.setting, self.total - self.progress.step
+        say = setting.reporter.on_message
+        with StepProfiler.of(setting.config, setting.config.out, setting.device, say, steps_left=left) as profiler:
+            return self._run(profiler)
+
+    def _run(self, profiler: StepProfiler) -> Progress:
         config, now, setting = self.setting.config, self.progress, self.setting
         every = config.eval_every or self.per_epoch
         pending: tuple[Record, HostCopy] | None = None
@@ -261,8 +282,9 @@ class Fit:
                 recipe.freeze(self.model, recipe.unfrozen(stage, layers))
             last_stage = stage
             started = time.perf_counter()
-            rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
-            numbers, tokens = self._step(epoch, units, rate)
+            rate = self.trial.lr * recipe.factor_of(config, now.step, self.total)
+            with profiler.step():
+                numbers, tokens = self._step(epoch, units, rate)
             if pending is not None and self.launches:
                 self._report(*pending)  # the previous step, while the device computes this one
                 pending = None
@@ -282,19 +304,20 @@ class Fit:
             if self.stop.number is not None:
                 raise Stopped(self.stop.number, self.save())
             if saving:
-                self.save()
+                self.save(behind=True)
         if setting.evaluate is None:
             self._save_best()
         return now
 
     def _step(self, epoch: int, units: Any, rate: float) -> tuple[HostCopy, int]:
-        """Take an optimiser step; return its loss, the parts of that and the norm of its gradient (0 on a CPU), and its
-        tokens."""
+        """Take an optimiser step; return its loss, the parts of that and the norm of its gradient, and its tokens."""
         self.model.train()
         setting, rows = self.setting, self.setting.rows
         size = setting.config.micro_batch or len(units)
         keys = order.dropout_keys(units, self.trial.seed, epoch)
-        batches = share_out([rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)])
+        with self.meters.timed("data"):
+            parts = [rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)]
+            batches = share_out(parts)
         items = sum(setting.items(batch) for batch in batches)
         with gpu.out_of_memory(self._cures(min(size, len(units)))), self.optimizer.copies():
             losses = until_compiled(lambda: self._backward(batches, items), self.optimizer.zero_grad)
@@ -327,14 +350,13 @@ class Fit:
         return [*gpu.smaller("--micro-batch", micro_batch), *saves]
 
     def _clip(self, loss: Tensor) -> Tensor:
-        """Clip the gradient's norm; return it as it was, on a CPU 0. A GPU skips a step whose norm is not finite."""
+        """Clip the gradient's norm; return it as it was. A GPU skips a step whose norm is not finite."""
         max_norm = self.setting.config.max_grad_norm
         if not self.launches:
             try:
-                self.optimizer.clip_gradients(max_norm)
+                return self.optimizer.clip_gradients(max_norm)
             except GradientError as error:
                 self._refuse(self.progress.step + 1, float(loss), f"; {error.where}")
-            return torch.zeros((), device=loss.device)
         if self.optimizer.flat is not None:
             return self.optimizer.clip_gradients(max_norm)
         self.scaler.unscale_(self.optimizer)
@@ -363,8 +385,9 @@ class Fit:
         self.setting.reporter.on_step(record, step / self.total)
         if step == 1 or step % every == 0 or step == self.total:
             means = [sum(column) / len(window) for column in zip(*part_windows, strict=True)]
+            costs = self.meters.fields(gradient_norm=norm)
             self.setting.log.append(
-                {**record, "loss": sum(window) / len(window), **dict(zip(self.setting.parts, means))}
+                {**record, "loss": sum(window) / len(window), **dict(zip(self.setting.parts, means)), **costs}
             )
             window.clear()
             part_windows.clear()
@@ -373,7 +396,7 @@ class Fit:
         """Score the model, and save it if it is the best so far; return False to stop early."""
         now, setting = self.progress, self.setting
         assert setting.evaluate is not None
-        with self.optimizer.copies():
+        with self.optimizer.copies(), self.meters.timed("validation"):
             scores = setting.evaluate(self.model)
         record = self._record("validation", epoch=now.step / self.per_epoch, scores=scores)
         setting.log.append(record)

@@ -14,18 +14,29 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.loading import initialise
 from fastbert.training.optimizer import AdamW, decayed
+from fastbert.training.optimizer_choice import chosen_optimizer
+from fastbert.training.schedules import DECAY_FRACTION, Schedule, learning_rate_factor
 
 _LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 _FINAL_NORM = re.compile(r"(?:^|\.)encoder\.LayerNorm\.")  # of pre-LN layers
 CUT_FRACTION, RATIO = 0.1, 32.0  # of ULMFiT's schedule (Howard and Ruder 2018, section 3.2)
 
 
-def factor(schedule: str | None, warmup: float, step: int, total: int) -> float:
+def factor(
+    schedule: str | None,
+    warmup: float,
+    step: int,
+    total: int,
+    *,
+    decay_fraction: float = DECAY_FRACTION,
+    min_ratio: float = 0.0,
+) -> float:
     """Return the learning rate of a step, counted from 0, as a fraction of the peak.
 
     linear (or None): rises over the first `warmup` of the steps, then falls to zero; constant: does not fall;
     inverse-sqrt: falls with the inverse square root of the step (Vaswani et al. 2017, section 5.3); slanted-triangular:
-    rises over the first tenth to the peak and falls to 1/32 of it.
+    rises over the first tenth to the peak and falls to 1/32 of it; cosine, wsd: those of pre-training. linear, cosine
+    and wsd fall to `min_ratio` of the peak.
     """
     if schedule == "slanted-triangular":
         cut = max(math.floor(total * CUT_FRACTION), 1)
@@ -34,9 +45,23 @@ def factor(schedule: str | None, warmup: float, step: int, total: int) -> float:
     rising = math.ceil(total * warmup)
     if step < rising:
         return step / rising
+    if schedule in ("cosine", "wsd"):
+        shape: Schedule = "cosine" if schedule == "cosine" else "wsd"
+        return learning_rate_factor(
+            step / total, rising / total, shape, decay_fraction=decay_fraction, min_ratio=min_ratio
+        )
     if schedule == "inverse-sqrt":
         return math.sqrt(max(rising, 1) / max(step, 1))
-    return 1.0 if schedule == "constant" else max(0.0, (total - step) / max(1, total - rising))
+    if schedule == "constant":
+        return 1.0
+    remaining = max(0.0, (total - step) / max(1, total - rising))
+    return min_ratio + (1.0 - min_ratio) * remaining
+
+
+def factor_of(config: FinetuneConfig, step: int, total: int) -> float:
+    """Return `factor` with the flags of a run."""
+    fraction, least = config.decay_fraction, config.min_lr_ratio
+    return factor(config.schedule, config.warmup, step, total, decay_fraction=fraction, min_ratio=least)
 
 
 def group_of(name: str, layers: int) -> int:
@@ -53,29 +78,20 @@ def group_of(name: str, layers: int) -> int:
 
 
 def optimizer(model: nn.Module, config: FinetuneConfig, lr: float) -> AdamW:
-    """Return AdamW with parameter groups by weight decay and, with `layer_decay`, by depth. New models have the betas
-    and the epsilon of Vaswani et al. 2017 (section 5.3), others those of BERT."""
-    betas, eps = ((0.9, 0.999), 1e-6) if config.architecture is None else ((0.9, 0.98), 1e-9)
+    """Return the optimiser of the flags with parameter groups by weight decay and, with `layer_decay`, by depth. For
+    new models AdamW has the betas and the epsilon of Vaswani et al. 2017 (section 5.3), for others those of BERT."""
+    betas, eps = (None, None) if config.architecture is None else ((0.9, 0.98), 1e-9)
     layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
     groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or config.gradual_unfreezing:
             depth = layers + 1 - group_of(name, layers) if config.layer_decay < 1 else 0
             groups.setdefault((depth, decayed(name, parameter)), []).append((name, parameter))
-    return AdamW(
-        [
-            {
-                "params": named,
-                "weight_decay": config.weight_decay if decays else 0.0,
-                "share": config.layer_decay**depth,
-            }
-            for (depth, decays), named in sorted(groups.items())
-        ],
-        lr=lr,
-        betas=betas,
-        eps=eps,
-        fused=True,
-    )
+    by_decay = [
+        {"params": named, "weight_decay": config.weight_decay if decays else 0.0, "share": config.layer_decay**depth}
+        for (depth, decays), named in sorted(groups.items())
+    ]
+    return chosen_optimizer(by_decay, config, lr, betas=betas, eps=eps)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,4 +1,7 @@
-"""Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions."""
+"""Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions.
+
+One file: what a run does, from its inputs to its model, in that order.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
@@ -34,6 +38,7 @@ from fastbert.finetuning.evaluation import (
     split_off,
 )
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
+from fastbert.finetuning.model_card import finetuning_card
 from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.models import registry
@@ -48,11 +53,14 @@ from fastbert.tasks.reports.report import Baseline, by_key
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
-from fastbert.training.metrics import MetricsLog
+from fastbert.training.metrics import MetricsLog, read_records
+from fastbert.training.model_card import write_card
 from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import check_configuration, locked_run, remove_run, save_tokenizer
 from fastbert.training.stopping import StopRequest
+from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.tracker import flat_settings
 
 MAX_NAMES = 6  # of new weights in a message
 
@@ -173,6 +181,7 @@ class _Run:
             reporter.on_message(f"trains the language model too: its loss has the weight {lm_weight:g} (--lm-weight)")
         self._check_metric()
         self.train = train if self.evaluations else None
+        self.train_examples = len(train)
         # By evaluation file: of the newest evaluation, and of the newest trial's best model where this process scored
         # it; forgotten unless that trial is the best.
         self.newest_predictions: list[list[Prediction]] = []
@@ -244,7 +253,9 @@ class _Run:
         linear = self._linear_baseline() if config.baseline else None
         labels_alone = self.teacher is None and not config.lm_weight
         constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
-        log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
+        self.logged = logged_lines(config, out) if config.resume else []
+        keep = _kept(finished, under_way) if config.resume else None
+        log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
             for number, trial in enumerate(trials, start=1):
@@ -255,7 +266,7 @@ class _Run:
                 done.append(self._trial(trial, log, stop, continued))
                 is_best = results.best_trial(done) is done[-1]
                 if is_best:
-                    self._keep(done[-1])
+                    self._keep(done)
                 else:
                     self.best_predictions = None
                 baselines = {name: by_key(values) for name, values in self.baselines.items()}
@@ -274,7 +285,30 @@ class _Run:
                     self._describe(done[-1])
         if not is_described(out, file_names(config)):
             self._describe(results.best_trial(done))
-        return _ended(out, self.task.main_metric, done)
+        ended = _ended(out, self.task.main_metric, done)
+        self._write_card(out / "model", done)
+        return ended
+
+    def _write_card(self, folder: Path, done: list[results.TrialResult]) -> None:
+        """Write README.md beside the model, of the trials that are done; a failure does not end the run."""
+        assert self.config.train is not None
+        files = {file.name: len(file.dataset) for file in self.evaluations}
+        try:
+            card = finetuning_card(
+                self.config,
+                self.model_config.to_dict(),
+                done,
+                read_records(self.config.out / "metrics.jsonl"),
+                metric=self.task.main_metric,
+                examples={self.config.train.name: self.train_examples, **files},
+                fingerprint=self.configuration["data"],
+                labels=self.task.labels,
+                baselines={name: by_key(values) for name, values in self.baselines.items()},
+                device=self.device,
+            )
+            write_card(folder, card, self.config.out / "loss.png")
+        except (OSError, UserError) as error:
+            self.reporter.on_message(f"{folder}: the model card could not be written ({error})")
 
     def _linear_baseline(self) -> baseline.LinearScores:
         """Fit a linear model on the frozen encoder's vectors, unless results.json has its scores; add them to the
@@ -338,7 +372,25 @@ class _Run:
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
+        with fit.checkpoints, self._tracked(trial, fit.progress.step) as log.on_line:
+            return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
+
+    @contextlib.contextmanager
+    def _tracked(self, trial: Trial, step: int) -> Iterator[Callable[[Record], None]]:
+        """Yield the hook that passes lines of metrics.jsonl to trackers; several trials have curves of their own."""
+        several = len(self.config.trials()) > 1
+        flags = self.configuration["finetune"]
+        settings = flat_settings({**flags, "model": self.configuration["model"], "torch": torch.__version__})
+        with tracked(
+            self.config,
+            self.config.out,
+            self.reporter,
+            settings,
+            step=step,
+            logged=self.logged,
+            trial=vars(trial) if several else None,
+        ) as hooks:
+            yield hooks.on_line
 
     def _evaluate(self, model: Any) -> Scores:
         self.newest_predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
@@ -365,8 +417,9 @@ class _Run:
         # A metric that is undefined for these predictions, since all are equal, counts as the worst score.
         return scores[first.name].get(metric, -math.inf)
 
-    def _keep(self, newest: results.TrialResult) -> None:
+    def _keep(self, done: list[results.TrialResult]) -> None:
         """Write the model of the newest trial, the best one; remove what describes the model before."""
+        newest = done[-1]
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
         for name in (PREDICTIONS, REPORTS):
             discard(out / name)
@@ -375,6 +428,7 @@ class _Run:
             model.save_pretrained(folder)
             save_tokenizer(self.tokenizer, folder, segments=self.model_config.type_vocab_size > 1)
             save_task(self.task, folder, self.scored if self.evaluations else None)
+            self._write_card(folder, done)
         if self.model_config.bilstm_size is not None:
             self.reporter.on_message(f"{out / 'model'}: has a BiLSTM, which fastbert loads and transformers does not")
         if self.config.lora is not None:

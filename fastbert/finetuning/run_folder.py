@@ -14,6 +14,7 @@ from fastbert.finetuning import new_model, results
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tasks.registry import TASKS
 from fastbert.tokenizers.tokenizer import Tokenizer
+from fastbert.training.profiling import FILE as PROFILE
 from fastbert.training.run_files import (
     TOKENIZER,
     VOCABULARY,
@@ -26,6 +27,7 @@ from fastbert.training.run_files import (
     stored_run,
     write_record,
 )
+from fastbert.training.trackers.recording import FOLDER as TRACKING
 
 # All that a run writes to its folder, and that --overwrite removes.
 NAMES = (
@@ -42,6 +44,8 @@ NAMES = (
     "adapter",
     "predictions",
     "reports",
+    PROFILE,
+    TRACKING,
 )
 
 

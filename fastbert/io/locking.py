@@ -72,3 +72,19 @@ def _is_at(folder: Path, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder))
     except FileNotFoundError:
         return False
+
+
+@contextmanager
+def awaited_folder(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder, which is created if it does not exist; wait for a process that holds it.
+
+    A file system without locks is used unlocked. Raises OSError where the folder cannot be created.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from fastbert.errors import UserError
-from fastbert.io.remote_files import RemoteFile
+from fastbert.io.remote_sources import RemoteFile
 from fastbert.io.untrusted_input import open_regular
 
 Source = Path | RemoteFile

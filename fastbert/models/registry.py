@@ -27,6 +27,7 @@ from fastbert.models.gpt2.architecture import GPT2
 from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.openai_gpt.architecture import OPENAI_GPT
 from fastbert.models.roberta.architecture import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from fastbert.models.roberta_prelayernorm.architecture import PRE_NORM
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.models.seq2seq.transformer.model import TransformerForSequenceToSequence
 
@@ -34,7 +35,7 @@ logger = logging.getLogger("fastbert")
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture
-    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO)
+    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM)
 }
 
 

@@ -151,3 +151,8 @@ def embed(input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, table
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Compute -log softmax(logits)[label] of each row; smoothing mixes in the mean over the vocabulary."""
     return F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="none")
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """Compute the square of the softmax's log normaliser of each row (Chowdhery et al. 2022, section 5)."""
+    return logits.logsumexp(-1).square()

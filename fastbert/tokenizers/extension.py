@@ -274,7 +274,7 @@ def _extended(tokenizer: Tokenizer, words: Sequence[str], *, keep_unused: bool) 
     tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
     recognised = tokenizer.added_tokens_encoder
     replaceable = isinstance(tokenizer, WordPieceTokenizer) and not keep_unused
-    free = [i for i, token in enumerate(tokens) if replaceable and _UNUSED.fullmatch(token)]
+    free = [i for i, token in enumerate(tokens) if replaceable and is_unused(token)]
     free = [index for index in free if tokens[index] not in recognised]
     for index, word in zip(free, words, strict=False):
         tokens[index] = word
@@ -282,6 +282,11 @@ def _extended(tokenizer: Tokenizer, words: Sequence[str], *, keep_unused: bool) 
     if not at_end:
         return with_vocabulary(tokenizer, tokens)
     return with_words(tokenizer, [*tokens, *_as_entries(tokenizer)], at_end)
+
+
+def is_unused(token: str) -> bool:
+    """Return whether an entry is one of the placeholders of BERT's vocabularies, such as `[unused7]`."""
+    return _UNUSED.fullmatch(token) is not None
 
 
 def _as_entries(tokenizer: Tokenizer) -> list[str]:

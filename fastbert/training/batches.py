@@ -5,65 +5,134 @@ The loss of an optimiser step is a sum over its micro-batches, so that splitting
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastbert.data.pretraining import PretrainingData
+from fastbert.data.mixing import SampleData
+from fastbert.data.step_samples import StepSamples
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
+from fastbert.training.schedules import ScheduledValue
+from fastbert.training.step_spec import Cursor, StepSpec
 
+STEPS_AHEAD = 4  # whose tokens are fetched while a step is prepared, where shards are streamed
 LABEL_SAMPLES = 64  # samples in memory while their labels are counted
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with sequences of one length, up to the finished fraction `end` of the run."""
+
+    end: float
+    train: SampleData
+    validation: SampleData
+
+
 class PretrainingBatches:
-    """Batches of `PretrainingData`; both methods are pure functions of their arguments."""
+    """The steps of a pre-training run, over the samples of `PretrainingData`; see `StepSource`.
 
-    def __init__(self, train: PretrainingData, validation: PretrainingData) -> None:
-        self.train, self.validation = train, validation
+    Samples are numbered over all epochs of a phase. With `size` processes, process r has samples r, r + size, ... of a
+    step, so that the step is the same for every number of processes.
+    """
 
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        """Return the micro-batches of an optimiser step, counted from 0."""
-        first, end = step * batch_size, (step + 1) * batch_size
-        return [
-            self.train.samples(range(start, min(start + micro_batch, end))) for start in range(first, end, micro_batch)
-        ]
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        *,
+        batch_size: ScheduledValue,
+        mask_prob: ScheduledValue | None = None,
+        batch_tokens: int | None = None,
+        micro_batch_tokens: int | None = None,
+    ) -> None:
+        """`batch_size` is in sequences per step, `batch_tokens`, instead of it, in tokens; `mask_prob` None: that of
+        the phases' data; `micro_batch_tokens` takes the place of a number of sequences per micro-batch."""
+        self.phases, self.batch_size, self.mask_prob = tuple(phases), batch_size, mask_prob
+        self.batch_tokens, self.micro_batch_tokens = batch_tokens, micro_batch_tokens
+        self._steps = [StepSamples(phase.train) for phase in phases]
 
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
-        """Return the first `samples` samples of the validation split, or all where it has fewer."""
-        indices = np.arange(min(samples, self.validation.samples_per_epoch(0)))
-        return [
-            self.validation.batch(0, indices[start : start + micro_batch])
-            for start in range(0, len(indices), micro_batch)
-        ]
+    @property
+    def train(self) -> SampleData:
+        """Return the training data of the first phase."""
+        return self.phases[0].train
+
+    @property
+    def start(self) -> Cursor:
+        """Return the cursor of a run that has taken no step."""
+        return (0,) * len(self.phases)
+
+    def spec(self, number: int, cursor: Cursor, progress: float) -> StepSpec:
+        """Return step `number`, from 1, at the finished fraction `progress` of the run."""
+        phase = self._phase(progress)
+        first = cursor[phase]
+        if self.batch_tokens is None:
+            samples = self._steps[phase].next_step(first, sequences=max(round(self.batch_size.at(progress)), 1))
+        else:
+            samples = self._steps[phase].next_step(first, tokens=self.batch_tokens)
+        after = (*cursor[:phase], samples.stop, *cursor[phase + 1 :])
+        mask_prob = None if self.mask_prob is None else self.mask_prob.at(progress)
+        return StepSpec(number, progress, samples, after, phase, mask_prob)
+
+    def batches(self, spec: StepSpec, micro_batch: int, rank: int = 0, size: int = 1) -> list[PackedBatch]:
+        """Return the micro-batches of process `rank` of `size`; longer sequences of a later phase have smaller ones."""
+        data, steps = self.phases[spec.phase].train, self._steps[spec.phase]
+        by_tokens = self.batch_tokens is not None
+        mine = steps.share(spec.samples, rank, size, by_tokens=by_tokens)
+        tokens = self.micro_batch_tokens or (micro_batch * self.train.max_length if by_tokens else None)
+        sequences = self._scaled(micro_batch, spec.phase) if tokens is None else None
+        parts = steps.micro_batches(mine, sequences=sequences, tokens=tokens)
+        self._read_ahead(spec, rank, size)
+        return [data.samples(part, mask_prob=spec.mask_prob) for part in parts]
+
+    def _read_ahead(self, spec: StepSpec, rank: int, size: int) -> None:
+        """Begin to fetch the tokens of the next steps, about, where shards are streamed."""
+        count = len(spec.samples)
+        for start in range(spec.samples.stop, spec.samples.stop + STEPS_AHEAD * count, count):
+            self.phases[spec.phase].train.read_ahead(range(start, start + count)[rank::size])
+
+    def steps_per_epoch(self, phase: int = 0) -> float:
+        """Return the number of steps of epoch 0 of a phase; with a schedule of batch sizes, of those of its start."""
+        data = self.phases[phase].train
+        samples = data.samples_per_epoch(0)
+        if self.batch_tokens is None:
+            return samples / self.batch_size.at(0.0)
+        # The last step may reach into the next epoch.
+        counter = steps = 0
+        while counter < samples:
+            step = self._steps[phase].next_step(counter, tokens=self.batch_tokens)
+            counter, steps, size = step.stop, steps + 1, len(step)
+        return steps - (counter - samples) / size
+
+    def validation_batches(
+        self, samples: int, micro_batch: int, progress: float = 1.0, rank: int = 0, size: int = 1
+    ) -> list[PackedBatch]:
+        """Return one process's part of the first `samples` samples of the validation split of the phase at `progress`,
+        or of all where it has fewer."""
+        phase = self._phase(progress)
+        data = self.phases[phase].validation
+        indices = np.arange(min(samples, data.samples_per_epoch(0)))[rank::size]
+        step = self._scaled(micro_batch, phase)
+        return [data.batch(0, indices[start : start + step]) for start in range(0, len(indices), step)]
 
     def validation_labels(self, samples: int, vocab_size: int) -> NDArray[np.int64]:
-        """Return how often each id is a masked token of these samples, int64 (vocab_size,)."""
+        """Return how often each id is a masked token of these samples of the last phase, int64 (vocab_size,)."""
         counts = np.zeros(vocab_size, dtype=np.int64)
         for batch in self.validation_batches(samples, LABEL_SAMPLES):
             if batch.labels is not None:
                 counts += np.bincount(batch.labels.numpy(), minlength=vocab_size)
         return counts
 
+    def _phase(self, progress: float) -> int:
+        """Return the index of the phase at the finished fraction `progress` of the run."""
+        return next((index for index, phase in enumerate(self.phases) if progress < phase.end), len(self.phases) - 1)
 
-@contextlib.contextmanager
-def prefetch(load: Callable[[int], list[Any]]) -> Iterator[Callable[[int], list[Any]]]:
-    """Yield a function like `load` that prepares the next step's batches in the background."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fastbert-data") as pool:
-        pending: dict[int, Future[list[Any]]] = {}
-
-        def fetch(step: int) -> list[Any]:
-            batches = (pending.pop(step, None) or pool.submit(load, step)).result()
-            pending[step + 1] = pool.submit(load, step + 1)
-            return batches
-
-        yield fetch
+    def _scaled(self, micro_batch: int, phase: int) -> int:
+        """Return the sequences of a phase with about as many tokens as `micro_batch` of the first."""
+        return max(micro_batch * self.train.max_length // self.phases[phase].train.max_length, 1)
 
 
 def micro_batch_loss(
@@ -72,7 +141,7 @@ def micro_batch_loss(
     per_sequence: Tensor | float,
     per_token: Tensor | float = 0.0,
 ) -> Tensor:
-    """Return a micro-batch's part of its step's loss: its sums of losses times the weights of `loss_weights`, that of a
+    """Return a micro-batch's part of its step's loss: its sums of losses times the weights of `StepCounts`, that of a
     discriminator `DISCRIMINATOR_WEIGHT` times."""
     assert output.mlm_loss_sum is not None
     loss = output.mlm_loss_sum * per_prediction
@@ -80,18 +149,3 @@ def micro_batch_loss(
         loss = loss + output.nsp_loss_sum * per_sequence
     detection: Tensor | None = getattr(output, "rtd_loss_sum", None)
     return loss if detection is None else loss + detection * (DISCRIMINATOR_WEIGHT * per_token)
-
-
-def loss_weights(batches: Sequence[PackedBatch]) -> tuple[float, float, float]:
-    """Return 1 / the masked predictions, 1 / the sequences and 1 / the tokens of a step's micro-batches."""
-    masked = sum(0 if batch.labels is None else len(batch.labels) for batch in batches)
-    counts = (masked, sum(len(batch) for batch in batches), sum(batch.num_tokens for batch in batches))
-    predictions, sequences, tokens = (1 / max(count, 1) for count in counts)
-    return predictions, sequences, tokens
-
-
-def micro_batch_shares(batches: Sequence[PackedBatch]) -> list[tuple[float, float]]:
-    """Return each micro-batch's shares of its step's tokens, and of its pairs of tokens that attend to each other."""
-    tokens = [batch.num_tokens for batch in batches]
-    pairs = [int(batch.cu_seqlens.diff().long().square().sum()) for batch in batches]
-    return [(a / max(sum(tokens), 1), b / max(sum(pairs), 1)) for a, b in zip(tokens, pairs, strict=True)]

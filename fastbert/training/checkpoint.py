@@ -3,16 +3,15 @@
 `checkpoints/step-00001000/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and `manifest.json` with
 the SHA-256 of each. The folder is written under a temporary name, every file and the folder are flushed to the disk,
 and then it is renamed: a folder with a final name is complete. It is renamed again before it is removed. Nothing is
-pickled. Models that training starts from are checked, and told apart, here too.
+pickled. The file `checkpoints/latest` names the newest checkpoint that is durable; readers here verify all of them and
+do not depend on it. Models that training starts from are checked, and told apart, here too. `saving` writes
+checkpoints.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fastbert.checkpoints.formats.safetensors import read_safetensors, save_tensors
+from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.log import logger
-from fastbert.io.untrusted_input import UntrustedFile, read_json_object, shown
+from fastbert.io.untrusted_input import UntrustedFile, read_json_object, read_regular, shown
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.finite import first_non_finite
 from fastbert.ops.dropout.arguments import DRAWS_FORMAT
@@ -35,6 +33,7 @@ from fastbert.ops.dropout.arguments import DRAWS_FORMAT
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
+LATEST = "latest"
 _FOLDER = re.compile(r"step-(\d{8,18})")
 _CHUNK = 1 << 20
 
@@ -56,29 +55,17 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's tensors on the CPU, without tied copies."""
-    return {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name not in model.tied_keys
-    }
-
-
-def optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state as `<field>/<parameter name>` on the CPU."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{field}/{names[id(parameter)]}": torch.as_tensor(value).detach().cpu().contiguous()
-        for parameter, fields in optimizer.state.items()
-        for field, value in fields.items()
-    }
-
-
-def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+def restore(
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    shard: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> None:
     """Restore a model and an optimiser from a checkpoint. Raises `CheckpointError` for other names or shapes.
 
-    One line in the log reports a checkpoint after which dropout draws other masks than the run has drawn so far.
+    `shard(whole, like)` returns what replaces `like`, a possibly sharded tensor of the model, on its device. It is
+    called for each tensor except scalars of the optimiser, in the same order in all processes. One line in the log
+    reports a checkpoint after which dropout draws other masks than the run has drawn so far.
     """
     if checkpoint.state.get("dropout_draws") != DRAWS_FORMAT and model.config.attention_probs_dropout_prob:
         logger.warning(
@@ -110,10 +97,12 @@ def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.opt
                 raise CheckpointError(f"{checkpoint.folder}: {shown(field)} of {name} has shape {shapes}")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(checkpoint.model[name])
+            whole = checkpoint.model[name]
+            tensor.copy_(whole if shard is None else shard(whole, tensor))
+    place = shard or (lambda whole, like: whole.to(like.device))
     for name, parameter in parameters.items():
         state = {
-            field: value.clone() if field == "step" else value.to(parameter.device)
+            field: value.clone() if field == "step" or not value.dim() else place(value, parameter)
             for field, value in fields.get(name, {}).items()
         }
         optimizer.state[parameter] = state
@@ -130,117 +119,27 @@ def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], folder: 
             raise CheckpointError(f"{folder / STATE}: damaged (scaler: {error})") from None
 
 
-class Checkpoints:
-    """The checkpoints of a run; the `keep` newest whole ones are kept."""
-
-    def __init__(self, root: Path, keep: int) -> None:
-        self.root, self.keep = root, keep
-        # Sizes and times of the files of verified checkpoints.
-        self._whole: dict[str, tuple[tuple[int, int], ...]] = {}
-
-    def save(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:
-        """Write `step-<state["step"]>` and remove old checkpoints; return its folder.
-
-        Raises `CheckpointError` for a full or read-only disk; earlier checkpoints stay whole.
-        """
-        self.root.mkdir(parents=True, exist_ok=True)
-        final = self.root / f"step-{state['step']:08d}"
-        for leftover in self.root.glob(".step-*"):  # of a killed run
-            shutil.rmtree(leftover, ignore_errors=True)
-        partial = self.root / f".{final.name}.partial"
-        try:
-            if final.exists():
-                if self._is_whole(final):
-                    return final
-                self._remove(final)
-            partial.mkdir()
-            _write(partial, model, optimizer, state)
-            partial.rename(final)
-            sync(self.root)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(
-                f"{final}: the checkpoint could not be written ({error}); those before it are whole."
-                " Free some disk space and continue with --resume"
-            ) from error
-        self._whole[final.name] = _file_stats(final)
-        self._prune()
-        return final
-
-    def load_last(self, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State] | None:
-        """Load the newest whole checkpoint, and its state as `read_state` returns it; see `load_last`."""
-        loaded = _newest(self.root, lambda folder: _read(folder, read_state))
-        if loaded is not None:
-            self._whole[loaded[0].folder.name] = _file_stats(loaded[0].folder)
-        return loaded
-
-    def names(self) -> list[str]:
-        """Return the names of the checkpoints, oldest first."""
-        return [folder.name for folder in find(self.root)]
-
-    def _is_whole(self, folder: Path) -> bool:
-        """Verify a checkpoint, unless its files are unchanged since they were written or verified."""
-        try:
-            if self._whole.get(folder.name) != (now := _file_stats(folder)):
-                check(folder)
-                self._whole[folder.name] = now
-        except (CheckpointError, OSError):
-            return False
-        return True
-
-    def _prune(self) -> None:
-        """Remove all but the `keep` newest whole checkpoints; report failures."""
-        whole = 0
-        for folder in reversed(find(self.root)):
-            if whole < self.keep:
-                whole += self._is_whole(folder)
-                continue
-            try:
-                self._remove(folder)
-            except OSError as error:
-                logger.warning("%s: an old checkpoint could not be removed (%s); the run continues", folder, error)
-
-    def _remove(self, folder: Path) -> None:
-        self._whole.pop(folder.name, None)
-        removed = folder.with_name(f".{folder.name}.gone")
-        folder.rename(removed)
-        shutil.rmtree(removed)
-
-
-def _write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Write the files of a checkpoint and flush them to the disk."""
-    save_tensors(model_tensors(model), folder / MODEL, {"format": "pt"})
-    save_tensors(optimizer_tensors(model, optimizer), folder / OPTIMIZER)
-    formats = {"format_version": FORMAT_VERSION, "dropout_draws": DRAWS_FORMAT}
-    write_synced(folder / STATE, json.dumps({**formats, **state}, indent=2) + "\n")
-    hashes = {name: _digest(folder / name) for name in (MODEL, OPTIMIZER, STATE)}
-    for name in hashes:
-        sync(folder / name)
-    write_synced(folder / MANIFEST, json.dumps({"format_version": FORMAT_VERSION, "sha256": hashes}, indent=2))
-    sync(folder)
-
-
-def _file_stats(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Return the sizes and times of a checkpoint's files."""
-    stats = [os.stat(folder / name) for name in FILES]
-    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
-
-
 def find(root: Path) -> list[Path]:
     """Return the checkpoint folders under `root`, oldest first."""
     if not root.is_dir():
         return []
-    return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=_step)
+    return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=step_of)
 
 
-def _step(folder: Path) -> int:
+def has_checkpoints(run: Path) -> bool:
+    """Return whether a run has a checkpoint, from which its weights come."""
+    return bool(find(run / "checkpoints"))
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint folder by its name."""
     return int(folder.name.removeprefix("step-"))
 
 
 def check(folder: Path) -> None:
     """Compare every file of a checkpoint with its manifest; raises `CheckpointError`."""
     for name, expected in _manifest(folder).items():
-        if _digest(folder / name) != expected:
+        if digest(folder / name) != expected:
             raise CheckpointError(f"{folder / name}: damaged (its SHA-256 is not the manifest's)")
 
 
@@ -264,7 +163,7 @@ def _check_version(folder: Path, version: Any) -> None:
         raise CheckpointError(f"{folder}: has format {version}, from before the first release; start again")
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     """Return the SHA-256 of a regular file, in hexadecimal; pipes and devices are refused."""
     digest, memory = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with UntrustedFile(path) as file:
@@ -291,7 +190,7 @@ def load_state(folder: Path) -> dict[str, Any]:
     check(folder)
     state = read_json_object(folder / STATE)
     _check_version(folder, state.get("format_version"))
-    if require(state, "step", int) != _step(folder):
+    if require(state, "step", int) != step_of(folder):
         raise CheckpointError(f"{folder}: holds step {state['step']:,}; it was renamed or replaced")
     return state
 
@@ -333,6 +232,13 @@ def last_state(
     return _newest(root, read)
 
 
+def load_newest(
+    root: Path, read_state: Callable[[dict[str, Any]], State], at_most: int | None = None
+) -> tuple[Checkpoint, State] | None:
+    """Load the newest whole checkpoint whose state `read_state` accepts, and what it returns; see `load_last`."""
+    return _newest(root, lambda folder: _read(folder, read_state), at_most)
+
+
 def _read(folder: Path, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State]:
     checkpoint = load(folder)
     return checkpoint, _accept(folder, checkpoint.state, read_state)
@@ -345,10 +251,22 @@ def _accept(folder: Path, state: dict[str, Any], read_state: Callable[[dict[str,
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def _newest(root: Path, read: Callable[[Path], State]) -> State | None:
-    """Return `read` of the newest checkpoint that it does not refuse."""
+def latest(root: Path) -> Path | None:
+    """Return the checkpoint that `latest` names: the newest that was durable, whole or damaged since; None if there is
+    none."""
+    try:
+        name = read_regular(root / LATEST, 64).decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return root / name if _FOLDER.fullmatch(name) and (root / name).is_dir() else None
+
+
+def _newest(root: Path, read: Callable[[Path], State], at_most: int | None = None) -> State | None:
+    """Return `read` of the newest checkpoint, of step `at_most` or before, that it does not refuse."""
     refused: list[CheckpointError] = []
     for folder in reversed(find(root)):
+        if at_most is not None and step_of(folder) > at_most:
+            continue
         try:
             return read(folder)
         except CheckpointError as error:

@@ -11,9 +11,21 @@ from fastbert.data.corpus import CorpusFlags
 from fastbert.data.dedup_flags import DedupFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
-from fastbert.io.remote_files import Location
+from fastbert.io.locations import LocationText
 from fastbert.tokenizers.layouts import Kind
+from fastbert.training import tracking_flags
+from fastbert.training.averaging_flags import AveragingFlags
+from fastbert.training.initial_flags import InitialModelFlags
+from fastbert.training.loss_flags import LossFlags
+from fastbert.training.precision_flags import PrecisionFlags
+from fastbert.training.progress_flags import ProcessFlags, ProgressFlags
 from fastbert.training.run_config import DISTILLATION, RunConfig
+from fastbert.training.sampling_flags import SamplingFlags
+from fastbert.training.saving_flags import AsyncSaveFlags, RetentionFlags
+from fastbert.training.schedule_flags import ScheduleFlags
+from fastbert.training.schedules import ScheduledValue
+from fastbert.training.stream_flags import CHANGEABLE as STREAMING
+from fastbert.training.stream_flags import StreamFlags
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop", "rtd", "ltr", "bilm"]
 PAIRED: tuple[Objective, ...] = ("mlm+nsp", "mlm+sop")  # samples of two segments
@@ -31,9 +43,9 @@ DEFAULTS: dict[str, tuple[Objective, Kind]] = {
     "elmo": ("bilm", "wordpiece"),
     "gpt2": ("ltr", "wordpiece"),
     "openai-gpt": ("ltr", "wordpiece"),
+    "roberta-prelayernorm": ("mlm", "bpe"),
 }
 OTHERS: tuple[Objective, Kind] = ("mlm", "wordpiece")
-Init = Literal["structured", "normal"]
 CudaGraphs = Literal["auto", "on", "off"]
 
 
@@ -43,15 +55,16 @@ class _Data(CorpusFlags, DedupFlags):
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Location, ...] = required(
+    corpus: tuple[LocationText, ...] = required(
         "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
     """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
     `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""
-    data: Path | None = None
-    """Token shards written by `fastbert prepare`, instead of --corpus."""
+    data: tuple[str, ...] | None = None
+    """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
+    which they are streamed; several are mixed (--mix)."""
     tokenizer: Path | None = None
-    """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
+    """Folder or vocab.txt of the tokenizer (default: that of --init, else a vocabulary is built from the corpus)."""
     vocab_size: int | None = None
     """Entries of the vocabulary that is built without --tokenizer; for ELMo the most frequent words, which it predicts
     (default: by the size of the corpus, 2048 to 30522)."""
@@ -77,10 +90,11 @@ class _Model:
     GROUP: ClassVar = MODEL
 
     model: str = "base"
-    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
+    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json; with --init FOLDER, that of
+    the folder."""
     architecture: str | None = None
-    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
-    (default: bert, or that of a config.json)."""
+    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt, elmo or
+    roberta-prelayernorm (default: bert, or that of a config.json or of --init)."""
     objective: Objective | None = None
     """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, ELECTRA's
     replaced-token detection beside a small generator, left to right, where each token is predicted from those before
@@ -90,14 +104,11 @@ class _Model:
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
     mask_prob: float = rare(0.15)
     """Fraction of the tokens that are masked and predicted."""
-    mask_replacement: tuple[float, ...] | None = rare(None)
-    """Percent of the masked tokens that become [MASK], become a random token, and stay (default: 80 10 10; 85 0 15 with
-    rtd)."""
+    mask_replacement: tuple[float, ...] | None = rare(None, alias="mask_split", separator="/")
+    """Percent of the masked tokens that become [MASK], become a random token, and stay, also as 80/10/10 and also as
+    --mask-split (default: 80 10 10; 85 0 15 with rtd)."""
     whole_word: bool = False
-    """Whole-word masking: mask all pieces of a word together."""
-    init: Init | None = rare(None)
-    """Initial weights: normal as published, or structured, where the output bias holds word frequencies and heads of
-    the first layer attend to neighbouring words (default: structured, unless the run is long)."""
+    """Whole-word masking: mask all pieces of a word together, as --masking whole-word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +140,13 @@ class _Training:
     """Effective batch size: sequences per optimiser step, accumulated over micro-batches (default: by the length of the
     run, 32 to the paper's 256)."""
     lr: float | None = None
-    """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4)."""
+    """Peak learning rate (default: by the width of the model, 1e-3 to the paper's 1e-4; half of that with --init
+    FOLDER)."""
     dropout: float | None = rare(None)
-    """Dropout probability of all layers while pre-training (default: a config.json's own; else 0 for less than 10
-    epochs, 0.1 for more). The saved model keeps its config's own for fine-tuning."""
+    """Dropout probability of all layers while pre-training (default: that of --init or of a config.json; else 0 for
+    less than 10 epochs, 0.1 for more). The saved model keeps its config's own for fine-tuning."""
     warmup: float = 0.1
-    """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
+    """Warm-up as a fraction of the run."""
     seed: int = 0
     """Seed of the weights, the validation split, sentence pairs, masks and dropout."""
 
@@ -176,17 +188,44 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, _Data):
+class PretrainConfig(
+    RunConfig,
+    ProcessFlags,
+    SamplingFlags,
+    PrecisionFlags,
+    _Machine,
+    RetentionFlags,
+    AsyncSaveFlags,
+    _Output,
+    _Teacher,
+    AveragingFlags,
+    LossFlags,
+    ProgressFlags,
+    ScheduleFlags,
+    _Training,
+    InitialModelFlags,
+    _Model,
+    StreamFlags,
+    _Data,
+):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
 
     # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
-        ("steps", "epochs", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs")
-    ) | {"log_every", "compare", "out", "data", "tokenizer", "resume", "overwrite"}
+        (
+            *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
+            *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "on_spike", "log_every", "compare"),
+            *("loader_workers", "out", "data", "tokenizer", "resume", "overwrite"),
+            *STREAMING,
+            *tracking_flags.CHANGEABLE,
+        )
+    )
 
     def __post_init__(self) -> None:
+        data = (self.data,) if isinstance(self.data, str | Path) else self.data
+        object.__setattr__(self, "data", tuple(map(str, data)) if data else None)
         if isinstance(self.cuda_graphs, bool):
             object.__setattr__(self, "cuda_graphs", "on" if self.cuda_graphs else "off")
         self.check_groups()
@@ -207,8 +246,6 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
             ("lr", self.lr is None or 0 < self.lr < float("inf"), "above 0 and finite"),
             ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
-            ("weight_decay", self.weight_decay >= 0, "at least 0"),
-            ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
             ("temperature", self.temperature > 0, "above 0"),
             ("soft_weight", 0 <= self.soft_weight <= 1, "from 0 to 1"),
             ("validation_fraction", 0 < self.validation_fraction < 1, "between 0 and 1"),
@@ -237,7 +274,8 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
-        for name, default in (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False)):
+        no_masks = (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False), ("masking", None))
+        for name, default in no_masks:
             if objective in UNMASKED and getattr(self, name) != default:
                 raise UserError(
                     f"{flag(name)} is about masked tokens, and --objective {objective} has none; leave it out"
@@ -265,6 +303,24 @@ class PretrainConfig(RunConfig, _Machine, _Output, _Teacher, _Training, _Model, 
             raise UserError(
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
+
+    @property
+    def lengths(self) -> list[tuple[float, int]]:
+        """Return the phases of the run: the finished fraction at which each ends, and its tokens per sequence."""
+        schedule = self.scheduled("length_schedule")
+        if schedule is None:
+            return [(1.0, self.max_length)]
+        return [(segment.end, int(segment.first)) for segment in schedule.segments]
+
+    @property
+    def longest(self) -> int:
+        """Return the tokens per sequence of the phase with the longest ones."""
+        return max(length for _, length in self.lengths)
+
+    @property
+    def batches(self) -> ScheduledValue:
+        """Return the sequences per step over the run; --batch-size must have been chosen."""
+        return self.scheduled("batch_schedule") or ScheduledValue.parse(self.batch_size or 1)
 
     @property
     def replacement_shares(self) -> tuple[float, float, float]:
@@ -318,4 +374,5 @@ def described(config: PretrainConfig, budget: Budget, samples_per_epoch: int) ->
         steps = f"{budget.steps:,} step{'s' * (budget.steps != 1)}"
         lengths.append(f"{steps} ({epochs} epoch{'s' * (epochs != '1')})")
     dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
-    return f"{' or '.join(lengths)} of {config.batch_size} sequences, learning rate {config.lr:g}{dropout}"
+    size = f"{config.batch_size} sequences" if config.batch_tokens is None else f"{config.batch_tokens:,} tokens"
+    return f"{' or '.join(lengths)} of {size}, learning rate {config.lr:g}{dropout}"

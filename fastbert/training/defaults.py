@@ -13,6 +13,7 @@ VOCABULARY, LEAST_VOCABULARY = 30_522, 2_048  # entries: of the released models,
 BYTES_PER_ENTRY = 1_000  # of text: about 200 words
 PAPER_BATCH, LEAST_BATCH = 256, 32
 PAPER_LR, HIGHEST_LR = 1e-4, 1e-3
+CONTINUED_LR = 0.5  # of the learning rate of new weights
 PAPER_WIDTH = 768
 PAPER_EPOCHS = 40
 ENOUGH_TOKENS = 6_000_000  # a small corpus is repeated until the model has seen about as many, for PAPER_EPOCHS at most
@@ -39,6 +40,12 @@ def learning_rate(hidden_size: int) -> float:
     models in proportion to 1 / width^2, at most 1e-3."""
     rate = min(max(PAPER_LR * (PAPER_WIDTH / hidden_size) ** 2, PAPER_LR), HIGHEST_LR)
     return float(f"{rate:.1e}")
+
+
+def continued_learning_rate(hidden_size: int) -> float:
+    """Return the peak learning rate for a pre-trained model of this width: half of `learning_rate`, so that warm-up
+    undoes little of what the model has learned."""
+    return float(f"{learning_rate(hidden_size) * CONTINUED_LR:.1e}")
 
 
 def epochs(tokens: float) -> int:

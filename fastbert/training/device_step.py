@@ -7,7 +7,9 @@ device: the optimiser skips the step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training.metrics import Totals
 from fastbert.training.optimizer import clip_and_step, clip_gradients, set_learning_rate
+from fastbert.training.parallel import Replicas
 from fastbert.training.step_loss import StepLoss
+from fastbert.training.step_spec import StepCounts
 
 
 class HostCopy:
@@ -52,6 +56,11 @@ class StepStats(HostCopy):
         super().__init__(numbers)
         self.has_pairs, self.extras = has_pairs, frozenset(extras)
 
+    @property
+    def skipped(self) -> bool:
+        """Return whether the step changed no weight because its gradient was not finite: in fp16 an overflow."""
+        return not math.isfinite(float(self.numbers()[-1]))
+
     def read(self) -> tuple[PreTrainingOutput, float]:
         """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
         *sums, norm = self.numbers()
@@ -85,8 +94,11 @@ class StepSums:
                 if name in Totals.EXTRAS:
                     self.extras.add(name)
 
-    def finish(self, norm: Tensor) -> None:
-        """Write `numbers`, with the norm of the step's gradient, and start the next step's sums at zero."""
+    def finish(self, norm: Tensor, reduce: Callable[[Tensor], object] | None = None) -> None:
+        """Write `numbers`, with the norm of the step's gradient, and start the next step's sums at zero; `reduce` sums
+        a tensor over several processes."""
+        if reduce is not None:
+            reduce(self._sums)
         self.numbers[:-1].copy_(self._sums)
         self.numbers[-1].copy_(norm)
         self._sums.zero_()
@@ -116,8 +128,11 @@ class DeviceStep:
         *,
         max_grad_norm: float,
         dtype: torch.dtype,
+        replicas: Replicas | None = None,
     ) -> None:
+        """`replicas` sums gradients over several processes; None: there is one."""
         self.loss, self.optimizer, self.scaler = loss, optimizer, scaler
+        self.replicas = replicas
         self.max_grad_norm, self.dtype = max_grad_norm, dtype
         self.device = next(loss.model.parameters()).device
         self._sums = StepSums(self.device)
@@ -129,16 +144,18 @@ class DeviceStep:
         """Return a micro-batch ready to be copied to the device."""
         return pinned(batch, self.device)
 
-    def __call__(self, batches: Sequence[PackedBatch], lr: float) -> StepStats:
-        """Launch a step with the learning rate `lr`."""
+    def __call__(self, batches: Sequence[PackedBatch], lr: float, counts: StepCounts | None = None) -> StepStats:
+        """Launch a step with the learning rate `lr`; `counts` are those of all processes."""
         model = self.loss.model
         if not model.training:
             model.train()
         try:
-            for batch, part in zip(batches, self.loss.parts(batches), strict=True):
-                with autocast(self.device, self.dtype):
-                    loss, output = self.loss(batch.to(self.device, non_blocking=True), part)
-                self.scaler.scale(loss).backward()
+            for index, (batch, part) in enumerate(zip(batches, self.loss.parts(batches, counts), strict=True)):
+                last = index == len(batches) - 1
+                with contextlib.nullcontext() if self.replicas is None else self.replicas.accumulating(last):
+                    with autocast(self.device, self.dtype):
+                        loss, output = (self.replicas or self.loss)(batch.to(self.device, non_blocking=True), part)
+                    self.scaler.scale(loss).backward()
                 self._sums.add(output)
         except BaseException:
             # Gradients of the first micro-batches must not be part of the next step.
@@ -155,6 +172,6 @@ class DeviceStep:
             norm = clip_and_step(self.optimizer, model.parameters(), self.max_grad_norm, self._skip)
         if getattr(self.optimizer, "flat", None) is None:
             self.optimizer.zero_grad(set_to_none=True)
-        self._sums.finish(norm)
+        self._sums.finish(norm, None if self.replicas is None else self.replicas.sum)
         pairs = any(batch.next_sentence_label is not None for batch in batches)
         return StepStats(self._sums.numbers, pairs, self._sums.extras)

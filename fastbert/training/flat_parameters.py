@@ -30,6 +30,7 @@ from fastbert.ops.encoder_layer import flat_layer
 from fastbert.ops.encoder_layer.arguments import LayerParameters
 from fastbert.ops.encoder_layer.flat_layer import FlatLayer, LayerGradients
 from fastbert.ops.encoder_layer.operands import Operands, are_adjacent, joined
+from fastbert.training.update_rules import Rule
 
 # Fields of LayerParameters whose tensors one kernel reads or writes as one.
 JOINED = (
@@ -51,6 +52,8 @@ def reason_not_flat(parameters: Sequence[Tensor], device: torch.device, dtype: t
         )
     if dispatch.preferred_backend("encoder_layer", device) != "triton":
         return "the Triton kernels are not used"
+    if any(hasattr(parameter, "to_local") for parameter in parameters):
+        return "the parameters are sharded"
     if any(parameter.dtype != torch.float32 or parameter.device != parameters[0].device for parameter in parameters):
         return "the parameters are not all fp32 on one device"
     return None
@@ -59,23 +62,27 @@ def reason_not_flat(parameters: Sequence[Tensor], device: torch.device, dtype: t
 class FlatParameters:
     """The flat buffers of all parameters of an optimiser, and the views of each."""
 
-    def __init__(self, model: nn.Module, groups: Sequence[dict[str, Any]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, groups: Sequence[dict[str, Any]], dtype: torch.dtype, rule: Rule = "adamw"
+    ) -> None:
         """Move the parameters of `groups`, fp32 on one device, into the buffers; `dtype` is that of their copy."""
         from fastbert.kernels.optimizer import adamw
 
         group_of = {id(parameter): i for i, group in enumerate(groups) for parameter in group["params"]}
         self.parameters = _ordered(model, groups)
-        self.dtype = dtype
+        self.dtype, self.rule = dtype, rule
         first = self.parameters[0]
         if any(p.dtype != torch.float32 or p.device != first.device for p in self.parameters):
             raise UserError("flat parameters must all be fp32, on one device")
         unit, block = adamw.UNIT, adamw.block_elements(first.device) // adamw.UNIT
         self._starts: list[int] = []
         blocks: list[tuple[int, int, int, int]] = []
+        spans: list[tuple[int, int]] = []
         total = 0
         for index, parameter in enumerate(self.parameters):
             self._starts.append(total * unit)
             units = -(-parameter.numel() // unit)
+            spans.append((len(blocks), -(-units // block)))
             blocks += [(total + at, index, min(block, units - at), int(at == 0)) for at in range(0, units, block)]
             total += units
 
@@ -99,6 +106,12 @@ class FlatParameters:
             norm=zeros(1),
             factors=zeros(adamw.FACTORS, count),
         )
+        if rule != "adamw":
+            sizes = [parameter.numel() for parameter in self.parameters]
+            self.tensors = self.tensors._replace(
+                spans=torch.tensor(spans, dtype=torch.int32, device=first.device).view(-1, 2),
+                sizes=torch.tensor(sizes, dtype=torch.int64, device=first.device),
+            )
         self._weights, self._gradients, exp_avg, exp_avg_sq, self._shadows = (
             self._views(flat) for flat in (*self.tensors[:4], shadow)
         )
@@ -152,8 +165,16 @@ class FlatParameters:
         """Compile the kernels of a step, which changes nothing before the first gradient. Raises `KernelError`."""
         from fastbert.kernels.optimizer import adamw
 
-        adamw.begin(self.tensors, 1.0)
+        self._begin(1.0)
         adamw.update(self.tensors, clear=True)
+
+    def _begin(self, max_norm: float) -> None:
+        """Write the norm and the factors of an update."""
+        from fastbert.kernels.optimizer import adamw, tensor_rates
+
+        adamw.begin(self.tensors, max_norm)
+        if self.rule != "adamw":
+            tensor_rates.scale(self.tensors, lamb=self.rule == "lamb")
 
     def refresh(self) -> None:
         """Write the copy of the weights, after writes that torch does not count."""
@@ -227,8 +248,6 @@ class FlatParameters:
     def begin(self, optimizer: torch.optim.Optimizer, max_norm: float = math.inf) -> Tensor:
         """Begin a step: return the norm of all gradients, an fp32 scalar on the device, which `step` clips to
         `max_norm`. The next `begin` overwrites it."""
-        from fastbert.kernels.optimizer import adamw
-
         self._read_groups(optimizer)
         used = [parameter.grad is not None for parameter in self.parameters]
         for index, (parameter, state) in enumerate(zip(self.parameters, self._states, strict=True)):
@@ -238,7 +257,7 @@ class FlatParameters:
         if used != self._used:
             self.tensors.used.copy_(torch.tensor(used, dtype=torch.int32))
             self._used = used
-        adamw.begin(self.tensors, max_norm)
+        self._begin(max_norm)
         self._begun = True
         return self.tensors.norm[0]
 

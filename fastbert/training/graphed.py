@@ -7,7 +7,7 @@ host-device sync; a step's statistics are read after the next step has been laun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +29,11 @@ from fastbert.graphs import (
 )
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.packing import PackedBatch
-from fastbert.training.batches import loss_weights, micro_batch_loss
+from fastbert.training.batches import micro_batch_loss
+from fastbert.training.config import PretrainConfig
 from fastbert.training.device_step import StepStats, StepSums, pinned
 from fastbert.training.optimizer import clip_and_step, make_capturable, set_learning_rate
+from fastbert.training.step_spec import StepCounts
 
 
 def reason_not_captured(device: torch.device, dtype: torch.dtype, *, distills: bool = False) -> str | None:
@@ -51,6 +53,37 @@ def reason_not_chosen(device: torch.device, dtype: torch.dtype, *, distills: boo
     if reason is None and dtype != torch.bfloat16:
         return "they are the default for bf16; --cuda-graphs on captures fp32 too"
     return reason
+
+
+def captures_steps(
+    config: PretrainConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    distills: bool,
+    processes: int,
+    on_message: Callable[[str], None],
+) -> bool:
+    """Return whether --cuda-graphs selects captured steps for a run; report the choice on a GPU."""
+    choice, reason = config.cuda_graphs, None
+    if choice == "off":
+        return False
+    if config.objective == "bilm":
+        reason = "an LSTM has a step per word, so that its kernels differ between batches"
+    elif config.objective == "rtd":
+        reason = "the discriminator's loss is over all tokens, and graphs pad batches with further ones"
+    elif processes > 1:
+        reason = "sums over processes are not part of the captured step"
+    else:
+        decide = reason_not_captured if choice == "on" else reason_not_chosen
+        reason = decide(device, dtype, distills=distills)
+    if reason is None:
+        on_message("the training step is captured in CUDA graphs; --cuda-graphs off launches its kernels")
+    elif choice == "on":
+        on_message(f"--cuda-graphs has no effect: {reason}")
+    elif device.type == "cuda":
+        on_message(f"no CUDA graphs: {reason}")
+    return reason is None
 
 
 @dataclass(frozen=True)
@@ -112,8 +145,10 @@ class GraphedStep:
         bucket = self.buckets.of(batch)
         return FilledBatch(batch, pinned(bucket.fill(batch), self.device), bucket)
 
-    def __call__(self, batches: Sequence[FilledBatch], lr: float) -> StepStats:
+    def __call__(self, batches: Sequence[FilledBatch], lr: float, counts: StepCounts | None = None) -> StepStats:
         """Take a step with the learning rate `lr`, without a host-device sync except for recording."""
+        if counts is None:
+            counts = StepCounts.of([batch.real for batch in batches])
         if (
             self._weights.moved()
             or any(p.grad is not gradient for p, gradient in zip(self._parameters, self._gradients))
@@ -122,7 +157,7 @@ class GraphedStep:
             self.forget()
         if not self.model.training:
             self.model.train()
-        for index, weight in enumerate(loss_weights([batch.real for batch in batches])):
+        for index, weight in enumerate(counts.weights):
             self._loss_weights[index].fill_(weight)
         set_learning_rate(self.optimizer, lr)
         try:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +16,16 @@ from torch import Tensor
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.log import logger
-from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
+from fastbert.io.untrusted_input import UntrustedFile, require_regular_file, shown
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.training.checkpoint import require
 
 PERPLEXITIES = ("forward_perplexity", "backward_perplexity")
 DETECTION = ("rtd_loss", "rtd_accuracy", "rtd_precision", "rtd_recall", "rtd_replaced")
+WAITS = ("data_seconds", "validation_seconds", "checkpoint_seconds")
+MEASURED = ("seconds", "tokens_per_second", "mfu", "memory_bytes", *WAITS)
+"""The fields that a clock or the machine gives: they differ between a run and its repetition, all others are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,13 @@ class Metrics:
     and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`. With `bilm` the
     first two are means over both directions, and each has a perplexity. With `rtd` they are those of the generator;
     the discriminator has its loss per token, its accuracy over all tokens, precision and recall of replaced ones, and
-    their share of all tokens (`rtd_replaced`). What an objective does not have is None, and these are not written.
+    their share of all tokens (`rtd_replaced`).
+
+    `gradient_norm` is that of the line's last step, before clipping; `mfu`, the model FLOPs utilisation since the line
+    before, is a fraction of the device's peak. `memory_bytes` is the peak of the process on a CPU, and of the allocator
+    on a GPU. `skipped_steps` counts steps without an update, and `data_seconds`, `validation_seconds` and
+    `checkpoint_seconds` the time waited for batches and taken by validations and saves, all of them since the run
+    began. What a run or its objective does not have is None; of the fields below `seconds`, None is not written.
     """
 
     step: int
@@ -54,11 +63,20 @@ class Metrics:
     rtd_precision: float | None = None
     rtd_recall: float | None = None
     rtd_replaced: float | None = None
+    gradient_norm: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    skipped_steps: int | None = None
+    data_seconds: float | None = None
+    validation_seconds: float | None = None
+    checkpoint_seconds: float | None = None
 
     def record(self) -> dict[str, Any]:
         """Return the line as a dictionary."""
-        optional = (*PERPLEXITIES, *DETECTION)
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _OPTIONAL}
+
+
+_OPTIONAL = frozenset(item.name for item in fields(Metrics) if item.default is None)
 
 
 class Totals:
@@ -71,6 +89,8 @@ class Totals:
     """Sums of a discriminator of replaced tokens."""
     EXTRAS = (FORWARD, *DETECTED)
     """Sums that only some models have."""
+    NUMBERS = len(NAMES) + 1 + 2 * len(EXTRAS)
+    """Length of `numbers`."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
@@ -90,6 +110,32 @@ class Totals:
             if extra is not None:
                 extra = extra.detach().double()
                 self.extras[name] = self.extras[name] + extra if name in self.extras else extra
+
+    def add_totals(self, other: Totals) -> None:
+        """Add other sums."""
+        if other.sums is not None:
+            sums = [value.detach().cpu() for value in other.sums]
+            self.sums = sums if self.sums is None else [a + b for a, b in zip(self.sums, sums)]
+        self.has_pairs = self.has_pairs or other.has_pairs
+        for name, value in other.extras.items():
+            value = value.detach().cpu()
+            self.extras[name] = self.extras[name] + value if name in self.extras else value
+
+    def numbers(self) -> Tensor:
+        """Return the sums, and which of them there are, as numbers that can be summed over processes: fp64 on the host,
+        (NUMBERS,)."""
+        sums = [0.0] * len(self.NAMES) if self.sums is None else [float(value) for value in self.sums]
+        extras = [(float(self.extras.get(name, 0.0)), float(name in self.extras)) for name in self.EXTRAS]
+        values = [*sums, float(self.has_pairs), *(number for pair in extras for number in pair)]
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+    def set_numbers(self, numbers: Tensor) -> None:
+        """Take over the sums of several processes, fp64 (NUMBERS,)."""
+        values = numbers.clone()
+        count = len(self.NAMES)
+        self.sums, self.has_pairs = list(values[:count].unbind()), bool(values[count])
+        rest = values[count + 1 :].view(-1, 2)
+        self.extras = {name: value for name, (value, present) in zip(self.EXTRAS, rest, strict=True) if present}
 
     def to_state(self) -> dict[str, Any]:
         """Return the exact sums as JSON can store them."""
@@ -158,15 +204,23 @@ class Totals:
 class MetricsLog:
     """Appends objects to a metrics.jsonl, one per line."""
 
-    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None) -> None:
-        """Start an empty file, or one with the lines of an earlier start that `keep` accepts."""
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        keep: Callable[[dict[str, Any]], bool] | None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Start an empty file, or one with the lines of an earlier start that `keep` accepts. `on_line` is called after
+        each line that is appended."""
+        self.path, self.on_line = path, on_line
         write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Append a line and pass it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(values))
+        if self.on_line is not None:
+            self.on_line(dict(values))
 
     def sync(self) -> None:
         """Flush all lines to the disk, as a checkpoint requires for those up to its step."""
@@ -256,11 +310,23 @@ class TrainerState:
     vocabulary: str
     data: str
     scaler: dict[str, Any]
+    samples: tuple[int, ...] | None
+    """Samples drawn per phase; None in checkpoints of runs that had as many in each step."""
+    skipped: int
+    """Steps that changed no weight."""
+    meters: dict[str, Any]
+    """State of `RunMeters`."""
+    spikes: dict[str, Any]
+    """State of `SpikeDetector`."""
+    omitted: tuple[int, ...]
+    """Steps that the run leaves out."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> TrainerState:
         """Read the state that `Trainer.save` wrote. Raises `CheckpointError`."""
-        window = require(state, "window", dict)
+        window, samples = require(state, "window", dict), state.get("samples")
+        if samples is not None and not (isinstance(samples, list) and all(type(count) is int for count in samples)):
+            raise CheckpointError(f"the numbers of samples drawn are {shown(samples)}")
         return cls(
             step=require(state, "step", int),
             tokens=require(state, "tokens", int),
@@ -269,4 +335,16 @@ class TrainerState:
             vocabulary=require(state, "vocabulary", str),
             data=require(state, "data", str),
             scaler=require(state, "scaler", dict),
+            samples=None if samples is None else tuple(samples),
+            skipped=require({"skipped": 0, **state}, "skipped", int),
+            meters=require({"meters": {}, **state}, "meters", dict),
+            spikes=require({"spikes": {}, **state}, "spikes", dict),
+            omitted=tuple(_steps(state.get("omitted", []))),
         )
+
+
+def _steps(numbers: Any) -> list[int]:
+    """Return the numbers of steps in a checkpoint's state. Raises `CheckpointError` for anything else."""
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise CheckpointError(f"the steps that the run leaves out are {shown(numbers)}")
+    return numbers

@@ -16,9 +16,12 @@ from fastbert.models.electra.config import ElectraConfig
 from fastbert.models.electra.pretraining import GeneratorAndDiscriminator
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.position_extension import with_positions
 from fastbert.models.roberta.config import RobertaConfig
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
+from fastbert.training.initial_flags import PRE_NORM
+from fastbert.training.initial_model import generator_size_of_folder, initial_config, objective_of_folder
 
 """The folders of a run's models: the trained one, and the generator of `rtd` beside its discriminator."""
 
@@ -49,8 +52,13 @@ def with_objective(config: PretrainConfig) -> PretrainConfig:
     """Return a run's flags with the objective that --objective leaves open, that of the architecture, or with the
     architecture that an objective requires."""
     homes = {"bilm": "elmo", "rtd": "electra"}
-    if config.objective in homes and config.architecture is None and config.model in PRESETS:
+    new = config.initial_folder is None
+    if config.objective in homes and config.architecture is None and config.model in PRESETS and new:
         return replace(config, architecture=homes[config.objective])
+    if config.initial_folder is not None:
+        objective = config.objective or objective_of_folder(config)
+        size = generator_size_of_folder(config) if objective == "rtd" else config.generator_size
+        return replace(config, objective=objective, generator_size=size)
     if config.objective is not None:
         return config
     architecture = config.architecture
@@ -72,14 +80,23 @@ def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertCon
         # As in configs of GPT-2, whose tokenizer pads nothing: the end of texts stands for padding, never read.
         padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         ids = {} if padding is None else {"pad_token_id": padding}
-    if config.model in PRESETS:
+    if config.initial_folder is not None:
+        model = initial_config(config, tokenizer)
+    elif config.model in PRESETS:
         name = config.architecture or "bert"
         if name not in registry.ARCHITECTURES:
             raise UserError(f"--architecture {name}: choose one of {', '.join(registry.ARCHITECTURES)}")
         record = registry.architecture(name)
         if record.config is None:
             raise UserError(f"--architecture {record.name}: fastbert has no models of it to train")
+        if config.pre_norm:
+            # transformers' pre-LN layers have RoBERTa's embeddings; a BERT keeps its two segments.
+            ids |= {} if name != "bert" else {"type_vocab_size": 2}
+            record = registry.architecture(PRE_NORM)
+        assert record.config is not None
         model = record.config.preset(config.model, **ids, **({} if vocab_size is None else {"vocab_size": vocab_size}))
+        if config.max_positions is not None:
+            model = with_positions(model, config.max_positions, f"--max-positions {config.max_positions}: a new model")
         if isinstance(model, ElmoConfig) and config.vocab_size is not None:
             model = replace(model, output_size=min(config.vocab_size, model.vocab_size))
     else:
@@ -96,16 +113,27 @@ def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertCon
                 f"{config.model}: vocab_size={model.vocab_size}, but the vocabulary has {vocab_size} entries;"
                 " set vocab_size to that number or give the vocabulary that belongs to it"
             )
+        if config.pre_norm and model.model_type != PRE_NORM:
+            raise UserError(
+                f"--norm pre: {config.model} has model_type={model.model_type!r}; change it to {PRE_NORM!r}, or give a"
+                " size"
+            )
+        if config.max_positions not in (None, model.max_sequence_length):
+            raise UserError(
+                f"--max-positions {config.max_positions}: {config.model} has positions for {model.max_sequence_length}"
+                " tokens; leave --max-positions out, or change max_position_embeddings there"
+            )
         model = replace(model, **ids)
     if config.objective is not None:
         if OBJECTIVES[config.objective].causal and "is_decoder" not in model.constants:
             model = replace(model, is_decoder=True)
         _check_objective(config.objective, model)
-    if config.max_length > model.max_sequence_length:
+    if config.longest > model.max_sequence_length:
+        flag = "--max-length" if config.length_schedule is None else "--length-schedule: a sequence of"
         reserved = model.max_position_embeddings - model.max_sequence_length
         for_text = f", of which {reserved} are reserved" if reserved else ""
         raise UserError(
-            f"--max-length {config.max_length} is more than the model's max_position_embeddings="
+            f"{flag} {config.longest} is more than the model's max_position_embeddings="
             f"{model.max_position_embeddings}{for_text}; lower one or raise the other"
         )
     return model
@@ -121,7 +149,7 @@ def _check_objective(name: Objective, model: BertConfig) -> None:
     homes = [
         home
         for home, other in registry.ARCHITECTURES.items()
-        if other.config is not None and _head(other, OBJECTIVES[name]) is not None
+        if home != PRE_NORM and other.config is not None and _head(other, OBJECTIVES[name]) is not None
     ]
     cures = " or ".join([f"--objective {key}" for key in possible] + [f"--architecture {homes[0]}"] * (len(homes) == 1))
     cures = cures or "another --architecture"

@@ -1,4 +1,7 @@
-"""AdamW with a native step on CPUs, and the learning-rate schedule."""
+"""AdamW, StableAdamW and LAMB with a native step on CPUs and one over flat buffers on GPUs.
+
+One file: the three share state, checks and steps, and differ in a rule.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ import contextlib
 import inspect
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,11 @@ from torch import Tensor, nn
 from fastbert import _C
 from fastbert.errors import KernelError, UserError
 from fastbert.ops.native import prepacked_weights
+from fastbert.training.optimizer_entries import Clip, Entry, is_plain, local, used_entries, versions
+from fastbert.training.update_rules import Part, ReduceSums, Rule, rate_scales, torch_step
 
 if TYPE_CHECKING:
     from fastbert.training.flat_parameters import FlatParameters
-
-_PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 class GradientError(UserError):
@@ -32,24 +34,6 @@ class GradientError(UserError):
             " zero_grad()"
         )
         self.where = where
-
-
-@dataclass(frozen=True)
-class _Clip:
-    """A pending factor of all gradients, and their addresses and versions."""
-
-    factor: float
-    gradients: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A parameter with a gradient, its group, and its index in the group."""
-
-    parameter: Tensor
-    gradient: Tensor
-    group: int
-    index: int
 
 
 class AdamW(torch.optim.AdamW):
@@ -64,16 +48,36 @@ class AdamW(torch.optim.AdamW):
     A non-finite gradient on a CPU raises `GradientError` before any weight changes; it names the parameter if the
     optimiser was given named parameters. A GradScaler and a capturable step skip such steps instead.
 
-    After `flatten` a step is three Triton launches over flat buffers, without a host-device sync.
+    After `flatten` a step is three Triton launches over flat buffers, without a host-device sync; two more for
+    StableAdamW and LAMB.
+
+    With `masters` the state of a parameter in half precision has an fp32 copy of it, `master`, beside fp32 moments: the
+    step updates the copy and rounds it to the parameter. The native step supports bf16.
+
+    Parameters may be DTensors, as FSDP2 makes them: each process updates its own shards, and `reduce_sums` sums over
+    the processes what the norm of all gradients, StableAdamW and LAMB need.
     """
+
+    RULE: ClassVar[Rule] = "adamw"
+    reduce_sums: ReduceSums | None = None
+    """Returns the sum of an fp64 tensor over the processes that hold shards of the parameters; None: not sharded."""
 
     changed_by_torch: Sequence[Tensor] | None = None
     """The parameters that torch's step updated last; the prepacked copies of all others are up to date."""
     flat: FlatParameters | None = None
     """The flat buffers of all parameters after `flatten`."""
-    _clip: _Clip | None = None
+    _clip: Clip | None = None
     # The wrapped method imports torch's compiler on its first call, which takes seconds.
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+
+    def __init__(self, params: Any, *arguments: Any, masters: bool = False, **options: Any) -> None:
+        super().__init__(params, *arguments, **options)
+        self.defaults["masters"] = masters  # copies of an optimiser keep nothing else
+
+    @property
+    def masters(self) -> bool:
+        """Return whether parameters in half precision have fp32 masters in the state."""
+        return bool(self.defaults.get("masters"))
 
     def flatten(self, model: nn.Module, dtype: torch.dtype) -> FlatParameters:
         """Move the parameters, fp32 on one device, into flat buffers, with a copy of the weights in `dtype`.
@@ -90,7 +94,7 @@ class AdamW(torch.optim.AdamW):
                 raise UserError(
                     f"flat parameters do not support {unsupported[0] if unsupported else 'betas in tensors'}"
                 )
-        self.flat = FlatParameters(model, self.param_groups, dtype)
+        self.flat = FlatParameters(model, self.param_groups, dtype, self.RULE)
         return self.flat
 
     def flatten_if_faster(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -128,11 +132,11 @@ class AdamW(torch.optim.AdamW):
             self.flat.step(self, clear=clear)
             return loss
         with torch.no_grad():
-            used = self._used()
+            used = used_entries(self.param_groups)
             scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
             native = [] if scaled else [entry for entry in used if self._is_supported(entry)]
             clip, self._clip = self._clip, None
-            if clip is None or clip.gradients != _versions(used):
+            if clip is None or clip.gradients != versions(used):
                 if clip is not None and clip.factor != 1.0:
                     raise UserError("gradients changed between clip_gradients and step: clip them last, then step")
                 if not scaled:
@@ -169,26 +173,19 @@ class AdamW(torch.optim.AdamW):
             raise UserError(f"max_norm={max_norm} must be 0 or more")
         if self.flat is not None:
             return self.flat.begin(self, max_norm)
-        used = self._used()
-        if not all(_is_plain(entry.gradient) for entry in used):
+        used = used_entries(self.param_groups)
+        if not all(is_plain(entry.gradient, *self._dtypes) for entry in used):
             self._check(used)
-            return nn.utils.clip_grad_norm_([entry.parameter for entry in used], max_norm)
+            norm = nn.utils.clip_grad_norm_([entry.parameter for entry in used], max_norm)
+            return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         norm = torch.tensor(self._norm(used), dtype=torch.float64, device="cpu")
         # As torch computes it: in fp32 within its range.
         total = norm.float() if norm <= torch.finfo(torch.float32).max else norm
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        self._clip = _Clip(float(factor), _versions(used))
+        self._clip = Clip(float(factor), versions(used))
         return norm
 
-    def _used(self) -> list[_Entry]:
-        return [
-            _Entry(parameter, parameter.grad, group, index)
-            for group, settings in enumerate(self.param_groups)
-            for index, parameter in enumerate(settings["params"])
-            if parameter.grad is not None
-        ]
-
-    def _is_supported(self, entry: _Entry) -> bool:
+    def _is_supported(self, entry: Entry) -> bool:
         """Return True if the native step supports a parameter; initialise its state like torch."""
         group = self.param_groups[entry.group]
         options = ("amsgrad", "maximize", "foreach", "capturable", "differentiable")
@@ -196,32 +193,63 @@ class AdamW(torch.optim.AdamW):
             return False
         if isinstance(group["lr"], Tensor) or any(isinstance(beta, Tensor) for beta in group["betas"]):
             return False
-        weight, gradient = entry.parameter, entry.gradient
-        if not (_is_plain(weight) and _is_plain(gradient)) or weight.shape != gradient.shape or weight.is_inference():
+        weight, gradient = entry.weight, entry.gradient
+        if not (is_plain(weight, *self._dtypes) and is_plain(gradient, weight.dtype)):
             return False
-        state = self.state[weight]
-        if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32, device=weight.device)
-            state["exp_avg"] = torch.zeros_like(weight)
-            state["exp_avg_sq"] = torch.zeros_like(weight)
-        moments = [state.get("exp_avg"), state.get("exp_avg_sq")]
+        if weight.shape != gradient.shape or weight.is_inference():
+            return False
+        state = self._state(entry)
+        names = ("exp_avg", "exp_avg_sq", *(["master"] if weight.dtype != torch.float32 else []))
+        stored = [local(state[name]) if name in state else None for name in names]
         step = state.get("step")
         return (
-            all(x is not None and _is_plain(x) and x.shape == weight.shape for x in moments)
+            all(x is not None and is_plain(x) and x.shape == weight.shape for x in stored)
             and isinstance(step, Tensor)
-            and _is_plain(step)
+            and is_plain(step)
             and step.numel() == 1
         )
 
-    def _native_step(self, entries: Sequence[_Entry], factor: float, clear: bool) -> bool:
+    @property
+    def _dtypes(self) -> tuple[torch.dtype, ...]:
+        """Return the dtypes of parameters that the native step supports."""
+        return (torch.float32, torch.bfloat16) if self.masters else (torch.float32,)
+
+    def _state(self, entry: Entry) -> dict[str, Any]:
+        """Return the state of a parameter, at first that of torch's optimiser and, if it has one, its master."""
+        parameter, state = entry.parameter, self.state[entry.parameter]
+        if not state:
+            source = parameter.detach()
+            if self.masters and source.dtype in (torch.bfloat16, torch.float16):
+                state["master"] = source = source.float()
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device=entry.weight.device)
+            state["exp_avg"] = torch.zeros_like(source)
+            state["exp_avg_sq"] = torch.zeros_like(source)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict; masters and what is beside them stay fp32, which torch casts to the parameter's dtype."""
+        super().load_state_dict(dict(state_dict))
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for index, parameter in zip(indices, parameters, strict=True):
+            saved = state_dict["state"].get(index, {})
+            for name in saved.keys() - {"step"} if "master" in saved else ():
+                self.state[parameter][name] = saved[name].detach().to(parameter.device, torch.float32, copy=True)
+
+    def _native_step(self, entries: Sequence[Entry], factor: float, clear: bool) -> bool:
         """Take the step; return False, with nothing written, if tensors share memory."""
-        parameters = []
+        parameters, narrow = [], []
         for entry in entries:
-            weight, state = entry.parameter, self.state[entry.parameter]
+            weight, state = entry.weight, self.state[entry.parameter]
             rows, columns = weight.shape if weight.dim() == 2 else (1, weight.numel())
-            tensors = (weight, entry.gradient, state["exp_avg"], state["exp_avg_sq"], state["step"])
+            fp32 = weight.dtype == torch.float32
+            tensors = (
+                *(weight if fp32 else local(state["master"]), entry.gradient),
+                *(local(state["exp_avg"]), local(state["exp_avg_sq"]), state["step"]),
+            )
             w, g, m, v, steps = (x.data_ptr() for x in tensors)
             parameters.append((w, g, m, v, steps, rows, columns, entry.group))
+            narrow.append(0 if fp32 else weight.data_ptr())
         settings = []
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
@@ -229,8 +257,12 @@ class AdamW(torch.optim.AdamW):
             # Groups with tensors as values are not used here.
             lr, beta1, beta2, eps, decay = (0.0 if isinstance(value, Tensor) else float(value) for value in values)
             settings.append((lr, beta1, beta2, eps, decay))
+        rates: list[float] = []
+        if self.RULE != "adamw":
+            sums = torch.tensor(_C.adam_sums(parameters, settings, factor, self.RULE, narrow), dtype=torch.float64)
+            rates = self._rate_scales(entries, sums).tolist()
         refresh = prepacked_weights.Refresh([entry.parameter for entry in entries])
-        if not _C.adamw(parameters, settings, refresh.parts, factor, clear):
+        if not _C.adamw(parameters, settings, refresh.parts, factor, clear, rates, narrow):
             return False
         torch.autograd.graph.increment_version([entry.parameter for entry in entries])
         if clear:
@@ -238,10 +270,27 @@ class AdamW(torch.optim.AdamW):
         refresh.done()
         return True
 
-    def _torch_step(self, rest: Sequence[_Entry], factor: float, clear: bool) -> None:
-        """Take torch's step for these parameters, with the settings of their groups."""
+    def _rate_scales(self, entries: Sequence[Entry], sums: Tensor) -> Tensor:
+        """Return the factors of the learning rate of parameters whose sums over their shards are given."""
+        if self.reduce_sums is not None:
+            sums = self.reduce_sums(sums)
+        scales = torch.ones(len(entries), dtype=torch.float64)
+        for group, settings in enumerate(self.param_groups):
+            chosen = [i for i, entry in enumerate(entries) if entry.group == group]
+            if chosen:
+                sizes = [entries[i].parameter.numel() for i in chosen]
+                scales[chosen] = rate_scales(self.RULE, sums[chosen], sizes, bool(settings["weight_decay"]))
+        return scales
+
+    def _torch_step(self, rest: Sequence[Entry], factor: float, clear: bool) -> None:
+        """Take a step in PyTorch operations, with the settings of the parameters' groups: torch's own for AdamW."""
         self.changed_by_torch = [entry.parameter for entry in rest]
         if not rest:
+            return
+        if self.RULE != "adamw" or self.masters:
+            self._rule_step(rest, factor)
+            if clear:
+                torch._foreach_zero_([entry.gradient for entry in rest])
             return
         if factor != 1.0:
             torch._foreach_mul_([entry.gradient for entry in rest], factor)
@@ -261,27 +310,61 @@ class AdamW(torch.optim.AdamW):
         if clear:
             torch._foreach_zero_([entry.gradient for entry in rest])
 
-    def _norm(self, used: Sequence[_Entry]) -> float:
-        """Return the joint norm of plain gradients. Raises `GradientError` if one is not finite."""
-        total, bad = _C.sum_of_squares([(entry.gradient.data_ptr(), entry.gradient.numel()) for entry in used])
+    def _rule_step(self, rest: Sequence[Entry], factor: float) -> None:
+        """Take the step of `update_rules`, group by group."""
+        by_group: dict[tuple[int, torch.device], list[Entry]] = {}
+        for entry in rest:
+            by_group.setdefault((entry.group, entry.weight.device), []).append(entry)
+        for (index, _), chosen in by_group.items():
+            group, parts = self.param_groups[index], []
+            for name in ("amsgrad", "maximize", "differentiable"):
+                if group[name]:
+                    raise UserError(f"{type(self).__name__} with {name} is not supported; leave {name} out")
+            for entry in chosen:
+                state, weight = self._state(entry), entry.weight
+                master, narrow = (local(state["master"]), weight) if "master" in state else (weight, None)
+                moments = (local(state["exp_avg"]), local(state["exp_avg_sq"]))
+                size = entry.parameter.numel()
+                parts.append(Part(master, entry.gradient, *moments, state["step"], narrow, size))
+            torch_step(
+                self.RULE,
+                parts,
+                group,
+                grad_factor=factor,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                reduce_sums=self.reduce_sums,
+            )
+
+    def _norm(self, used: Sequence[Entry]) -> float:
+        """Return the joint norm of plain gradients over all shards. Raises `GradientError` if one is not finite."""
+        spans = [(entry.gradient.data_ptr(), entry.gradient.numel()) for entry in used]
+        total, bad = _C.sum_of_squares(spans, [entry.gradient.dtype == torch.bfloat16 for entry in used])
+        if self.reduce_sums is not None:  # all processes raise, or none
+            sums = torch.tensor([math.nan if bad else total], dtype=torch.float64)
+            total = float(self.reduce_sums(sums)[0])
         if bad is not None:
             tensor, element = bad
             raise self._error(used[tensor], element)
+        if not math.isfinite(total):
+            raise GradientError("a shard in another process is NaN or infinite")
         return math.sqrt(total)
 
-    def _check(self, used: Sequence[_Entry]) -> None:
+    def _check(self, used: Sequence[Entry]) -> None:
         """Raise `GradientError` for a non-finite gradient on a CPU."""
-        plain = [entry for entry in used if _is_plain(entry.gradient)]
+        plain = [entry for entry in used if is_plain(entry.gradient, *self._dtypes)]
         self._norm([entry for entry in plain if not self.param_groups[entry.group]["capturable"]])
         for entry in used:
             gradient = entry.gradient
-            if _is_plain(gradient) or gradient.device.type != "cpu" or self.param_groups[entry.group]["capturable"]:
+            if gradient.device.type != "cpu" or is_plain(gradient, *self._dtypes):
+                continue
+            if self.param_groups[entry.group]["capturable"]:
                 continue
             values = gradient.coalesce().values() if gradient.is_sparse else gradient
             if not bool(values.isfinite().all()):
                 raise self._error(entry, int((~values.isfinite()).flatten().nonzero()[0]))
 
-    def _error(self, entry: _Entry, element: int) -> GradientError:
+    def _error(self, entry: Entry, element: int) -> GradientError:
         group, shape = self.param_groups[entry.group], tuple(entry.parameter.shape)
         names = group.get("param_names")
         name = names[entry.index] if names else f"parameter {entry.index} of group {entry.group}"
@@ -294,24 +377,27 @@ class AdamW(torch.optim.AdamW):
         return GradientError(f"{name}, of shape {shape}, is {float(gradient[tuple(index)])} at {index}")
 
 
-def _is_plain(x: Tensor) -> bool:
-    """Return True if a tensor is contiguous fp32 memory on the CPU that the native step can access."""
-    return (
-        type(x) in _PLAIN
-        and x.is_cpu
-        and x.dtype == torch.float32
-        and x.layout == torch.strided
-        and x.is_contiguous()
-        and not x.is_neg()
-        and (x.data_ptr() != 0 or x.numel() == 0)
-    )
+class StableAdamW(AdamW):
+    """AdamW whose learning rate is divided by the root mean square of a parameter's update if that is above 1.
+
+    Wortsman et al. 2023, algorithm 2; see `update_rules`. Arguments, state, native step, flat buffers and errors are
+    those of `AdamW`, with another pass that reads gradients and second moments. Needs no clipping of gradients.
+    """
+
+    RULE = "stableadamw"
 
 
-def _versions(used: Sequence[_Entry]) -> tuple[tuple[int, int], ...]:
-    """Return the gradients' addresses and versions, which change when one is written or replaced."""
-    return tuple(
-        (entry.gradient.data_ptr(), -1 if entry.gradient.is_inference() else entry.gradient._version) for entry in used
-    )
+class Lamb(AdamW):
+    """LAMB: AdamW whose step is scaled to a parameter's norm, for large batches.
+
+    You et al. 2020, algorithm 2; see `update_rules`. Arguments, state, native step, flat buffers and errors are those
+    of `AdamW`, with another pass that reads weights, gradients and moments.
+    """
+
+    RULE = "lamb"
+
+
+OPTIMIZERS: dict[Rule, type[AdamW]] = {kind.RULE: kind for kind in (AdamW, StableAdamW, Lamb)}
 
 
 def decayed(name: str, parameter: nn.Parameter) -> bool:
@@ -327,13 +413,6 @@ def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> AdamW:
         {"params": [(name, p) for name, p in named if not decayed(name, p)], "weight_decay": 0.0},
     ]
     return AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=1e-6, fused=True)
-
-
-def learning_rate_factor(progress: float, warmup: float) -> float:
-    """Return the factor of the peak rate at `progress` (0 to 1): linear warm-up over `warmup`, linear decay to zero."""
-    if progress < warmup:
-        return progress / warmup
-    return (1.0 - progress) / (1.0 - warmup)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -18,6 +18,8 @@ class Reporter:
     """After each optimiser step: its own metrics, and the finished fraction of the run or trial."""
     on_validation: Callable[[Record], None] = field(default=lambda record: None)
     """After each validation: its line."""
+    on_line: Callable[[Record], None] = field(default=lambda record: None)
+    """After each line of metrics.jsonl: means since the one before, or a validation."""
     on_message: Callable[[str], None] = field(default=lambda message: None)
     on_stage: Callable[..., Callable[[float], None]] = field(default=lambda *stage: lambda done: None)
     """A stage of preparation begins: its name, its size, and optionally the size's unit, by default bytes. Returns a

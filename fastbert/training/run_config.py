@@ -11,23 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
-from fastbert.flags import MACHINE, OUTPUT, TRAINING, DeviceFlags, flag, rare
-from fastbert.io.remote_files import is_url
+from fastbert.flags import MACHINE, OUTPUT, DeviceFlags, flag, rare
+from fastbert.io.locations import is_remote, local_path
+from fastbert.training.optimizer_flags import OptimizerFlags
+from fastbert.training.tracking_flags import TrackingFlags
 
 DISTILLATION = "Distillation"
 """The title of the flags for a teacher."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerFlags:
-    """The optimiser of all runs."""
-
-    GROUP: ClassVar = TRAINING
-
-    weight_decay: float = rare(0.01)
-    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
-    max_grad_norm: float = rare(1.0)
-    """Norm that gradients are clipped to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +63,7 @@ class RunFolderFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, RunFolderFlags):
+class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, TrackingFlags, RunFolderFlags):
     """Base of `PretrainConfig` and `FinetuneConfig`, which have a folder `out` too."""
 
     CHANGEABLE: ClassVar[frozenset[str]]
@@ -136,9 +126,9 @@ def _same_files(value: Any, stored: Any, *, is_location: bool = False) -> bool:
     if isinstance(value, tuple) and isinstance(stored, tuple) and len(value) == len(stored):
         return all(_same_files(a, b, is_location=is_location) for a, b in zip(value, stored, strict=True))
     kinds = Path | str if is_location else Path
-    if isinstance(value, kinds) and isinstance(stored, kinds) and not is_url(value) and not is_url(stored):
-        return Path(value).resolve() == Path(stored).resolve()
-    return bool(value == stored)
+    if not (isinstance(value, kinds) and isinstance(stored, kinds)) or is_remote(value) or is_remote(stored):
+        return bool(value == stored)
+    return local_path(value).resolve() == local_path(stored).resolve()
 
 
 def _shown(value: Any) -> str:
@@ -159,5 +149,6 @@ def _typed(value: Any, annotation: str) -> Any:
     if value is None:
         return None
     if annotation.startswith("tuple"):
+        value = [value] if isinstance(value, str) else value  # of a run from when the flag took one value
         return tuple(Path(item) if "Path" in annotation else item for item in value)
     return Path(value) if "Path" in annotation else value

@@ -10,6 +10,7 @@ from fastbert.errors import UserError
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.device import KERNEL_TABLE
+from fastbert.training.profiling import FILE as PROFILE
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import (
     TOKENIZER,
@@ -20,12 +21,15 @@ from fastbert.training.run_files import (
     stored_run,
     write_record,
 )
+from fastbert.training.schedule_log import FILE as SCHEDULE
+from fastbert.training.step_log import FILE as STEPS
+from fastbert.training.trackers.recording import FOLDER as TRACKING
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
-RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
-_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
-RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER)
+RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", STEPS, SCHEDULE, LOSS_CURVE, KERNEL_TABLE, PROFILE)
+_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "initial": str, "finished": dict}
+RUN_FOLDERS = ("checkpoints", "model", "generator", "data", TOKENIZER, TRACKING)
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Run:
     vocabulary: str | None = None
     data: str | None = None
     teacher: str | None = None
+    initial: str | None = None
     finished: dict[str, Any] | None = None
 
     @classmethod
@@ -55,6 +60,16 @@ class Run:
     def flags(self) -> dict[str, Any]:
         """Return the flags as config.json and checkpoints store them."""
         return replace(self.config, resume=False, overwrite=False).to_dict()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the run as JSON can store it, for the other processes of torchrun."""
+        stages = {name: getattr(self, name) for name in _STAGES}
+        return {"run": {"run": self.config.to_dict(), **stages}}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Run:
+        """Return the run that `to_dict` stored."""
+        return cls(PretrainConfig.from_dict(values["run"]), **{name: values.get(name) for name in _STAGES})
 
     def write(self) -> None:
         """Write config.json: at the start, after each stage, and on --resume, which may change --steps and others."""
@@ -108,9 +123,14 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     return run
 
 
-def read_run(folder: Path) -> PretrainConfig:
-    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+def recorded_run(folder: Path) -> Run:
+    """Return the run in `folder`, with the results of its stages. Raises `UserError` where there is none."""
     saved = read_record(folder, "run", PretrainConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder / 'config.json'}: no such file; name the folder of a run")
-    return Run.of(PretrainConfig(out=folder), saved).config
+    return Run.of(PretrainConfig(out=folder), saved)
+
+
+def read_run(folder: Path) -> PretrainConfig:
+    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+    return recorded_run(folder).config

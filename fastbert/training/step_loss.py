@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
-from fastbert.training.batches import loss_weights, micro_batch_loss, micro_batch_shares
+from fastbert.training.batches import micro_batch_loss
+from fastbert.training.step_spec import StepCounts
 
 DistillationLoss = Callable[..., tuple[Tensor, PreTrainingOutput]]
 """(model, micro-batch, weights of predictions and of sequences, shares) -> the micro-batch's part of its step's loss,
@@ -19,27 +20,33 @@ and the model's output."""
 
 @dataclass(frozen=True)
 class Part:
-    """How a micro-batch counts in its step: the weights of `loss_weights` and the shares of `micro_batch_shares`."""
+    """How a micro-batch counts in its step: the weights and shares of `StepCounts`."""
 
     weights: tuple[float, float, float]
     shares: tuple[float, float] = (1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class StepLoss:
-    """The loss of a model's micro-batches."""
+class StepLoss(nn.Module):
+    """The loss of a model's micro-batches, with or without a teacher."""
 
-    model: ForPreTraining
-    distillation: DistillationLoss | None = None
+    def __init__(self, model: Any, distillation: DistillationLoss | None = None) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.distillation = distillation
 
-    def parts(self, batches: Sequence[PackedBatch]) -> list[Part]:
-        """Return the part of each micro-batch, on the host; shares are read by a teacher's loss only."""
-        weights = loss_weights(batches)
+    def counts(self, batches: Sequence[PackedBatch]) -> StepCounts:
+        """Count what the losses of a step's micro-batches are weighted by."""
+        return StepCounts.of(batches, pairs=self.distillation is not None)
+
+    def parts(self, batches: Sequence[PackedBatch], counts: StepCounts | None = None) -> list[Part]:
+        """Return the part of each micro-batch, on the host, in a step with these counts, by default their own; shares
+        are read by a teacher's loss only."""
+        counts = self.counts(batches) if counts is None else counts
         if self.distillation is None:
-            return [Part(weights)] * len(batches)
-        return [Part(weights, shares) for shares in micro_batch_shares(batches)]
+            return [Part(counts.weights)] * len(batches)
+        return [Part(counts.weights, counts.shares(batch)) for batch in batches]
 
-    def __call__(self, batch: PackedBatch, part: Part) -> tuple[Tensor, PreTrainingOutput]:
+    def forward(self, batch: PackedBatch, part: Part) -> tuple[Tensor, PreTrainingOutput]:
         """Return a micro-batch's part of its step's loss, and the model's output."""
         if self.distillation is not None:
             return self.distillation(self.model, batch, *part.weights[:2], part.shares)

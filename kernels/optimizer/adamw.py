@@ -31,7 +31,7 @@ UNIT = 32
 # Programs of `sum_squares` per multiprocessor.
 PROGRAMS = 8
 # Rows of `StepTensors.factors`.
-FACTORS = 8
+FACTORS = 10
 # Columns of `StepTensors.settings`.
 SETTINGS = 6
 
@@ -43,8 +43,9 @@ class StepTensors(NamedTuple):
     None. `steps` fp32 (P,) are the step counts, `used` int32 (P,) is 0 for parameters that are left alone, `groups`
     int32 (P,) holds each parameter's group. `settings` fp64 (G, 6) are log2 b1, log2 b2, 1 - b1, 1 - b2, eps and weight
     decay, `rates` fp32 (G,) the learning rates. `blocks` int32 (B, 4) are of each block the first unit, the parameter,
-    the units, and 1 if it is the parameter's first block. `norm` fp32 (1,) and `factors` fp32 (8, P) are written by
-    `begin`.
+    the units, and 1 if it is the parameter's first block. `norm` fp32 (1,) and `factors` fp32 (10, P) are written by
+    `begin`. Rates per parameter need `spans` int32 (P, 2), the first of the blocks of each parameter and their number,
+    and `sizes` int64 (P,), the elements.
     """
 
     weights: Tensor
@@ -60,6 +61,8 @@ class StepTensors(NamedTuple):
     blocks: Tensor
     norm: Tensor
     factors: Tensor
+    spans: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 @triton.jit(do_not_specialize=["units"])
@@ -81,7 +84,8 @@ def begin_step(
     programs, parameters, max_norm,
     SETTINGS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid: one program. factors (8, parameters): active, clip, decay, lr / c1, sqrt(c2), 1 - b1, 1 - b2, eps.
+    """Grid: one program. factors (10, parameters): active, clip, 1 - lr decay, lr / c1, sqrt(c2), 1 - b1, 1 - b2, eps,
+    1 / c1, decay.
 
     Powers of b1 and b2 are fp64: 1 - b2^t of the first steps loses all but three digits in fp32.
     """
@@ -103,16 +107,18 @@ def begin_step(
         times = (tl.load(step_ptr + index, mask=exists, other=0.0) + 1.0).to(tl.float64)
         first_correction = 1.0 - tl.exp2(times * tl.load(settings, mask=exists, other=-1.0))
         second_correction = 1.0 - tl.exp2(times * tl.load(settings + 1, mask=exists, other=-1.0))
-        decay = 1.0 - rate * tl.load(settings + 5, mask=exists, other=0.0)
+        decay = tl.load(settings + 5, mask=exists, other=0.0)
         factors = factor_ptr + index
         tl.store(factors, active.to(tl.float32), mask=exists)
         tl.store(factors + parameters, tl.zeros((BLOCK,), tl.float32) + clip, mask=exists)
-        tl.store(factors + 2 * parameters, decay.to(tl.float32), mask=exists)
+        tl.store(factors + 2 * parameters, (1.0 - rate * decay).to(tl.float32), mask=exists)
         tl.store(factors + 3 * parameters, (rate / first_correction).to(tl.float32), mask=exists)
         tl.store(factors + 4 * parameters, tl.sqrt_rn(second_correction.to(tl.float32)), mask=exists)
         for i in tl.static_range(3):
             value = tl.load(settings + 2 + i, mask=exists, other=0.0).to(tl.float32)
             tl.store(factors + (5 + i) * parameters, value, mask=exists)
+        tl.store(factors + 8 * parameters, (1.0 / first_correction).to(tl.float32), mask=exists)
+        tl.store(factors + 9 * parameters, decay.to(tl.float32), mask=exists)
 
 
 @triton.jit(do_not_specialize=["parameters"])
@@ -150,19 +156,20 @@ def adamw(
         tl.store(grad_ptr + offset, tl.zeros((BLOCK,), tl.float32), mask=inside)
 
 
-def _config(kernel: Any, device: torch.device) -> tables.Config:
+def config_of(kernel: Any, device: torch.device) -> tables.Config:
+    """Return the configuration of one of the optimiser's kernels on a device."""
     return tables.lookup(kernel.__name__, "any", architecture(device))
 
 
 def block_elements(device: torch.device) -> int:
     """Return the most elements of a block of `adamw` on a device."""
-    return int(_config(adamw, device).constants["BLOCK"])
+    return int(config_of(adamw, device).constants["BLOCK"])
 
 
 def begin(tensors: StepTensors, max_norm: float) -> None:
     """Write the norm of all gradients, and the factors of an update that clips it to `max_norm` (inf: not at all)."""
     gradients, parameters = tensors.gradients, len(tensors.steps)
-    config = _config(sum_squares, gradients.device)
+    config = config_of(sum_squares, gradients.device)
     blocks = triton.cdiv(len(gradients), config.constants["BLOCK"])
     programs = max(1, min(blocks, PROGRAMS * multiprocessors(gradients.device)))
     partial = torch.empty(programs, dtype=torch.float32, device=gradients.device)
@@ -173,7 +180,7 @@ def begin(tensors: StepTensors, max_norm: float) -> None:
         *(partial, tensors.used, tensors.groups, tensors.settings, tensors.rates),
         *(tensors.steps, tensors.norm, tensors.factors, programs, parameters, float(max_norm)),
         SETTINGS=SETTINGS,
-        config=_config(begin_step, gradients.device),
+        config=config_of(begin_step, gradients.device),
     )
 
 
@@ -187,5 +194,5 @@ def update(tensors: StepTensors, *, clear: bool) -> None:
         *(tensors.steps, tensors.blocks, tensors.factors, len(tensors.steps)),
         UNIT=UNIT,
         CLEAR=clear,
-        config=_config(adamw, device),
+        config=config_of(adamw, device),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.kernels.configs.configuration import DTYPES
-from fastbert.kernels.optimizer import adamw, vectors
+from fastbert.kernels.optimizer import adamw, tensor_rates, vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,22 +23,40 @@ class AdamWCase:
 
     def launch(self) -> None:
         """Launch the kernels of a step."""
-        elements, parameters, groups = 64 * adamw.UNIT, 3, 2
-        flat = [torch.zeros(elements) for _ in range(4)]
-        integers = [torch.zeros(parameters, dtype=torch.int32) for _ in range(2)]
-        tensors = adamw.StepTensors(
-            *flat,
-            torch.zeros(elements, dtype=DTYPES[self.shadow]) if self.shadow else None,
-            torch.zeros(parameters),
-            *integers,
-            torch.zeros(groups, adamw.SETTINGS, dtype=torch.float64),
-            torch.zeros(groups),
-            torch.zeros(3, 4, dtype=torch.int32),
-            torch.zeros(1),
-            torch.zeros(adamw.FACTORS, parameters),
-        )
+        tensors = _step_tensors(DTYPES[self.shadow] if self.shadow else None)
         adamw.begin(tensors, 1.0)
         adamw.update(tensors, clear=self.clear)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateCase:
+    """The rates per parameter of StableAdamW or LAMB."""
+
+    lamb: bool
+
+    def __str__(self) -> str:
+        return f"rates {'lamb' if self.lamb else 'stableadamw'}"
+
+    def launch(self) -> None:
+        """Launch the kernels that scale the rates."""
+        tensor_rates.scale(_step_tensors(None), lamb=self.lamb)
+
+
+def _step_tensors(shadow: torch.dtype | None) -> adamw.StepTensors:
+    elements, parameters, groups = 64 * adamw.UNIT, 3, 2
+    return adamw.StepTensors(
+        *[torch.zeros(elements) for _ in range(4)],
+        None if shadow is None else torch.zeros(elements, dtype=shadow),
+        torch.zeros(parameters),
+        *[torch.zeros(parameters, dtype=torch.int32) for _ in range(2)],
+        torch.zeros(groups, adamw.SETTINGS, dtype=torch.float64),
+        torch.zeros(groups),
+        torch.zeros(3, 4, dtype=torch.int32),
+        torch.zeros(1),
+        torch.zeros(adamw.FACTORS, parameters),
+        torch.zeros(parameters, 2, dtype=torch.int32),
+        torch.zeros(parameters, dtype=torch.int64),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,21 +77,29 @@ class VectorCase:
         vectors.add_all([vectors.PartialSums(partial, torch.zeros(partial[0].numel())) for partial in partials])
 
 
-def demanding() -> list[AdamWCase | VectorCase]:
+Case = AdamWCase | RateCase | VectorCase
+
+
+def demanding() -> list[Case]:
     """Return the variants that need most registers."""
-    return [AdamWCase(), AdamWCase(shadow="", clear=False), VectorCase()]
+    return [AdamWCase(), AdamWCase(shadow="", clear=False), *_rates(), VectorCase()]
 
 
-def every() -> list[AdamWCase | VectorCase]:
+def _rates() -> list[RateCase]:
+    return [RateCase(lamb=lamb) for lamb in (False, True)]
+
+
+def every() -> list[Case]:
     """Return all variants."""
     steps = itertools.product(("", "bf16", "fp16"), (False, True))
     sums = itertools.product(DTYPES, (32, 96, 768, 1024))
     return [
         *[AdamWCase(shadow=shadow, clear=clear) for shadow, clear in steps],
+        *_rates(),
         *[VectorCase(dtype=dtype, width=width) for dtype, width in sums],
     ]
 
 
-def brief() -> list[AdamWCase | VectorCase]:
+def brief() -> list[Case]:
     """Return few variants in which each kernel appears."""
-    return [AdamWCase(), VectorCase()]
+    return [AdamWCase(), RateCase(lamb=True), VectorCase()]

@@ -71,6 +71,6 @@ def random_lengths():
     return draw
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def id_tokenizer():
     return IdTokenizer

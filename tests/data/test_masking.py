@@ -219,7 +219,7 @@ def tiny_plan():
 
 def test_wrong_arguments_are_errors():
     corpus, vocabulary, plan = tiny_plan()
-    recipe = {"mask_probability": 0.15, "exact_count": True, "whole_word": False}
+    recipe = {"mask_probability": 0.15, "exact_count": True, "masking": "token"}
     assert len(plan.collate(corpus, np.array([1, 0, 0]), vocabulary, **recipe)["cu_seqlens"]) == 4
     assert plan.collate(corpus, np.zeros(0, np.int64), vocabulary, **recipe)["cu_seqlens"].tolist() == [0]
     for probability in (-0.1, 1.1, float("nan")):

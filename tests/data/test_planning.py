@@ -250,7 +250,7 @@ def test_a_plan_of_another_corpus_is_refused():
     longer = _C.TokenCorpus([(np.ones(4000, np.uint16), np.arange(0, 4001, 2))])
     other = _C.EpochPlan(longer, np.array([[1990, 2000]]), table(), **DEFAULTS | {"objective": "mlm", "budget": 4})
     with pytest.raises(ValueError, match=r"are not in one shard of the corpus of 4 tokens"):
-        other.collate(corpus(), np.array([0]), table(), mask_probability=0.15, exact_count=True, whole_word=False)
+        other.collate(corpus(), np.array([0]), table(), mask_probability=0.15, exact_count=True, masking="token")
 
 
 def test_plan_on_a_tiny_corpus():

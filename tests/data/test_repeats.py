@@ -8,9 +8,10 @@ import pytest
 from fastbert.data import sentence_sample
 from fastbert.data.corpus import Corpus
 from fastbert.data.dedup import DedupReport
+from fastbert.data.leaks import leak_warnings
 from fastbert.data.prepare import prepare
-from fastbert.data.pretraining import split_documents
-from fastbert.data.sentence_sample import SentenceSample, SentenceSampler, hash_sentences, leak_warning, leaked_share
+from fastbert.data.pretraining import PretrainingData, split_documents
+from fastbert.data.sentence_sample import SentenceSample, SentenceSampler, hash_sentences, leaked_share
 from fastbert.data.shards import TokenShards
 from fastbert.errors import UserError
 
@@ -84,6 +85,11 @@ def corpus_with_leaks(leaks: int) -> list[list[str]]:
     return [[texts[99 - i] if i < leaks else texts[i]] for i in range(100)]
 
 
+def warnings_of(shards):
+    splits = (PretrainingData(shards, split=split, validation_fraction=0.3) for split in ("train", "validation"))
+    return list(leak_warnings(*splits))
+
+
 @pytest.mark.parametrize("leaks", [0, 40])
 def test_leaked_validation_text(tmp_path, id_tokenizer, leaks, caplog):
     documents = corpus_with_leaks(leaks)
@@ -94,17 +100,18 @@ def test_leaked_validation_text(tmp_path, id_tokenizer, leaks, caplog):
     others = {line for i, line in enumerate(lines) if i not in numbers}
     expected = sum(lines[i] in others for i in numbers) / len(numbers)
     assert leaked_share(SentenceSample.read(shards.folder), train, validation) == pytest.approx(expected)
-    warning = leak_warning(shards.folder, train, validation)
+    warnings = warnings_of(shards)
     if leaks:
         assert 0.1 < expected < 0.9
-        assert warning.startswith(f"leaked validation text: {100 * expected:.0f} % of the validation sentences of 10")
+        (warning,) = warnings
+        assert f"leaked validation text in {shards.folder}: {100 * expected:.0f} % of the validation sent" in warning
         assert warning.endswith("prepare the corpus with --dedup")
         assert "40 % of the sentences of 10 tokens or more repeat an earlier one; --dedup drops" in caplog.text
         clean = prepare(documents, id_tokenizer(1100), tmp_path / "clean", dedup="all")
-        assert leak_warning(clean.folder, *split_documents(clean, validation_fraction=0.3)) is None
+        assert warnings_of(clean) == []
     else:
         assert expected == 0
-        assert warning is None
+        assert warnings == []
         assert not caplog.text
 
 
@@ -127,5 +134,6 @@ def test_older_shards_have_no_sample_and_a_damaged_one_is_refused(tmp_path, id_t
         SentenceSample.read(folder)
     (folder / "index.json").write_text(json.dumps({key: value for key, value in index.items() if key != "sample"}))
     assert SentenceSample.read(folder) is None
-    assert leak_warning(folder, np.array([[0, 1]]), np.array([[1, 2]])) is None
-    assert TokenShards.open(folder).num_sentences == 100
+    shards = TokenShards.open(folder)
+    assert shards.num_sentences == 100
+    assert warnings_of(shards) == []

@@ -1,6 +1,7 @@
 """Losses of distillation beside the formulas of their papers, and students made of their teachers' layers."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from fastbert.distillation.losses import (
 )
 from fastbert.distillation.models import copied_layers, student_from, target_states
 from fastbert.errors import UserError
+from fastbert.models.pre_norm import PreNormLayer
+from fastbert.ops.encoder_layer.spec import NormSpec
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 7.5])
@@ -76,6 +79,12 @@ def test_attention_scores_are_those_of_the_layer(seed: int) -> None:
     model = small_model(seed)
     batch = small_tokenizer().pack(random_texts(seed, 4, most=6), max_length=20)
     layer, x = model.encoder.layer[0], torch.randn(batch.num_tokens, 32, requires_grad=True)
+    norm = NormSpec(1e-12, place="pre")
+    pre_norm = PreNormLayer(replace(layer.spec, attention_norm=norm, output_norm=norm), 0)
+    pre_norm.attention.self = layer.attention.self
+    torch.nn.init.normal_(pre_norm.attention.LayerNorm.weight)
+    normed = pre_norm.attention.LayerNorm(x)
+    torch.testing.assert_close(attention_scores(pre_norm, x, batch), attention_scores(layer, normed, batch))
     actual = attention_scores(layer, x, batch)
     attention, blocks = layer.attention.self, []
     for first, end in zip(batch.cu_seqlens.tolist(), batch.cu_seqlens.tolist()[1:], strict=False):

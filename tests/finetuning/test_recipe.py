@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -166,3 +168,28 @@ def test_steps_of_a_run() -> None:
     assert order.steps_of(10, 4, 3, 5) == (3, 5)
     assert order.steps_of(10, 4, 3, 50) == (3, 9)
     assert order.steps_of(10, 4, None, 50) == (3, 50)
+
+
+def test_decays_of_pretraining_and_the_rate_that_they_end_at() -> None:
+    for schedule in ("linear", "cosine", "wsd"):
+        factors = [recipe.factor(schedule, 0.1, step, 1000, decay_fraction=0.2, min_ratio=0.05) for step in range(1001)]
+        assert factors[50] == 0.5
+        assert factors[100] == max(factors) == 1.0
+        assert factors[-1] == pytest.approx(0.05)
+        assert all(a >= b for a, b in itertools.pairwise(factors[100:]))
+        assert (factors[799] == 1.0) == (schedule == "wsd")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "betas", "eps"),
+    [
+        ({}, "AdamW", (0.9, 0.999), 1e-6),
+        ({"optimizer": "stableadamw"}, "StableAdamW", (0.9, 0.98), 1e-6),
+        ({"optimizer": "lamb", "eps": 1e-5}, "Lamb", (0.9, 0.999), 1e-5),
+        ({"betas": (0.8, 0.9)}, "AdamW", (0.8, 0.9), 1e-6),
+    ],
+)
+def test_the_flags_choose_the_optimiser(flags: dict, kind: str, betas: tuple, eps: float) -> None:
+    optimizer = recipe.optimizer(model(), FinetuneConfig(model="x", **flags), 1e-3)
+    assert type(optimizer).__name__ == kind
+    assert all((group["betas"], group["eps"]) == (betas, eps) for group in optimizer.param_groups)

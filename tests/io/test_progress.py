@@ -76,6 +76,31 @@ def test_training_shows_bar_percentage_rate_and_time_left_at_every_width(width: 
     assert ("replaced 0.25, 88%" in second) == (width > 100 and "rtd_loss" in record)
 
 
+COSTS = {"mfu": 0.413, "memory_bytes": 1_530_000_000, "gradient_norm": 0.61, "skipped_steps": 3, "data_seconds": 20.0}
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 160, 200, None])
+def test_costs_follow_the_losses_where_there_is_room(width: int | None) -> None:
+    clock = Clock()
+    bars = bars_on(width, clock)
+    view = TrainingView(bars)
+    hooks = view.reporter()
+    for step in range(1, 31):
+        clock.seconds += 2.0
+        hooks.on_line({**PRETRAINING, **COSTS, "step": step, "seconds": 100.0})
+        hooks.on_line({"step": step, "split": "validation"})
+        hooks.on_step({**PRETRAINING, "step": step}, step / 100)
+    shown_costs = "MFU 41%  1.5 GB  3 skipped  waits 20%  gradient 0.61"
+    if width is None:
+        assert printed(bars)[-1].endswith(f"pairs 55%  {shown_costs}")
+        return
+    [line] = shown(bars)
+    assert len(line) <= width
+    assert (shown_costs in line) == (width >= 200)
+    assert ("30 % " in line) == (width >= 80)
+    assert ("loss 6.54" in line) == (width >= 80)
+
+
 @pytest.mark.parametrize("width", [10, 30, 45])
 def test_a_very_narrow_terminal_has_no_second_line(width: int) -> None:
     clock = Clock()

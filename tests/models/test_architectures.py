@@ -33,12 +33,13 @@ ELECTRA = {
 }  # fmt: skip
 CONFIGS = {
     "Roberta": ROBERTA, "XLMRoberta": ROBERTA, "Camembert": ROBERTA, "DistilBert": DISTILBERT, "Electra": ELECTRA,
+    "RobertaPreLayerNorm": ROBERTA,
 }  # fmt: skip
 KINDS = (
     "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
     "ForMultipleChoice",
 )  # fmt: skip
-PAD = {"Roberta": 1, "XLMRoberta": 1, "Camembert": 1, "DistilBert": 0, "Electra": 0}
+PAD = {"RobertaPreLayerNorm": 1, "Roberta": 1, "XLMRoberta": 1, "Camembert": 1, "DistilBert": 0, "Electra": 0}
 every_architecture = pytest.mark.parametrize("prefix", CONFIGS)
 
 

@@ -83,6 +83,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without their picture, which takes longer than their steps."""
+    monkeypatch.setattr("fastbert.training.pretrain.plot_runs", lambda runs, file, **options: file.write_bytes(b""))
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other take long on a busy machine; what depends on them has a test of its own."""
     before = torch.get_num_threads()

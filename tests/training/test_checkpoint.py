@@ -122,7 +122,7 @@ def test_whatever_is_wrong_with_the_newest_the_one_before_is_taken(
     (newest / name).write_text(content)
     if name == checkpoint.STATE:  # by somebody who fits the manifest to it
         manifest: dict[str, Any] = json.loads((newest / checkpoint.MANIFEST).read_text())
-        manifest["sha256"][name] = checkpoint._digest(newest / name)
+        manifest["sha256"][name] = checkpoint.digest(newest / name)
         (newest / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     with caplog.at_level(logging.WARNING):
         last = checkpoint.load_last(tmp_path)
@@ -134,6 +134,25 @@ def test_whatever_is_wrong_with_the_newest_the_one_before_is_taken(
     kind, what = (NewerFormat, "update fastbert, or start") if " 99," in content else (CheckpointError, "no checkpo")
     with pytest.raises(kind, match=what):
         checkpoint.load_last(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "step-00000009", "../step-00000001", "step-00000001/..", "x" * 1000, "\xff", "step-1"]
+)
+def test_latest_is_a_hint_that_nothing_depends_on(content: str, tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.save(1, 2)
+    assert (tmp_path / "latest").read_text() == "step-00000002\n"
+    (tmp_path / "latest").write_bytes(content.encode("latin-1"))
+    assert checkpoint.latest(tmp_path) is None
+    last = checkpoint.load_last(tmp_path)
+    assert last is not None
+    assert last.state["step"] == 2
+    (tmp_path / "latest").unlink()
+    os.mkfifo(tmp_path / "latest")
+    assert checkpoint.latest(tmp_path) is None
+    writer.save(3)
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-00000003"
 
 
 def test_pipes_are_not_waited_for(tmp_path: Path) -> None:

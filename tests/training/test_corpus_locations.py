@@ -30,7 +30,6 @@ def test_the_same_files_continue_a_run(tmp_path, monkeypatch):
         pytest.param(("b.txt",), ("a.txt",), id="another-file"),
         pytest.param(("a.txt", "b.txt"), ("a.txt",), id="more-files"),
         pytest.param(("s3://bucket/b.txt",), ("s3://bucket/a.txt",), id="another-url"),
-        pytest.param(("s3:/bucket/a.txt",), ("s3://bucket/a.txt",), id="a-path-like-a-url"),
     ],
 )
 def test_another_corpus_is_refused(corpus, stored):

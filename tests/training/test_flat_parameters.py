@@ -21,6 +21,8 @@ from fastbert.ops.encoder_layer import accumulating, flat_layer
 from fastbert.training import checkpoint
 from fastbert.training.flat_parameters import FlatParameters, reason_not_flat
 from fastbert.training.optimizer import AdamW, adamw
+from fastbert.training.saving import Checkpoints
+from fastbert.training.snapshot import snapshot
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.loss import linear_cross_entropy
@@ -265,7 +267,7 @@ def test_checkpoints_of_either_kind_resume_the_other(tmp_path: Path, seed: int) 
     """Three steps, in which the second begins with what the first has saved."""
     results = []
     for kinds in ((None, None), (torch.float32, torch.float32), (None, torch.float32), (torch.float32, None)):
-        checkpoints = checkpoint.Checkpoints(tmp_path / str(len(results)), 2)
+        checkpoints = Checkpoints(tmp_path / str(len(results)), 2)
         for part, kind in enumerate(kinds):
             model, optimizer = model_and_optimizer(seed, kind)
             if part:
@@ -273,7 +275,7 @@ def test_checkpoints_of_either_kind_resume_the_other(tmp_path: Path, seed: int) 
             for number in range(1 + part):
                 random_gradients(model, seed + number + part)
                 step(optimizer)
-            checkpoints.save(model, optimizer, {"step": part + 1})
+            checkpoints.save(snapshot(model, optimizer), {"step": part + 1})
         saved = checkpoints.load_last(dict)[0]
         results.append({**saved.model, **saved.optimizer})
     for result in results[1:]:

@@ -21,8 +21,9 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.demo import free_folder
 from fastbert.training.metrics import Metrics, read_metrics
-from fastbert.training.optimizer import adamw, learning_rate_factor
+from fastbert.training.optimizer import adamw
 from fastbert.training.plot import plot_runs
+from fastbert.training.schedules import learning_rate_factor
 
 
 def test_schedule_rises_to_its_peak_and_falls_to_zero() -> None:

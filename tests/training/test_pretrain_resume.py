@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from pretrain_runs import stop_at, timeless, weights
 
 from fastbert.errors import CheckpointError, UserError
-from fastbert.training import checkpoint
+from fastbert.training import checkpoint, checkpoint_writing
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
@@ -210,25 +211,30 @@ def test_resume_refuses_other_data(config: PretrainConfig, tmp_path: Path) -> No
     assert pretrain(PretrainConfig(out=config.out, resume=True, steps=3)).validation.step == 3
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(config: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once_and_then_ends_the_run(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pretrain(replace(config, steps=4))
-    save_tensors = checkpoint.save_tensors
+    write_hashed = checkpoint_writing.write_hashed
 
-    def full(tensors, path, metadata=None) -> None:
-        if Path(path).name == checkpoint.OPTIMIZER:
-            Path(path).write_bytes(b"half")
+    def full(path, parts, *values):
+        if path.name == checkpoint.OPTIMIZER:
+            path.write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        save_tensors(tensors, path, metadata)
+        return write_hashed(path, parts, *values)
 
-    monkeypatch.setattr(checkpoint, "save_tensors", full)
-    with pytest.raises(CheckpointError, match=r"step-00000008: the checkpoint could not be written .*No space left"):
-        pretrain(replace(config, resume=True, steps=12))
+    monkeypatch.setattr(checkpoint_writing, "write_hashed", full)
+    failed = "the checkpoint could not be written ([Errno 28] No space left on device); those before it are whole."
+    with pytest.raises(CheckpointError, match=f"step-00000012: {re.escape(failed)} Free some disk space and continue"):
+        pretrain(replace(config, resume=True, steps=16, eval_every=None))
+    assert f"step-00000008: {failed}" in caplog.text
+    assert "The run goes on, and ends if the next checkpoint cannot be written either" in caplog.text
     found = checkpoint.find(config.out / "checkpoints")
     assert [path.name for path in found] == ["step-00000004"]
     checkpoint.load(found[0])
     assert not list((config.out / "checkpoints").glob(".*"))
     monkeypatch.undo()
-    assert pretrain(replace(config, resume=True, steps=12)).validation.step == 12
+    assert pretrain(replace(config, resume=True, steps=16)).validation.step == 16
 
 
 def test_a_damaged_checkpoint_is_seen_and_passed_over(config: PretrainConfig, seed: int) -> None:

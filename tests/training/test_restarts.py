@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kill_check import kill_runs
 from killing import Commands, restart_until_done
 from toy_tasks import sentiment, toy_folder
+
+from fastbert.training.metrics import MEASURED
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,8 @@ def left(run: Path) -> dict[str, bytes]:
     files = [run / name for name in (*names, "results.json") if (run / name).exists()]
     files += sorted((run / "predictions").glob("*"))
     files += sorted((run / "reports").glob("*/*"))
-    clocks = rb'"(seconds|tokens_per_second|sha256)": [^,}\n]+'
+    names = "|".join((*MEASURED, "sha256")).encode()
+    clocks = rb'"(%s)": [^,}\n]+' % names
     return {str(path.relative_to(run)): re.sub(clocks, b"", path.read_bytes()) for path in files}
 
 
@@ -121,6 +125,15 @@ def test_kills_at_random_change_nothing(kind: Kind, commands: Commands, tmp_path
 @pytest.mark.slow
 def test_a_hundred_kills_change_nothing(kind: Kind, commands: Commands, tmp_path: Path, seed: int) -> None:
     assert_killed(kind, commands, tmp_path, seed, least=100 if kind.arguments[0] == "pretrain" else 50)
+
+
+@pytest.mark.parametrize(("kills", "in_saves"), [(3, 2), pytest.param(50, 20, marks=pytest.mark.slow)])
+def test_kills_inside_asynchronous_saves_change_nothing(
+    kills: int, in_saves: int, commands: Commands, tmp_path: Path, seed: int
+) -> None:
+    row = kill_runs(commands, tmp_path, seed, kills, in_saves)
+    assert row["kills"] >= kills
+    assert row["kills_in_saves"] >= in_saves
 
 
 def end_at(kind: Kind, commands: Commands, folder: Path, points: list[int], error: bool) -> int:

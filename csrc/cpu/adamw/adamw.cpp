@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -55,8 +56,29 @@ AdamRange formula(const AdamParameter& parameter, const AdamCall& call) {
     range.root_correction = static_cast<float>(std::sqrt(1 - std::pow(settings.beta2, step)));
     range.eps = static_cast<float>(settings.eps);
     range.minus_step_size = static_cast<float>(-(settings.lr / (1 - std::pow(settings.beta1, step))));
+    range.inverse_correction = static_cast<float>(1 / (1 - std::pow(settings.beta1, step)));
+    range.weight_decay = static_cast<float>(settings.weight_decay);
     range.zero_grad = call.zero_grad;
     return range;
+}
+
+// The elements first..last of a parameter.
+AdamRange part_of(const AdamRange& formula, const AdamParameter& parameter, std::size_t first, std::size_t last) {
+    AdamRange range = formula;
+    range.weight = parameter.weight + first;
+    range.narrow = parameter.narrow ? parameter.narrow + first : nullptr;
+    range.gradient = static_cast<char*>(parameter.gradient) + first * size_of(range.narrow ? Dtype::bf16 : Dtype::fp32);
+    range.exp_avg = parameter.exp_avg + first;
+    range.exp_avg_sq = parameter.exp_avg_sq + first;
+    range.count = last - first;
+    range.tail = last == parameter.size() ? parameter.size() % 8 : 0;
+    return range;
+}
+
+// What prepacked copies are made of: the parameter itself, not its master.
+std::pair<const void*, Dtype> source_of(const AdamParameter& parameter) {
+    if (parameter.narrow) return {parameter.narrow, Dtype::bf16};
+    return {parameter.weight, Dtype::fp32};
 }
 
 struct Chunk {
@@ -79,16 +101,10 @@ std::vector<Chunk> chunks_of(const AdamCall& call, const std::vector<std::vector
 void update(const AdamCall& call, const Chunk& chunk, const AdamRange& formula, const std::vector<AdamCopy>& copies,
             const AdamKernels& kernels) {
     const AdamParameter& parameter = call.parameters[chunk.parameter];
-    AdamRange range = formula;
-    range.weight = parameter.weight + chunk.first;
-    range.gradient = parameter.gradient + chunk.first;
-    range.exp_avg = parameter.exp_avg + chunk.first;
-    range.exp_avg_sq = parameter.exp_avg_sq + chunk.first;
-    range.count = chunk.last - chunk.first;
-    range.tail = chunk.last == parameter.size() ? parameter.size() % 8 : 0;
-    kernels.update(range);
+    kernels.update(part_of(formula, parameter, chunk.first, chunk.last));
+    const auto [source, dtype] = source_of(parameter);
     for (const AdamCopy& copy : copies)
-        repack(*copy.packed, copy.transposed, copy.offset, parameter.weight, Dtype::fp32, parameter.columns,
+        repack(*copy.packed, copy.transposed, copy.offset, source, dtype, parameter.columns,
                chunk.first / parameter.columns, chunk.last / parameter.columns);
 }
 
@@ -100,16 +116,16 @@ bool overlaps(const AdamCall& call) {
         bool written;
     };
     std::vector<Span> spans;
-    const auto add = [&](const float* data, std::size_t size, bool written) {
+    const auto add = [&](const void* data, std::size_t bytes, bool written) {
         const auto begin = reinterpret_cast<std::uintptr_t>(data);
-        if (size) spans.push_back({begin, begin + size * sizeof(float), written});
+        if (data && bytes) spans.push_back({begin, begin + bytes, written});
     };
     for (const AdamParameter& parameter : call.parameters) {
-        add(parameter.weight, parameter.size(), true);
-        add(parameter.exp_avg, parameter.size(), true);
-        add(parameter.exp_avg_sq, parameter.size(), true);
-        add(parameter.step, 1, true);
-        add(parameter.gradient, parameter.size(), call.zero_grad);
+        for (const float* data : {parameter.weight, parameter.exp_avg, parameter.exp_avg_sq})
+            add(data, parameter.size() * sizeof(float), true);
+        add(parameter.narrow, parameter.size() * sizeof(BFloat16), true);
+        add(parameter.step, sizeof(float), true);
+        add(parameter.gradient, parameter.gradient_bytes(), call.zero_grad);
     }
     std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
     std::uintptr_t any = 0, written = 0;  // end of the spans so far
@@ -133,9 +149,10 @@ void adamw(const AdamCall& call) {
     std::vector<CopyPart> deferred_parts;
     for (const AdamCopy& copy : call.copies) {
         const AdamParameter& parameter = call.parameters[copy.parameter];
+        const auto [source, dtype] = source_of(parameter);
         if (is_deferred(copy.packed))
-            deferred_parts.push_back({copy.packed, copy.transposed, copy.offset, parameter.weight, Dtype::fp32,
-                                      parameter.rows, parameter.columns});
+            deferred_parts.push_back(
+                {copy.packed, copy.transposed, copy.offset, source, dtype, parameter.rows, parameter.columns});
         else if (parameter.size())
             fused_copies[copy.parameter].push_back(copy);
     }
@@ -155,7 +172,40 @@ void adamw(const AdamCall& call) {
     for (const AdamParameter& parameter : call.parameters) *parameter.step += 1.0F;
 }
 
+std::vector<AdamSums> adam_sums(const AdamCall& call, AdamRule rule) {
+    std::vector<Chunk> chunks;
+    std::vector<AdamRange> formulas;
+    std::size_t elements = 0;
+    for (std::size_t i = 0; i < call.parameters.size(); ++i) {
+        const AdamParameter& parameter = call.parameters[i];
+        formulas.push_back(formula(parameter, call));
+        // The sums divide by eps where a gradient and its second moment are zero.
+        formulas.back().eps = std::max(formulas.back().eps, std::numeric_limits<float>::min());
+        if (rule == AdamRule::lamb && parameter.settings.weight_decay == 0) continue;
+        for (std::size_t first = 0; first < parameter.size(); first += kChunk)
+            chunks.push_back({i, first, std::min(parameter.size(), first + kChunk)});
+        elements += parameter.size();
+    }
+    std::vector<AdamSums> sums(chunks.size());
+    const auto kernel = rule == AdamRule::lamb ? kernels().lamb_sums : kernels().stable_sums;
+    each(chunks.size(), elements, [&](std::size_t i) {
+        const auto [parameter, first, last] = chunks[i];
+        sums[i] = kernel(part_of(formulas[parameter], call.parameters[parameter], first, last));
+    });
+    std::vector<AdamSums> totals(call.parameters.size());
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+        totals[chunks[i].parameter].first += sums[i].first;
+        totals[chunks[i].parameter].second += sums[i].second;
+    }
+    return totals;
+}
+
 SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
+    const auto element = [&](std::size_t tensor, std::size_t i) {
+        const FloatSpan& span = tensors[tensor];
+        return span.dtype == Dtype::bf16 ? to_float(static_cast<const BFloat16*>(span.data)[i])
+                                         : static_cast<const float*>(span.data)[i];
+    };
     std::vector<Chunk> chunks;
     std::size_t elements = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -166,15 +216,18 @@ SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
     std::vector<double> sums(chunks.size());
     const AdamKernels& table = kernels();
     each(chunks.size(), elements, [&](std::size_t i) {
-        const Chunk& chunk = chunks[i];
-        sums[i] = table.squares(tensors[chunk.parameter].data + chunk.first, chunk.last - chunk.first);
+        const auto [tensor, first, last] = chunks[i];
+        const FloatSpan& span = tensors[tensor];
+        sums[i] = span.dtype == Dtype::bf16
+                      ? table.squares_bf16(static_cast<const BFloat16*>(span.data) + first, last - first)
+                      : table.squares(static_cast<const float*>(span.data) + first, last - first);
     });
     SquaresResult result;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
         result.sum += sums[i];
         // Squares of finite floats are finite in fp64, so a non-finite sum has a non-finite element.
         for (std::size_t at = chunks[i].first; !std::isfinite(sums[i]) && at < chunks[i].last; ++at)
-            if (!std::isfinite(tensors[chunks[i].parameter].data[at])) {
+            if (!std::isfinite(element(chunks[i].parameter, at))) {
                 result.non_finite = NonFinite{chunks[i].parameter, at};
                 return result;
             }

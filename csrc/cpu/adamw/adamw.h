@@ -1,5 +1,6 @@
 // AdamW (Loshchilov and Hutter 2019, algorithm 2) in one pass over memory, and the gradient checks before it: norm and
-// non-finite elements.
+// non-finite elements. StableAdamW and LAMB are AdamW with a learning rate per parameter, which follows from sums of a
+// pass before it that only reads.
 //
 // The formula and its rounding are those of torch's fused step on x86 processors with FMA, bit for bit. Elements are
 // independent and sums are split at fixed offsets, so no result depends on the number of threads.
@@ -8,7 +9,9 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <vector>
 
+#include "cpu/adamw/kernel_table.h"
 #include "cpu/gemm/gemm.h"
 
 namespace fastbert {
@@ -17,18 +20,20 @@ struct AdamSettings {
     double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
 };
 
-// A contiguous fp32 weight (rows, columns) with its gradient and optimizer state; `step` counts the steps before this
-// one.
+// A contiguous weight (rows, columns) with its gradient and optimizer state; `step` counts the steps before this one.
+// With a bf16 parameter `narrow`, whose gradient is bf16 too, `weight` is its fp32 master.
 struct AdamParameter {
     float* weight = nullptr;
-    float* gradient = nullptr;
+    void* gradient = nullptr;
     float* exp_avg = nullptr;
     float* exp_avg_sq = nullptr;
     float* step = nullptr;
     std::size_t rows = 0, columns = 0;
     AdamSettings settings;
+    BFloat16* narrow = nullptr;
 
     std::size_t size() const { return rows * columns; }
+    std::size_t gradient_bytes() const { return size() * size_of(narrow ? Dtype::bf16 : Dtype::fp32); }
 };
 
 // A prepacked copy, bf16 or fp32; row 0 of the parameter is row `offset` of the copy.
@@ -52,9 +57,16 @@ bool overlaps(const AdamCall& call);
 // Update all parameters, which must not overlap, and rewrite their prepacked copies from rows still in cache.
 void adamw(const AdamCall& call);
 
+enum class AdamRule { stable, lamb };
+
+// Return the sums of each parameter, from which its learning rate follows, without writing anything. LAMB: zeros for
+// parameters without weight decay, which have no trust ratio.
+std::vector<AdamSums> adam_sums(const AdamCall& call, AdamRule rule);
+
 struct FloatSpan {
-    const float* data = nullptr;
+    const void* data = nullptr;
     std::size_t size = 0;
+    Dtype dtype = Dtype::fp32;
 };
 
 struct NonFinite {

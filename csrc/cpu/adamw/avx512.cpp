@@ -1,4 +1,5 @@
 // AdamW kernels for AVX-512.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>

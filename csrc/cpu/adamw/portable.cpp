@@ -1,4 +1,5 @@
 // Portable AdamW kernels.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>

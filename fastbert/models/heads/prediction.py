@@ -43,6 +43,8 @@ class VocabularyHead(nn.Module):
 
     transform: nn.Module
     decoder: nn.Linear
+    z_loss: float = 0.0
+    """Weight of the z-loss in `loss` while training; see `set_z_loss`."""
 
     def tie(self, weight: Tensor) -> None:
         """Share the token embedding's weight (vocab_size, width) with the decoder."""
@@ -59,8 +61,10 @@ class VocabularyHead(nn.Module):
     def loss(self, x: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> CrossEntropy:
         """Return the cross-entropy of hidden states (rows, hidden_size) and labels int64 (rows,), -100 to ignore a row.
 
-        The sum over the labels is fp32; where the decoder is plain, logits are never written to memory as a whole.
+        The sum over the labels is fp32; where the decoder is plain, logits are never written to memory as a whole. In
+        training it includes `z_loss` times the squared log normaliser of each labelled row.
         """
+        z_loss = self.z_loss if self.training else 0.0
         padding = -len(x) % ROWS_MULTIPLE if self._library_multiplies_bf16(len(x)) else 0
         if padding:  # rows without a label
             x = F.pad(x, (0, 0, 0, padding))
@@ -68,11 +72,14 @@ class VocabularyHead(nn.Module):
         x = self.transform(x)
         if is_plain(self.decoder) or is_plain_without_bias(self.decoder):
             weight, bias = self.decoder.weight, self.decoder.bias
-            return linear_cross_entropy(x, weight, bias, labels, label_smoothing=label_smoothing)
+            return linear_cross_entropy(x, weight, bias, labels, label_smoothing=label_smoothing, z_loss=z_loss)
         logits, counted = self.decoder(x), labels != IGNORE_INDEX
+        wide = logits.float()
         loss = F.cross_entropy(
-            logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
+            wide, labels, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
         )
+        if z_loss:
+            loss = loss + z_loss * wide.logsumexp(-1).square().masked_fill(~counted, 0.0).sum()
         return CrossEntropy(loss, counted.sum(), ((logits.argmax(-1) == labels) & counted).sum())
 
     def _library_multiplies_bf16(self, rows: int) -> bool:
@@ -85,6 +92,13 @@ class VocabularyHead(nn.Module):
             return True
         plain = is_plain(self.decoder) or is_plain_without_bias(self.decoder)
         return not (plain and prefers_native("bf16", rows, *weight.shape))
+
+
+def set_z_loss(model: nn.Module, z_loss: float) -> None:
+    """Set the weight of the z-loss in the training loss of a model's heads that predict tokens."""
+    for module in model.modules():
+        if isinstance(module, VocabularyHead):
+            module.z_loss = z_loss
 
 
 class PredictionHead(VocabularyHead):

@@ -1,0 +1,61 @@
+"""`fastbert replay`: compute steps of a pre-training run again, and compare them bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fastbert.cli.checks import check_file
+from fastbert.distributed.environment import is_main_process
+from fastbert.errors import UserError
+from fastbert.flags import require, required
+
+EXAMPLES = (
+    "fastbert replay runs/mine --steps 100:110",
+    "torchrun --no-python --nproc-per-node 2 fastbert replay runs/of-two-processes --steps 5000",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Compute steps of a pre-training run again, from the newest checkpoint before them, and compare the loss, the norm
+    of the gradient and the sum of all weights with those that the run recorded. Nothing is written. The exit code is 1
+    at the first difference."""
+
+    run: Annotated[Path | None, tyro.conf.Positional] = required(
+        "the folder of a run of `fastbert pretrain`", name="RUN"
+    )
+    """Folder of the run."""
+    steps: str | None = required("the first and the last step, such as 100:110")
+    """Steps to compare, FIRST:LAST or a single one."""
+
+
+def check(config: Config) -> None:
+    """Raise `UserError` for what can be found wrong before torch is imported."""
+    from fastbert.training.replay_steps import parse_steps
+
+    folder = require(config, "run")
+    if not folder.is_dir():
+        raise UserError(f"RUN {folder}: no such folder")
+    check_file("RUN", folder / "config.json")
+    parse_steps(require(config, "steps"))
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Print a line per step; return 1 at the first difference."""
+    from fastbert.io.progress import Bars
+    from fastbert.training.replay import replay
+    from fastbert.training.replay_steps import parse_steps
+    from fastbert.training.reporter import Reporter
+
+    first, last = parse_steps(require(config, "steps"))
+    with Bars(quiet) as bars:
+        for step in replay(require(config, "run"), first, last, Reporter(on_message=bars.message)):
+            if is_main_process():
+                print(step.describe())
+            if step.is_equal is False:
+                return 1
+    return 0

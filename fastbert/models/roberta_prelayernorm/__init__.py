@@ -1,0 +1,1 @@
+"""Pre-LN BERT: the layout that transformers calls RoBERTa-PreLayerNorm."""

@@ -1,0 +1,1 @@
+"""Sizes of a pre-training run before it starts: parameters, FLOPs, memory, communication and time."""

@@ -1,0 +1,61 @@
+"""The batches of a run that has not begun, as statistics: from a mean length, or from token shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastbert.errors import UserError
+from fastbert.planning.flops import WINDOWS_PER_WORD, BatchStatistics
+
+MEAN_FILL = 0.86
+"""The mean length of pre-training samples of whole sentences, as a fraction of the maximum."""
+SPECIAL = {"mlm+nsp": 3, "mlm+sop": 3}  # special tokens of a sample, which are not masked; others have two
+SAMPLED = 512  # samples of token shards whose lengths are read
+_VOCABULARY_GROWTH = (8.0, 0.6)  # distinct words of n tokens of text: a n^b
+
+
+def planned_batch(
+    sequences: float, max_length: int, objective: str, mask_prob: float, mean_length: float | None = None
+) -> BatchStatistics:
+    """Return the statistics of a batch of samples of up to `max_length` tokens.
+
+    `mean_length` defaults to 86 % of the maximum. Some samples are as long as possible, the others of any length.
+    """
+    mean = MEAN_FILL * max_length if mean_length is None else mean_length
+    short = min(max(2 * (1 - mean / max_length), 0.0), 1.0)
+    squared = (1 - short) * max_length**2 + short * max_length**2 / 3 if short < 1 else mean**2 * 4 / 3
+    predictions = mean - 1 if objective in ("ltr", "bilm") else mask_prob * (mean - SPECIAL.get(objective, 2))
+    scale, power = _VOCABULARY_GROWTH
+    words = scale * (sequences * mean) ** power if objective == "bilm" else 0.0
+    return BatchStatistics(
+        sequences=sequences,
+        tokens=sequences * mean,
+        squared_lengths=sequences * squared,
+        predictions=sequences * max(predictions, 0.0),
+        words=words,
+        windows=WINDOWS_PER_WORD * words,
+    )
+
+
+def batch_of_shards(
+    folder: Path, sequences: int, max_length: int, objective: str, mask_prob: float
+) -> tuple[BatchStatistics, int]:
+    """Return the statistics of a batch of samples of token shards, and the tokens that the shards hold.
+
+    Up to 512 samples are read. Raises `UserError` for a folder that is not of token shards.
+    """
+    from fastbert.data.pretraining import PretrainingData
+    from fastbert.data.shards import TokenShards
+
+    shards = TokenShards.open(folder)
+    kind = "mlm" if objective == "rtd" else objective
+    data = PretrainingData(shards, objective=kind, max_length=max_length, mask_prob=mask_prob)  # type: ignore[arg-type]
+    count = min(SAMPLED, data.samples_per_epoch(0))
+    step = max(1, min(sequences, count))
+    total = BatchStatistics(sequences=0, tokens=0, squared_lengths=0, predictions=0)
+    for first in range(0, count - step + 1, step):
+        total += BatchStatistics.of([data.samples(range(first, first + step))])
+    if not total.sequences:
+        raise UserError(f"--data {folder}: holds no sample of up to {max_length} tokens")
+    batch = total * (sequences / total.sequences)
+    return batch, shards.num_tokens

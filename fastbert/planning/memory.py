@@ -1,0 +1,254 @@
+"""Memory of a pre-training step on one device, part by part, at the moment when most is in use. Imports no torch.
+
+Sizes follow from what the kernels save (docs/performance-cpu.md, docs/performance-gpu.md) and from the order in which a
+step allocates and frees: gradients of a layer appear when its activations go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fastbert.planning.flops import BatchStatistics, Checkpointing
+from fastbert.planning.parameters import parameters, total
+from fastbert.planning.shape import ElmoShape, EncoderShape, ModelShape
+
+Parallel = Literal["none", "ddp", "fsdp"]
+FP32 = 4
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
+STATE_BYTES = {"adamw": 8, "stableadamw": 8, "lamb": 8}
+"""Optimiser state per parameter: both moments in fp32."""
+CHUNK = 2048  # tokens of the feed-forward network at a time, on CPUs
+CPU_LOGITS, CPU_ROWS = 64 << 20, 128  # logits of a chunk: bytes, and rows at least
+GPU_LOGITS, GPU_SHARE = 128_000_000, 0.09 * 12  # bytes in one chunk; above, bytes per logit of all rows
+DDP_BUCKET = 25 << 20  # bytes; two are compressed at a time
+CUDA_CONTEXT = 900 << 20
+"""Context, libraries and kernels of a process on a GPU, and what the allocator does not use of its blocks."""
+COMPOSED_BEFORE = 0.4
+"""Of what a layer of single operations saves, the share that lies before attention's output projection."""
+GATHERED_LAYERS = 2
+"""Layers whose weights FSDP holds whole at a time: the one that is computed, and the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How a step is computed on a device."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: str = "bf16"
+    """Of matmuls and activations."""
+    optimizer: str = "adamw"
+    checkpointing: Checkpointing = "none"
+    parallel: Parallel = "none"
+    devices: int = 1
+    accumulates: bool = False
+    """True if a step has several micro-batches, whose gradients are added up."""
+    kernels: bool = True
+    """True if a layer is one operation of the kernels, and on a CPU its matmuls read prepacked weights."""
+    long_sequences: bool = False
+    """True if sequences are longer than 128 tokens, for which the kernels of a GPU save one vector more."""
+
+    @property
+    def element(self) -> int:
+        """Return the bytes of an activation's element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def flat(self) -> bool:
+        """Return whether all parameters are in flat buffers with a bf16 copy: on one GPU, in bf16."""
+        return self.device == "cuda" and self.dtype == "bf16" and self.parallel == "none" and self.kernels
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The bytes of each part on one device at the moment when most memory is in use."""
+
+    parts: dict[str, int]
+    when: str
+    """The phase of a step at that moment."""
+    phases: dict[str, int] = field(default_factory=dict)
+    """The bytes in use in each phase."""
+    activations: int = 0
+    """Bytes that the forward pass saves, the gradient of the vocabulary's matrix left out."""
+
+    @property
+    def total(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(self.parts.values())
+
+
+def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, baseline: int = 0) -> MemoryPlan:
+    """Return the memory of a step of micro-batches with these statistics; `baseline` is what the process uses without
+    a model."""
+    counted = parameters(shape)
+    count = total(counted)
+    owned = -(-count // setup.devices) if setup.parallel == "fsdp" else count
+    fixed: dict[str, int] = {"weights": FP32 * owned, "optimiser": STATE_BYTES[setup.optimizer] * owned}
+    if setup.flat:
+        fixed["bf16 copy of the weights"] = 2 * count
+    if setup.device == "cpu" and setup.kernels:
+        # One copy for the forward pass and one for the gradient of the input.
+        fixed["prepacked weights"] = 2 * setup.element * sum(part.multiplied for part in counted)
+    if setup.parallel == "ddp":
+        fixed["DDP buckets"] = min(2 * DDP_BUCKET, FP32 * count)
+    if setup.parallel == "fsdp":
+        layers = [part.count for part in counted if part.is_layers]
+        depth = sum(stack.layers for stack in shape)
+        # The root holds embeddings and heads from its forward pass to its backward pass; gradients are reduced in fp32.
+        whole = count - sum(layers) + GATHERED_LAYERS * sum(layers) // depth
+        fixed["gathered weights"] = setup.element * whole
+        fixed["gradients to reduce"] = FP32 * (GATHERED_LAYERS * sum(layers) // depth)
+    fixed["framework"] = baseline if setup.device == "cpu" else CUDA_CONTEXT
+    phases = _phases(shape, micro_batch, setup, owned)
+    when = max(phases, key=lambda name: sum(phases[name].values()))
+    used = {**fixed, **phases[when]}
+    parts = {name: used[name] for name in (*fixed, *(name for name in phases[when] if name not in fixed))}
+    base = sum(fixed.values())
+    return MemoryPlan(
+        {name: size for name, size in parts.items() if size},
+        when,
+        {name: base + sum(phase.values()) for name, phase in phases.items()},
+        phases["loss"]["activations"],
+    )
+
+
+def layer_bytes(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> int:
+    """Return the bytes that one layer of an encoder, computed for all tokens, saves for the backward pass, its input
+    included."""
+    return int(_vectors(stack, setup) * batch.tokens + _statistics(stack, setup) * batch.tokens)
+
+
+def _vectors(stack: EncoderShape, setup: Setup) -> float:
+    """Return the bytes of vectors that a layer saves per token."""
+    width, inner, element = stack.width, stack.inner, setup.element
+    if setup.checkpointing == "layer":
+        return width * element
+    if stack.fused and setup.kernels:
+        # x, qkv, context, both sums before a norm, the input of GELU, and the output of the first norm.
+        vectors = 7 * width + inner + (0 if setup.checkpointing == "selective" else width)
+        if setup.device == "cuda" and setup.long_sequences:
+            vectors += width  # what rounding removed from the context
+        return vectors * element
+    # Single operations: GELU's input and output, q, k, v, context, sums and norms, some of them in fp32.
+    saved = 2 * inner + 8 * width if setup.checkpointing == "none" else 1 * inner + 6 * width
+    wide = 2 * FP32 * width if setup.checkpointing == "none" and element < FP32 else 0
+    return saved * element + wide
+
+
+def _statistics(stack: EncoderShape, setup: Setup) -> float:
+    """Return the bytes of numbers per token that a layer saves: of both norms, and of attention."""
+    return 0.0 if setup.checkpointing == "layer" else FP32 * (4 + stack.heads)
+
+
+def _last_layer(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
+    """Return the bytes that the last layer saves, which is computed for the tokens that the head reads."""
+    rows, width, element = rows_of_last_layer(stack, batch), stack.width, setup.element
+    if setup.checkpointing == "layer":
+        return layer_bytes(stack, batch, setup)
+    if not (stack.fused and setup.kernels):
+        share = rows / max(batch.tokens, 1)
+        return layer_bytes(stack, batch, setup) * (COMPOSED_BEFORE + (1 - COMPOSED_BEFORE) * share)
+    before = 5 * width * batch.tokens  # x, qkv, context
+    behind = (_vectors(stack, setup) / element - 5 * width) * rows
+    return (before + behind) * element + _statistics(stack, setup) * batch.tokens
+
+
+def rows_of_last_layer(stack: EncoderShape, batch: BatchStatistics) -> float:
+    """Return the tokens that the last layer of an encoder computes behind its attention."""
+    if stack.head == "detection":
+        return batch.tokens
+    return min(batch.predictions + (batch.sequences if stack.pooler else 0), batch.tokens + batch.sequences)
+
+
+def _encoder_activations(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
+    """Return the bytes that an encoder saves between its forward and its backward pass, without its head's."""
+    saved = (stack.layers - 1) * float(layer_bytes(stack, batch, setup)) + _last_layer(stack, batch, setup)
+    projected = stack.embedding * setup.element * batch.tokens if stack.embedding != stack.width else 0
+    return saved + projected + 8 * 5 * batch.tokens + rows_of_last_layer(stack, batch) * stack.width * setup.element
+
+
+def _head_activations(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
+    """Return the bytes that a head saves: its inputs, those of its norm and of the vocabulary's matmul."""
+    if stack.head == "detection":
+        return 4.0 * batch.tokens * stack.width * setup.element
+    return batch.predictions * (stack.width + 3 * stack.embedding) * setup.element
+
+
+def logits_bytes(stack: EncoderShape | ElmoShape, batch: BatchStatistics, setup: Setup) -> float:
+    """Return the bytes of the logits that are in memory at a time."""
+    if isinstance(stack, EncoderShape) and stack.head == "detection":
+        return 0.0
+    logits = batch.predictions * stack.vocab * setup.element
+    if setup.device == "cuda":
+        return min(logits, max(GPU_LOGITS, GPU_SHARE * batch.predictions * stack.vocab))
+    if not setup.kernels:
+        return batch.predictions * stack.vocab * (setup.element + 2 * FP32)
+    return min(logits, max(CPU_LOGITS, CPU_ROWS * stack.vocab * setup.element))
+
+
+def _layer_workspace(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
+    """Return the bytes of temporaries of one layer's backward pass."""
+    element, tokens = setup.element, batch.tokens
+    chunk = min(tokens, CHUNK) if setup.device == "cpu" and setup.kernels else tokens
+    # Gradients of the sums, of the context, of q, k and v, and of the input; of GELU's input, and its output.
+    workspace = 7 * stack.width * tokens * element + 2 * chunk * stack.inner * element
+    if setup.checkpointing == "layer":  # the layer's own activations, computed again
+        workspace += layer_bytes(stack, batch, replace(setup, checkpointing="none"))
+    return workspace
+
+
+def _elmo_activations(stack: ElmoShape, batch: BatchStatistics, setup: Setup) -> float:
+    """Return the bytes that ELMo saves: gates, cells and their tanh in fp32, outputs of layers, and of characters."""
+    gates = stack.layers * batch.tokens * 2 * 6 * stack.units * FP32
+    outputs = (stack.layers + 1) * batch.tokens * 2 * stack.projection * (FP32 + setup.element)
+    filters, window = sum(stack.filters), len(stack.filters)
+    characters = batch.windows * window * (stack.characters * setup.element + 8)
+    words = batch.words * filters * (8 + FP32 + (2 + 3 * stack.highways) * setup.element)
+    return gates + outputs + characters + words + batch.predictions * 4 * stack.projection * setup.element
+
+
+def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int) -> dict[str, dict[str, int]]:
+    """Return the bytes of gradients, activations and temporaries in each phase of a step."""
+    gradients = FP32 * owned
+    before = gradients if setup.accumulates or setup.flat else 0
+    activations = head = logits = workspace = table = 0.0
+    for stack in shape:
+        logits = max(logits, logits_bytes(stack, batch, setup))
+        if isinstance(stack, ElmoShape):
+            activations += _elmo_activations(stack, batch, setup)
+            head, table = 2.0 * head, 2.0 * FP32 * stack.vocab * stack.projection
+            workspace = 2.0 * batch.tokens * 4 * stack.units * (FP32 + setup.element)
+            continue
+        activations += _encoder_activations(stack, batch, setup)
+        head += _head_activations(stack, batch, setup)
+        workspace = max(workspace, _layer_workspace(stack, batch, setup))
+        # The gradient of the vocabulary's matrix is computed with the loss.
+        if stack.head != "detection":
+            table = max(table, float(FP32 * stack.vocab * stack.embedding))
+    windows = 0.0
+    for stack in shape:
+        if isinstance(stack, ElmoShape):
+            windows = batch.windows * sum(stack.filters) * (FP32 + setup.element)
+    loss = {
+        "gradients": int(before),
+        "activations": int(activations + head),
+        "logits and gradient of the vocabulary": int(logits + table),
+    }
+    backward = {
+        "gradients": int(before + (0 if before else table)),
+        "activations": int(activations),
+        "temporaries": int(workspace + table),
+    }
+    # The matrix of the vocabulary has two gradients, from the head and from the embedding, and their sum.
+    end = {"gradients": int(gradients), "temporaries": int(2 * table + windows + 2 * workspace)}
+    update = {"gradients": int(gradients)}
+    phases = {"loss": loss, "backward": backward, "end of backward": end, "update": update}
+    if setup.device != "cpu" or not setup.kernels:
+        return phases
+    # The allocator of a CPU keeps what was in use at most; gradients of tied tables come from torch's.
+    pool = max(sum(phases["loss"].values()), sum(phases["backward"].values()) - int(table))
+    tied = int(2 * table)
+    kept = pool + tied - sum(end.values())
+    if kept > 0:
+        phases["end of backward"] = {**end, "kept by the allocator": kept}
+    return phases

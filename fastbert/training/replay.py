@@ -1,0 +1,102 @@
+"""Compute steps of a run again, and compare them with what the run has recorded: bit for bit.
+
+Every step records its loss and the norm of its gradient exactly in steps.jsonl, and some the sum of the weights' bits.
+The replay begins at the newest checkpoint before the first step, or at the run's first weights, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastbert.distributed.world import World, joined
+from fastbert.errors import UserError
+from fastbert.training.checkpoint import find, load_state, step_of
+from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
+from fastbert.training.loop import CONTINUE
+from fastbert.training.pretrain import assemble, read_inputs
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_folder import recorded_run
+from fastbert.training.schedule_log import FILE as SCHEDULE
+from fastbert.training.schedule_log import scheduled_steps
+from fastbert.training.step_log import ExactStep, read_steps
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A step that was computed again, and the run's own record of it."""
+
+    computed: ExactStep
+    recorded: ExactStep | None
+    """None for a step that the run has not recorded."""
+
+    @property
+    def is_equal(self) -> bool | None:
+        """Return whether both are equal, to the bit; None without a record. The sums of weights are compared where the
+        run has recorded one."""
+        recorded, computed = self.recorded, self.computed
+        if recorded is None:
+            return None
+        same = recorded.loss == computed.loss and recorded.gradient_norm == computed.gradient_norm
+        return same and recorded.weights in (None, computed.weights)
+
+    def describe(self) -> str:
+        """Return the step in one line."""
+        step, loss, norm = self.computed.step, self.computed.loss, self.computed.gradient_norm
+        weights = f"{self.computed.weights or 0:016x}"
+        line = f"step {step:>7,}  loss {_shown(loss)}  gradient norm {_shown(norm)}  weights {weights}"
+        if self.recorded is None:
+            return f"{line}  not recorded"
+        if self.is_equal:
+            return f"{line}  equal"
+        before = self.recorded
+        seen = f"loss {_shown(before.loss)}, gradient norm {_shown(before.gradient_norm)}"
+        seen += "" if before.weights is None else f", weights {before.weights:016x}"
+        return f"{line}  different: the run had {seen}"
+
+
+def _shown(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.17g}"
+
+
+def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None) -> Iterator[ReplayedStep]:
+    """Compute the steps from `first` to `last` of the run in `folder` again; yield each beside the run's record.
+
+    With the processes of torchrun, as many as the run had, each yields the same. Raises `UserError` for a folder
+    without a run, a run whose shards or teacher are no longer there, and steps behind its end.
+    """
+    run = recorded_run(folder)
+    config = run.config
+    with joined(config.device) as world, world.watched(CONTINUE):
+        reporter = (reporter or Reporter()) if world.is_main else Reporter()
+        recorded = read_steps(folder)
+        newest = max(recorded, default=0)
+        if last > newest:
+            raise UserError(
+                f"--steps {first}:{last}: the run in {folder} has taken {newest:,} steps; name earlier ones"
+            )
+        device, dtype = choose_device(config.device, config.matmul_dtype, reporter.on_message)
+        with deterministic_algorithms(config.deterministic), kernels_of_run(folder, device, reporter.on_message):
+            trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter()).trainer
+            _check_processes(folder, world, reporter)
+            begin = trainer.resume(at_most=first - 1)
+            start = f"the checkpoint of step {begin:,}" if begin else "the first weights"
+            reporter.on_message(f"computing steps {begin + 1:,} to {last:,}, from {start}")
+            if config.hours is not None:
+                trainer.recorded = {line.step: line.progress for line in scheduled_steps(folder / SCHEDULE, begin + 1)}
+            for step in trainer.replayed(last):
+                if step.step >= first:
+                    yield ReplayedStep(step, recorded.get(step.step))
+
+
+def _check_processes(folder: Path, world: World, reporter: Reporter) -> None:
+    """Report a run that had another number of processes, whose sums round differently."""
+    for checkpoint in reversed(find(folder / "checkpoints")):
+        processes = load_state(checkpoint).get("processes", 1)
+        if processes != world.size:
+            reporter.on_message(
+                f"the run had {processes} processes at step {step_of(checkpoint):,}, and now there are {world.size}:"
+                " sums over them round differently; replay it with as many (torchrun --nproc-per-node)"
+            )
+        return

@@ -1,0 +1,70 @@
+"""The loss and the gradient's norm of every step, exactly, in steps.jsonl, so that `fastbert replay` can compare them.
+
+A line per step: {"step", "loss", "gradient_norm"}, numbers that read back to the same bits, and on steps that have a
+line in metrics.jsonl "weights", the sum of all weights' bits after the step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastbert.training.metrics import MetricsLog, read_records
+
+FILE = "steps.jsonl"
+
+
+@dataclass(frozen=True)
+class ExactStep:
+    """A line of steps.jsonl; numbers that are not finite are None."""
+
+    step: int
+    loss: float | None
+    gradient_norm: float | None
+    weights: int | None = None
+
+    @classmethod
+    def of(cls, step: int, loss: float, gradient_norm: float, weights: int | None = None) -> ExactStep:
+        """Return the line of a step."""
+        finite = [value if math.isfinite(value) else None for value in (loss, gradient_norm)]
+        return cls(step, finite[0], finite[1], weights)
+
+
+class StepLog:
+    """Appends a line per step to steps.jsonl."""
+
+    def __init__(self, folder: Path, after: int) -> None:
+        """Start an empty log, or continue that of a run which resumes after the step `after`."""
+        self._log = MetricsLog(folder / FILE, (lambda line: int(line["step"]) <= after) if after else None)
+
+    def append(self, step: int, loss: float, gradient_norm: float, weights: int | None) -> None:
+        """Append the line of a step."""
+        line = vars(ExactStep.of(step, loss, gradient_norm, weights))
+        self._log.append({name: value for name, value in line.items() if name != "weights" or value is not None})
+
+    def sync(self) -> None:
+        """Flush all lines to the disk."""
+        self._log.sync()
+
+
+def read_steps(folder: Path) -> dict[int, ExactStep]:
+    """Read the steps of a run by number. Raises `UserError` for a line that is not a step's."""
+    lines: list[Any] = read_records(folder / FILE, lambda values: ExactStep(**values))
+    return {line.step: line for line in lines}
+
+
+@torch.no_grad()
+def weights_sum(model: nn.Module) -> int:
+    """Return the sum of a model's weights, read as integers of their width, modulo 2^64: equal weights have equal sums,
+    and a change of one bit changes it. It takes one pass over the weights."""
+    total = 0
+    for parameter in model.parameters():
+        plain = parameter.detach().contiguous()
+        kind = {4: torch.int32, 2: torch.int16, 8: torch.int64}[plain.element_size()]
+        total += int(plain.view(kind).sum(dtype=torch.int64)) if plain.numel() else 0
+    return total % 2**64

@@ -1,0 +1,89 @@
+"""Stalled data: how long the steps wait for their batches, beside the time that they compute.
+
+`DataWatch.waiting()` wraps the loop's only wait for a batch; a batch that does not arrive at all is reported while the
+loop still waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+LEAST_SECONDS = 30.0  # of steps, before their share of waiting is judged
+HIGHEST_SHARE = 0.1  # of the time, spent waiting, from which it is worth a message
+SILENCE = 60.0  # seconds without a batch until a message
+
+
+class DataWatch:
+    """Reports, once per cause, that batches arrive too late."""
+
+    def __init__(
+        self,
+        on_message: Callable[[str], None],
+        cures: Sequence[str] = (),
+        *,
+        silence: float = SILENCE,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`cures` are flags with which batches may arrive sooner, named in the message."""
+        self.on_message, self.cures, self.silence, self.clock = on_message, tuple(cures), silence, clock
+        self.waited = self.computed = 0.0
+        self.told_share = self.told_silence = False
+
+    @contextmanager
+    def waiting(self, step: int) -> Iterator[None]:
+        """Count the time of the block as waiting for the batches of `step`; report it if it does not end."""
+        began = self.clock()
+        timer = threading.Timer(self.silence, self._silent, [step])
+        timer.daemon = True
+        if not self.told_silence:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.waited += self.clock() - began
+
+    def count(self, computed: float) -> str | None:
+        """Count the seconds that a step computed; return the message if the waits have become long, else None.
+
+        The totals begin anew with each judgement, so that a slow start does not hide what follows, and a run that
+        stalls after hours is told so.
+        """
+        self.computed += computed
+        total = self.waited + self.computed
+        if total < LEAST_SECONDS:
+            return None
+        message = stall_message(self.waited, self.computed, self.cures)
+        self.waited = self.computed = 0.0
+        if message is None or self.told_share:
+            return None
+        self.told_share = True
+        self.on_message(message)
+        return message
+
+    def _silent(self, step: int) -> None:
+        self.told_silence = True
+        self.on_message(
+            f"step {step:,} has waited {self.silence:.0f} s for its batches: the disk, the network or a worker that"
+            " reads the data is stalled"
+        )
+
+
+def stall_message(waited: float, computed: float, cures: Sequence[str] = ()) -> str | None:
+    """Return a message where steps spent more than a tenth of their time waiting for batches, None otherwise.
+
+    Args:
+        waited, computed: seconds of waiting and of computing over the same steps.
+        cures: flags with which batches may arrive sooner.
+    """
+    total = waited + computed
+    if total <= 0.0 or waited / total <= HIGHEST_SHARE:
+        return None
+    advice = f"; {' or '.join(cures)} may help" if cures else ""
+    return (
+        f"data is too slow: {waited / total:.0%} of the last {total:.0f} s were spent waiting for batches"
+        f" ({waited:.0f} s), not computing{advice}"
+    )

@@ -1,0 +1,134 @@
+"""Kill a pre-training run again and again, half of the times inside its saves, and compare its weights at the end.
+
+`python tests/kill_check.py --kills 50 --in-saves 20 --json FILE` writes a record like those in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from killing import SAVING, Commands
+
+SAVES, PIECES = 8, 40  # of a run, and the least number of pieces that a save writes
+
+
+def toy_run(folder: Path) -> list[str]:
+    """Write a corpus and a model's config to a folder; return the command of a run of 24 steps that saves each third
+    step behind the steps, without --out."""
+    draw = random.Random(5)
+    words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(30)]
+    documents = ["\n".join(" ".join(draw.choices(words, k=9)) + "." for _ in range(8)) for _ in range(60)]
+    (folder / "corpus.txt").write_text("\n\n".join(documents) + "\n")
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    (folder / "model.json").write_text(json.dumps({**shape, "vocab_size": 60, "max_position_embeddings": 32}))
+    return [
+        "pretrain", "--corpus", str(folder / "corpus.txt"), "--text-format", "lines", "--model",
+        str(folder / "model.json"), "--vocab-size", "60", "--steps", "24", "--batch-size", "8", "--max-length", "32",
+        "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "5", "--eval-every", "10",
+        "--eval-samples", "16", "--checkpoint-every", "3", "--async-save", "on", "--resume", "--quiet",
+    ]  # fmt: skip
+
+
+def weights_sha256(run: Path) -> str:
+    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@dataclass
+class Kills:
+    """How often a run was started and killed, and the hashes of the weights that it ended with."""
+
+    starts: int = 0
+    at_random: int = 0
+    in_saves: Counter[str] = field(default_factory=Counter)
+    weights: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.at_random + self.in_saves.total()
+
+
+def kill_run(commands: Commands, arguments: list[str], out: Path, draw: random.Random, seconds: float) -> Kills:
+    """Start a run until it ends by itself; kill every second start inside a save, the others at a random moment."""
+    kills = Kills()
+    while True:
+        kills.starts += 1
+        operation, ending = None, {"kill_after": draw.uniform(0, seconds)}
+        if kills.starts % 2:
+            operation = draw.choice(SAVING)
+            times = draw.randint(1, SAVES * PIECES if operation in ("open", "write") else SAVES)
+            ending = {"fault": times, "operations": [operation], "within": "checkpoints"}
+        code, _ = commands.run([*arguments, "--out", str(out)], **ending)
+        if code == -signal.SIGKILL and operation is not None:
+            kills.in_saves[operation] += 1
+        elif code == -signal.SIGKILL:
+            kills.at_random += 1
+        else:
+            assert code == 0, commands.output.read_text()
+            kills.weights[weights_sha256(out)] += 1
+            return kills
+
+
+def kill_runs(commands: Commands, folder: Path, seed: int, least: int, least_in_saves: int) -> dict[str, Any]:
+    """Kill as many runs as it takes; return the row of a record. Raises AssertionError for different weights."""
+    arguments, draw, started = toy_run(folder), random.Random(seed), time.monotonic()
+    code, seconds = commands.run([*arguments, "--out", str(folder / "undisturbed")])
+    assert code == 0, commands.output.read_text()
+    expected, total, runs = weights_sha256(folder / "undisturbed"), Kills(), 0
+    while total.total < least or total.in_saves.total() < least_in_saves:
+        runs += 1
+        kills = kill_run(commands, arguments, folder / f"run-{runs}", draw, seconds)
+        assert set(kills.weights) == {expected}, f"seed {seed}, run {runs}: {kills}"
+        total.starts, total.at_random = total.starts + kills.starts, total.at_random + kills.at_random
+        total.in_saves += kills.in_saves
+        total.weights += kills.weights
+        print(f"{total.total} kills in {runs} runs, {total.in_saves.total()} of them in saves", flush=True)
+    return {
+        "workload": "kill -9 of a pre-training run with asynchronous saves",
+        "seed": seed,
+        "runs": runs,
+        "starts": total.starts,
+        "kills": total.total,
+        "kills_in_saves": total.in_saves.total(),
+        "operations_killed": dict(sorted(total.in_saves.items())),
+        "weights_sha256": expected,
+        "different_weights": runs - total.weights[expected],
+        "seconds": round(time.monotonic() - started),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=50, help="least number of kills")
+    parser.add_argument("--in-saves", type=int, default=20, help="least number of them inside saves")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the record")
+    options = parser.parse_args()
+    from fastbert.benchmarks.harness import records
+
+    with tempfile.TemporaryDirectory() as folder:
+        commands = Commands(Path(folder))
+        try:
+            row = kill_runs(commands, Path(folder), options.seed, options.kills, options.in_saves)
+        finally:
+            commands.close()
+    names = f"--kills {options.kills} --in-saves {options.in_saves} --seed {options.seed}"
+    row["command"] = f"python tests/kill_check.py {names}"
+    note = "A check of correctness, whose results do not depend on the machine."
+    record = {**records.record("restart-checks", [row]), "machine": None, "note": note}
+    print(json.dumps(record, indent=1))
+    if options.json is not None:
+        records.write(options.json, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Memory of a step: activations are those that autograd saves; parts follow what is shared, gathered or recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastbert.config import BertConfig
+from fastbert.models import registry
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.planning.batches import planned_batch
+from fastbert.planning.flops import BatchStatistics
+from fastbert.planning.measure import random_batch
+from fastbert.planning.memory import Setup, memory
+from fastbert.planning.shape import model_shape
+from fastbert.training.objectives import pretraining_model
+
+NATIVE = preferred_backend("encoder_layer", torch.device("cpu")) == "native"
+VOCABULARY = 4000
+
+
+def saved_bytes(model: Any, batch: Any, dtype: str) -> int:
+    """Return the bytes that autograd saves in the forward pass, each storage once, parameters left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    alive: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            alive[storage.data_ptr()] = tensor
+        return tensor
+
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        loss = model(batch).loss
+    assert loss.isfinite()
+    return sum(tensor.untyped_storage().nbytes() for tensor in alive.values())
+
+
+@pytest.mark.skipif(not NATIVE, reason="activations are those of the native kernels")
+@pytest.mark.parametrize(
+    ("architecture", "objective", "tolerance"),
+    [
+        pytest.param("bert", "mlm+nsp", 0.03, id="bert"),
+        pytest.param("electra", "rtd", 0.05, id="electra"),
+        pytest.param("gpt2", "ltr", 0.08, id="gpt2"),
+        pytest.param("elmo", "bilm", 0.1, id="elmo"),
+    ],
+)
+def test_activations_are_those_that_autograd_saves(architecture: str, objective: str, tolerance: float) -> None:
+    record = registry.architecture(architecture)
+    assert record.config is not None
+    config = record.config.preset("tiny", vocab_size=VOCABULARY, num_hidden_layers=3)
+    model = pretraining_model(config, objective).train()  # type: ignore[arg-type]
+    if architecture == "elmo":
+        model.set_vocabulary([*(f"word{index}" for index in range(VOCABULARY - 2)), "[CLS]", "[SEP]"])
+    batch = random_batch(planned_batch(16, 64, objective, 0.15), objective, VOCABULARY)
+    statistics, shape = BatchStatistics.of([batch]), model_shape(config, objective)
+    modes = ("none", "layer", "selective") if architecture == "bert" else ("none",)
+    for dtype in ("bf16", "fp32") if architecture == "bert" else ("bf16",):
+        for mode in modes:
+            model.checkpoint_activations(mode)
+            plan = memory(shape, statistics, Setup(dtype=dtype, checkpointing=mode))  # type: ignore[arg-type]
+            # The gradient of the vocabulary's matrix and of its bias is computed with the loss, and saved.
+            stack = shape[-1] if objective != "rtd" else shape[0]
+            width = stack.projection if hasattr(stack, "projection") else stack.embedding
+            table = 4 * stack.vocab * (width + 1) * (2 if architecture == "elmo" else 1)
+            saved = saved_bytes(model, batch, dtype) - table
+            assert plan.activations == pytest.approx(saved, rel=tolerance), (dtype, mode)
+
+
+def test_parts_add_up_and_shrink_as_they_should() -> None:
+    config, one = BertConfig.preset("large"), planned_batch(32, 512, "mlm+nsp", 0.15)
+    shape, setup = model_shape(config, "mlm+nsp"), Setup(device="cuda", long_sequences=True)
+    parameters = config.num_parameters(heads=True)
+    alone = memory(shape, one, setup)
+    assert alone.total == sum(alone.parts.values()) == max(alone.phases.values())
+    assert alone.parts["weights"] == 4 * parameters
+    assert alone.parts["optimiser"] == 8 * parameters
+    assert alone.parts["bf16 copy of the weights"] == 2 * parameters
+    layer, selective = (
+        memory(shape, one, replace(setup, checkpointing=mode)).total  # type: ignore[arg-type]
+        for mode in ("layer", "selective")
+    )
+    assert layer < selective < alone.total
+    ddp = memory(shape, one, replace(setup, parallel="ddp", devices=8))
+    fsdp = memory(shape, one, replace(setup, parallel="fsdp", devices=8))
+    assert fsdp.parts["weights"] == -(-parameters // 8) * 4
+    assert fsdp.total < ddp.total
+    assert memory(shape, one, replace(setup, parallel="fsdp", devices=64)).total < fsdp.total
+    twice = memory(shape, one * 2, setup)
+    assert twice.total > alone.total
+    assert twice.parts["weights"] == alone.parts["weights"]
+    cpu = memory(shape, one, Setup(accumulates=True), baseline=1000)
+    assert cpu.parts["framework"] == 1000
+    assert "prepacked weights" in cpu.parts

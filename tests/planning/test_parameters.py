@@ -1,0 +1,46 @@
+"""Parameters counted from a config are those of the model, for every architecture, size and objective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastbert.config import PRESETS
+from fastbert.models import registry
+from fastbert.planning import parameters
+from fastbert.planning.shape import model_shape
+from fastbert.training.config import Objective
+from fastbert.training.objectives import OBJECTIVES, PretrainConfig, _head, model_config, pretraining_model
+
+
+def test_counts_are_those_of_the_models() -> None:
+    compared = 0
+    for name, record in registry.ARCHITECTURES.items():
+        if record.config is None:
+            continue
+        objectives: list[Objective] = [key for key, value in OBJECTIVES.items() if _head(record, value)]
+        if name in ("gpt2", "openai-gpt"):
+            objectives = ["ltr"]
+        for size in PRESETS:
+            for objective in objectives:
+                config = model_config(
+                    PretrainConfig(model=size, architecture=name, objective=objective, max_length=128), None
+                )
+                generator = 0.5 if objective == "rtd" and size == "mini" else None
+                with torch.device("meta"):
+                    model: Any = pretraining_model(config, objective, generator)
+                parts = parameters.parameters(model_shape(config, objective, generator))
+                expected = sum(parameter.numel() for parameter in model.parameters())
+                assert parameters.total(parts) == expected, (name, size, objective)
+                compared += 1
+    assert compared >= 9 * len(PRESETS)
+
+
+def test_parts_are_named_once() -> None:
+    config = registry.ARCHITECTURES["electra"].config
+    assert config is not None
+    parts = parameters.parameters(model_shape(config.preset("small"), "rtd"))
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names)
+    assert {"token embedding", "generator attention", "attention", "detection head"} <= set(names)

@@ -1,0 +1,141 @@
+"""Plans of runs: what they predict follows from the flags, and steps of few layers predict those of more."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("tyro", reason="the command line needs tyro")
+
+from fastbert.cli import main
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.planning import peak
+from fastbert.planning.batches import planned_batch
+from fastbert.planning.communication import communication
+from fastbert.planning.fitting import GIB
+from fastbert.planning.flags import PlanFlags
+from fastbert.planning.flops import BatchStatistics
+from fastbert.planning.measure import layers_to_measure, measure_steps, random_batch
+from fastbert.planning.plan import make_plan
+
+
+def test_a_plan_of_the_paper() -> None:
+    """BERT-large on 64 H100: every figure from the sizes by hand."""
+    plan = make_plan(
+        PlanFlags(model="large", tokens=3e11, gpus=64, batch_size=4096, utilisation="0.45", mean_length=128)
+    )
+    assert plan.record()["total_parameters"] == BertConfig.preset("large").num_parameters(heads=True)
+    assert plan.steps == math.ceil(3e11 / (4096 * 128))
+    assert (plan.micro_batch, plan.micro_batches, plan.parallel) == (64, 1, "ddp")
+    assert plan.times.passes == pytest.approx(plan.flops.total / (64 * 0.45 * 989.4e12))
+    assert plan.communication.all_reduce == pytest.approx(2 * 63 / 64 * 2 * plan.record()["total_parameters"])
+    assert plan.link_bandwidth == 50
+    assert plan.times.exposed < plan.times.communication
+    assert plan.seconds == plan.steps * plan.times.step
+    assert plan.memory.total < 80 * GIB
+    fewer = make_plan(PlanFlags(model="large", tokens=3e11, gpus=8, batch_size=4096, parallel="fsdp"))
+    assert fewer.link_bandwidth == 450
+    assert fewer.communication.all_gather
+    assert fewer.memory.parts["weights"] < plan.memory.parts["weights"]
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
+    flags = {"model": "large", "gpu": "l4", "batch_size": 4096, "max_length": 512}
+    most = make_plan(PlanFlags(**flags)).largest_micro_batch  # type: ignore[arg-type]
+    assert make_plan(PlanFlags(**flags, micro_batch=most)).memory.total <= 24 * GIB  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=rf"^--micro-batch {most + 1}: needs .* GiB per device, of 24.0; at most {most}"
+    ):
+        make_plan(PlanFlags(**flags, micro_batch=most + 1))  # type: ignore[arg-type]
+    checkpointed = make_plan(PlanFlags(**flags, checkpoint_activations=True))  # type: ignore[arg-type]
+    assert checkpointed.largest_micro_batch > 2 * most
+    assert checkpointed.flops.recomputed > checkpointed.flops.forward / 2
+
+
+def test_every_gpu_is_recognised_by_its_names() -> None:
+    names = {
+        "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA A100-PCIE-40GB": "a100-40gb", "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA H100 NVL": "h100-nvl", "NVIDIA H200": "h200", "NVIDIA L4": "l4",
+        "NVIDIA L40S": "l40s", "NVIDIA L40": "l40", "NVIDIA GeForce RTX 4090": "rtx-4090", "Tesla T4": "t4",
+        "AMD Instinct MI300X": "mi300x", "NVIDIA B200": "b200", "NVIDIA A10G": "a10g", "NVIDIA A10": "a10",
+        "NVIDIA GH200 480GB": "gh200",
+    }  # fmt: skip
+    for name, key in names.items():
+        assert peak.gpu_of_device(name) is peak.GPUS[key], name
+    assert peak.gpu_of_device("NVIDIA GeForce GTX 1050") is None
+    assert peak.peak_flops("cuda", "bf16", "NVIDIA H100 80GB HBM3") == 989.4e12
+    assert peak.peak_flops("cuda", "bf16", "unknown") is None
+    assert peak.gpu("4090") is peak.GPUS["rtx-4090"]
+    assert peak.peak_flops("cpu", "bf16") == peak.peak_flops("cpu", "bf16")
+
+
+def test_communication_grows_with_the_micro_batches_of_fsdp_alone() -> None:
+    one, four = (communication(1000, 4, "fsdp", "bf16", count) for count in (1, 4))
+    assert one.all_gather == 2 * 0.75 * 1000 * 2
+    assert one.reduce_scatter == 0.75 * 1000 * 4
+    assert four.total == 4 * one.total
+    assert communication(1000, 4, "ddp", "bf16", 4) == communication(1000, 4, "ddp", "bf16", 1)
+    assert communication(1000, 1, "none", "bf16", 4).total == 0
+
+
+def test_a_random_batch_has_the_planned_statistics() -> None:
+    for objective in ("mlm+nsp", "ltr"):
+        planned = planned_batch(64, 128, objective, 0.15)
+        batch = BatchStatistics.of([random_batch(planned, objective, 1000)])
+        assert batch.sequences == 64
+        for name in ("tokens", "squared_lengths", "predictions"):
+            assert getattr(batch, name) == pytest.approx(getattr(planned, name), rel=0.03), (objective, name)
+
+
+def test_steps_of_few_layers_predict_those_of_more() -> None:
+    """With a clock that counts matmuls the prediction is exact but for the last layer, so the line is the right one."""
+    assert [layers_to_measure(count) for count in (1, 2, 3, 4, 12)] == [(1, 1), (1, 2), (1, 2), (1, 3), (1, 3)]
+    config = BertConfig.preset("tiny", vocab_size=512, num_hidden_layers=6)
+    batch = planned_batch(4, 32, "mlm+nsp", 0.15)
+    ticks = [0.0]
+
+    def clock() -> float:
+        """Count the layers of the models: each step of the measured ones takes one call before, between and behind."""
+        ticks[0] += 1.0
+        return ticks[0]
+
+    measured = measure_steps(
+        config, "mlm+nsp", batch, device=torch.device("cpu"), dtype="fp32", seconds=0.0, clock=clock
+    )
+    assert measured.layers == (1, 3)
+    assert measured.passes == (1.0, 1.0)
+    assert measured.update_of(6) == 1.0
+    assert measured.steps == 3
+    from dataclasses import replace
+
+    line = replace(measured, passes=(3.0, 7.0), update=(2.0, 1.0))
+    assert line.passes_of(6) == 13.0
+    assert line.update_of(6) == 2.0  # noise: more layers cannot take less
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == 0
+    plan: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return plan
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = run_json(capsys, "--model", "large", "--tokens", "3e11", "--gpus", "64", "--batch-size", "4096")
+    assert plan["tokens"] >= 3e11
+    assert plan["memory"]["fits"]
+    assert sum(plan["memory"]["parts"].values()) == plan["memory"]["total"]
+    assert plan["flops"]["total"] == pytest.approx(sum(plan["flops_parts"].values()))
+    assert main(["plan", "--model", "mini", "--architecture", "electra", "--gpu", "4090", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    for title in ("Run", "Parameters", "Memory per device", "FLOPs per optimiser step", "Time", "Disk"):
+        assert f"\n{title}" in f"\n{text}"
+    assert "generator attention" in text
+    plan = run_json(capsys, "--model", "tiny", "--vocab-size", "512", "--batch-size", "4", "--device", "cpu")
+    assert plan["measured"]["layers"] == [1, 2]
+    assert plan["seconds"] > 0
+    assert plan["memory"]["parts"]["framework"] > 1 << 20
