@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fastbert import _C
+from fastbert import _C, WordPieceTokenizer
 from fastbert.data.layouts import documents_of_lines
 from fastbert.data.sentence_reader import sentence_reader, sentence_rules
 from fastbert.data.sentences import split_sentences
@@ -81,6 +81,23 @@ def test_documents_equal_the_reference(seed):
             layout,
             options,
         )
+
+
+def test_batches_are_tokenized_as_strings_are(seed):
+    draw = random.Random(seed)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "mr", "no", "x", "##x", ".", "漢", "he"]
+    tokenizer = WordPieceTokenizer(vocabulary)
+    reader = sentence_reader("paragraphs", max_paragraph_chars=1 << 20)
+    reader.add("\n".join(random_paragraph(draw, 30) for _ in range(400)).encode())
+    batch = reader.take()
+    assert len(batch) > 400
+    for threads in (1, 3):
+        ids, offsets = batch.encode(tokenizer._core, threads)
+        expected_ids, expected_offsets = tokenizer.encode_ragged(batch.strings())
+        assert (ids == expected_ids).all()
+        assert (offsets == expected_offsets).all()
+    ids, offsets = reader.take().encode(tokenizer._core, 1)
+    assert (len(ids), offsets.tolist()) == (0, [0])
 
 
 def read(text: str, layout: str = "lines", **options) -> list[list[str]]:
