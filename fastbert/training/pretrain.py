@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import GENERATOR, find_source
 from fastbert.config import PRESETS, BertConfig
+from fastbert.data.dedup import DedupReport
+from fastbert.data.leaks import leak_warnings
 from fastbert.data.mixing import MixedData, SampleData, open_data, split_unigrams
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import fold_rare, unigram_cross_entropy
@@ -209,6 +211,8 @@ def _prepare(run: Run, reporter: Reporter) -> Inputs:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
     inputs = Inputs.of(run.config, tokenizer, shards, teacher)
+    for warning in leak_warnings(inputs.phases[0].train, inputs.phases[0].validation):
+        reporter.on_message(warning)
     _set_hyper_parameters(run, _model_config(run), inputs.phases[0].train)
     return inputs
 
@@ -565,7 +569,8 @@ def _check_inputs(config: PretrainConfig) -> None:
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
     inputs += [] if config.initial_folder is None else [("--init", config.find_initial())]
-    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
+    inputs += [("--corpus", local_path(path)) for path in config.corpus if not is_remote(path)]
+    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), inputs)
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
@@ -625,7 +630,17 @@ def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> tuple[TokenSh
     if not shards:
         corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
-        shards = (prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done)),)
+        prepared = prepare(
+            corpus,
+            tokenizer,
+            folder,
+            overwrite=True,
+            dedup=config.dedup,
+            progress=lambda done, sentences: report(done),
+        )
+        if dropped := DedupReport.read(folder):
+            reporter.on_message(str(dropped))
+        shards = (prepared,)
     if shards[0].fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{source}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"
