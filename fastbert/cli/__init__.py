@@ -36,7 +36,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
         "plan": ("plan", "predict memory, FLOPs and time of a pre-training run"),
         "replay": ("replay", "compute steps of a run again and compare them, bit for bit"),
-        "plot": ("plot", "compare runs in a plot"),
+        "plot": ("plot", "compare runs in a picture or on an interactive page"),
     },
     {
         "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices, text"),

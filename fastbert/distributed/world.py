@@ -31,7 +31,7 @@ REASON_SECONDS = 5.0  # to wait for the reason of a process that has closed its 
 # How gloo and NCCL describe a peer that is gone.
 _SIGNS = (
     *("connection closed", "connection reset", "broken pipe", "connection refused", "timed out", "remote process"),
-    *("gloo", "nccl", "socket", "tcpstore", "failed to recv", "failed to send", "process group"),
+    *("socket", "failed to recv", "failed to send"),
 )
 
 
@@ -138,8 +138,7 @@ class World:
             if self.size == 1:
                 raise
             if _is_lost_connection(error):
-                failure = self._failure(cure)
-                raise failure from error
+                raise self._failure(cure, error) from error
             if self._report(str(error) or type(error).__name__):
                 error.silent = True  # type: ignore[attr-defined]
             raise
@@ -159,8 +158,9 @@ class World:
                 time.sleep(_POLL_SECONDS)
         return False
 
-    def _failure(self, cure: str = "") -> PeerFailure:
-        """Return the error for the process that has ended first; waits for its reason for a few seconds."""
+    def _failure(self, cure: str = "", lost: Exception | None = None) -> PeerFailure:
+        """Return the error for the process that has ended first; waits for its reason for a few seconds. `lost` is the
+        error of the connection."""
         reason: dict[str, Any] | None = None
         deadline = time.monotonic() + REASON_SECONDS
         with contextlib.suppress(RuntimeError, ValueError):
@@ -169,7 +169,8 @@ class World:
             if self.store.check([_FAILURE]):
                 reason = json.loads(self.store.get(_FAILURE))
         if reason is None:
-            message = "another process of the run has ended without a message (it was killed, or out of memory)"
+            first_line = "" if lost is None else f": {str(lost).splitlines()[0]}"
+            message = f"another process of the run has ended without a message (killed, or out of memory{first_line})"
         else:
             message = f"process {reason['rank']} of {self.size} has ended: {reason['reason']}"
         return PeerFailure(f"{message}; {cure}" if cure else message, self.rank)
@@ -228,6 +229,8 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
     try:
         groups = [dist.new_group(backend="gloo") for _ in range(2)]
         yield World(rank, size, local_rank, dist.PrefixStore("run", store), *groups)
+        # The store may live in the first process: none may end while another one reads from it.
+        dist.barrier(group=groups[0])
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

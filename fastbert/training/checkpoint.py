@@ -110,6 +110,14 @@ def restore(
             state["step"] = state["step"].to(parameter.device)
 
 
+@torch.no_grad()
+def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a `Snapshot` into a model of the same shape."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in model.tied_keys:
+            tensor.copy_(weights[name])
+
+
 def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], folder: Path) -> None:
     """Restore the loss scale of fp16 training from a checkpoint's state."""
     if scaler.is_enabled() and state:
@@ -126,9 +134,9 @@ def find(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=step_of)
 
 
-def has_checkpoints(run: Path) -> bool:
-    """Return whether a run has a checkpoint, from which its weights come."""
-    return bool(find(run / "checkpoints"))
+def has_checkpoints(run: Path, at_most: int | None = None) -> bool:
+    """Return whether a run has a checkpoint, from which its weights come: of step `at_most` or earlier, if given."""
+    return any(at_most is None or step_of(folder) <= at_most for folder in find(run / "checkpoints"))
 
 
 def step_of(folder: Path) -> int:

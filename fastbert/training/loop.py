@@ -38,7 +38,7 @@ from fastbert.training.metrics import Metrics, Totals, TrainerState, last_of, re
 from fastbert.training.monitors import Monitors
 from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
-from fastbert.training.parallel import Replicas
+from fastbert.training.parallel import Replicas, Shards
 from fastbert.training.precision import narrow_weights, restore_masters
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
@@ -46,7 +46,6 @@ from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.saving import Checkpoints
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import ScheduledStep, ScheduleLog
-from fastbert.training.snapshot import snapshot
 from fastbert.training.step_log import ExactStep, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.step_reports import SpikeError, Step, StepReports, TrainingError
@@ -97,8 +96,15 @@ class Trainer:
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         self.lr, self.batch_size = config.lr, config.batch_size
-        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=narrow_weights(model, config))
+        masters = narrow_weights(model, config)
         set_z_loss(model, config.z_loss)
+        if config.checkpoint_activations:
+            model.checkpoint_activations(config.checkpoint_mode)
+        self.loss = StepLoss(model, distillation)
+        kind = Shards if config.parallel == "fsdp" and self.world.size > 1 else Replicas
+        self.replicas = kind(self.loss, self.world, dtype)
+        self.optimizer = pretraining_optimizer(model, config, self.lr, masters=masters)
+        self.optimizer.reduce_sums = self.replicas.reduce_sums
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
         if self.world.size == 1:
@@ -106,10 +112,6 @@ class Trainer:
         if reason is not None and device.type == "cuda":
             self.reporter.on_message(f"no bf16 copies of weights, ordinary gradients: {reason}")
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-        self.loss = StepLoss(model, distillation)
-        if config.checkpoint_activations:
-            model.checkpoint_activations(config.checkpoint_mode)
-        self.replicas = Replicas(self.loss, self.world, dtype)
         default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
         self.micro_batch = config.micro_batch or default_micro
         self.step = self.tokens = 0
@@ -171,7 +173,8 @@ class Trainer:
     def save(self, *, behind: bool = False) -> Path:
         """Save a checkpoint of the current step, in the first process, `behind` the next steps if --async-save says so;
         return its folder."""
-        if not self.world.is_main:
+        tensors = self.replicas.snapshot(self.optimizer) if self.world.is_main or self.replicas.gathers else None
+        if tensors is None or not self.world.is_main:
             return self.checkpoints.folder(self.step)
         self.monitors.before_save()
         flush = [*self.reports.flush, *([] if self.schedule is None else [self.schedule.sync])]
@@ -195,7 +198,7 @@ class Trainer:
         }
         save = self.checkpoints.save_async if behind else self.checkpoints.save
         with self.meters.timed("checkpoint"):
-            return save(snapshot(self.model, self.optimizer), state, flush)
+            return save(tensors, state, flush)
 
     def _unique(self, name: str) -> str:
         """Return the name of an agreement of all processes that may be made more than once."""
@@ -227,7 +230,7 @@ class Trainer:
             )
         check_configuration(self.folder, self.configuration, last.folder, last.state, PretrainConfig.CHANGEABLE)
         checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
-        checkpoint.restore(last, self.model, self.optimizer)
+        checkpoint.restore(last, self.model, self.optimizer, self.replicas.shard)
         if self.graphs is not None:
             self.graphs.forget()
         # With another length, the clock decides over the steps behind the checkpoint too.
@@ -264,7 +267,7 @@ class Trainer:
         caching_allocator.release()
         self.world.wait("saved")
         restore_masters(self.model, self.optimizer)
-        averaged = self.averaging.finish()
+        averaged = self.averaging.finish(self.replicas.shard)
         if averaged is not None:
             self.reporter.on_message(averaged)
         if self.config.average_last is not None:
@@ -280,7 +283,14 @@ class Trainer:
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
         left = math.inf if self.budget.steps is None else self.budget.steps - self.step
-        profiler = StepProfiler.of(self.config, self.folder, self.device, self.reporter.on_message, steps_left=left)
+        profiler = StepProfiler.of(
+            self.config,
+            self.folder,
+            self.device,
+            self.reporter.on_message,
+            steps_left=left,
+            writes=self.world.is_main,
+        )
         with self._prefetcher() as ahead, profiler:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             specs = self._specs()
@@ -340,7 +350,7 @@ class Trainer:
             log,
             loaded.spec.phase,
             norm,
-            weights_sum(self.model) if log and isinstance(losses, Totals) and self.world.is_main else None,
+            self._weights_sum() if log and isinstance(losses, Totals) else None,
             self.step in self.omitted,
         )
 
@@ -389,7 +399,11 @@ class Trainer:
                 losses.add(output)
             self.step, self.cursor = loaded.spec.number, loaded.spec.after
             self.tokens += round(loaded.counts.tokens)
-            yield ExactStep.of(self.step, losses.read()["loss"], norm, weights_sum(self.model))
+            yield ExactStep.of(self.step, losses.read()["loss"], norm, self._weights_sum())
+
+    def _weights_sum(self) -> int | None:
+        """Return `weights_sum` of the model, in the first process; None where each process has a part of it."""
+        return weights_sum(self.model) if self.world.is_main and not self.replicas.gathers else None
 
     def _open_schedule(self) -> None:
         """Open schedule.jsonl of a run by the clock; the steps behind the checkpoint take their progress from it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -47,7 +47,7 @@ from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import check_words, word_tokenizer
 from fastbert.training import defaults
 from fastbert.training.batches import Phase, PretrainingBatches
-from fastbert.training.checkpoint import has_checkpoints, weights_fingerprint
+from fastbert.training.checkpoint import has_checkpoints, load_weights, weights_fingerprint
 from fastbert.training.config import Budget, Objective, PretrainConfig, default_kind, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.given_data import fingerprint, given_shards
@@ -278,6 +278,8 @@ class Assembled:
     """How often each output of the model occurs in the training text, int64 (outputs,)."""
     held_out: NDArray[np.int64]
     """How often in the validation text."""
+    new_model: Callable[[], Any]
+    """Makes a model like the trained one, with new weights."""
 
     def outputs(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how often each output of the model occurs, from how often each id does."""
@@ -289,23 +291,35 @@ def _outputs(bert: BertConfig, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def assemble(
-    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+    run: Run,
+    inputs: Inputs,
+    world: World,
+    device: torch.device,
+    dtype: torch.dtype,
+    reporter: Reporter,
+    at_most: int | None = None,
 ) -> Assembled:
-    """Return the trainer of a prepared run, at its first step."""
+    """Return the trainer of a prepared run, at its first step; the weights of --init are read unless a checkpoint, of
+    step `at_most` or earlier if given, will replace them."""
     config, shards, teacher = run.config, inputs.shards[0], inputs.teacher
     bert = _model_config(run)
     assert config.objective is not None
     budget = _budget(config, inputs.phases)
     frequencies = split_unigrams(inputs.phases[0].train, inputs.phases[0].validation)
     counts, held_out = (_outputs(bert, ids) for ids in frequencies)
-    model = pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
+
+    def new_model() -> Any:
+        assert config.objective is not None
+        return pretraining_model(with_dropout(bert, config.dropout), config.objective, config.generator_size)
+
+    model = new_model()
     model.init_weights(seed=config.seed)
     if isinstance(bert, ElmoConfig):
         special = shards.special_ids
         model.set_vocabulary(shards.vocabulary, *(shards.vocabulary[special[mark]] for mark in ("cls", "sep")))
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
-    if config.initial_folder is not None and not has_checkpoints(config.out):
+    if config.initial_folder is not None and not has_checkpoints(config.out, at_most):
         load_initial(model, config, inputs.tokenizer, reporter.on_message)
         _bind_initial(run, model, writes=world.is_main)
     distillation: PretrainingDistillationLoss | None = None
@@ -333,7 +347,7 @@ def assemble(
     )
     meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
     trainer.measure_with(meters)
-    return Assembled(trainer, model, bert, batches, budget, counts, held_out)
+    return Assembled(trainer, model, bert, batches, budget, counts, held_out, new_model)
 
 
 def _train(
@@ -375,8 +389,9 @@ def _train(
             masked=masked,
             unknown_id=None if isinstance(bert, ElmoConfig) else shards[0].special_ids.get("unk"),
         )
-        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
-        before = [line for line in history if line.step <= trainer.step]
+        before: list[Metrics] = []
+        with contextlib.suppress(UserError):  # damaged lines are reported when the run opens its log
+            before = [line for line in read_metrics(config.out / "metrics.jsonl") if line.step <= trainer.step]
         trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
@@ -400,6 +415,11 @@ def _train(
             if world.is_main:
                 plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
         raise
+    if trainer.replicas.gathers:
+        weights = trainer.replicas.snapshot(trainer.optimizer).model
+        model = assembled.new_model() if world.is_main else model
+        if world.is_main:
+            load_weights(model, weights)
     if not world.is_main:
         world.wait("finished")
         return _result(run, validation, unigram, bert)
@@ -509,9 +529,10 @@ def _bind_initial(run: Run, model: PreTrainedModel, *, writes: bool) -> None:
             f"--init {run.config.init}: has different weights than when the run began; put those back, or start another"
             " run with another --out"
         )
-    run.initial = fingerprint
-    if writes:
-        run.write()
+    if run.initial is None:
+        run.initial = fingerprint
+        if writes:
+            run.write()
 
 
 def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fastbert.errors import UserError
-from fastbert.flags import MACHINE, TRAINING, rare
+from fastbert.flags import MACHINE, TRAINING, flag, rare
 from fastbert.training.schedules import ScheduledValue
 
 LONGEST_SEQUENCE = 1 << 20
@@ -67,3 +67,11 @@ class ProcessFlags:
     parallel: Literal["ddp", "fsdp"] = rare("ddp")
     """With several processes, started by torchrun: every process has the whole model (ddp), or a part of the weights,
     gradients and moments of each layer (fsdp)."""
+
+    def check_flags(self) -> None:
+        """Raise `UserError` for flags that do not work on shards."""
+        if self.parallel != "fsdp":
+            return
+        for name, default in (("teacher", None), ("param_dtype", "fp32")):
+            if getattr(self, name, default) != default:
+                raise UserError(f"--parallel fsdp and {flag(name)} exclude each other; leave one out")
