@@ -267,7 +267,7 @@ class Trainer:
         caching_allocator.release()
         self.world.wait("saved")
         restore_masters(self.model, self.optimizer)
-        averaged = self.averaging.finish()
+        averaged = self.averaging.finish(self.replicas.shard)
         if averaged is not None:
             self.reporter.on_message(averaged)
         if self.config.average_last is not None:

@@ -72,6 +72,6 @@ class ProcessFlags:
         """Raise `UserError` for flags that do not work on shards."""
         if self.parallel != "fsdp":
             return
-        for name, default in (("average_last", None), ("teacher", None), ("param_dtype", "fp32")):
+        for name, default in (("teacher", None), ("param_dtype", "fp32")):
             if getattr(self, name, default) != default:
                 raise UserError(f"--parallel fsdp and {flag(name)} exclude each other; leave one out")
