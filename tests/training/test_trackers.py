@@ -184,7 +184,8 @@ def test_what_cannot_be_opened_is_one_line_at_the_start(
 def test_numbers_and_settings_are_plain() -> None:
     record = {"step": 3, "split": "train", "loss": float("inf"), "mfu": 0.5, "flag": True, "text": "x", "lr": 1e-5}
     assert numbers(record) == {"train/mfu": 0.5}
-    assert numbers({"step": 1, "split": "validation", "scores": None}) == {}
+    for scores in (None, [1], {"a": [2]}, {"a": {"b": "c"}}, "x"):
+        assert numbers({"step": 1, "split": "validation", "scores": scores}) == {}
     settings = {"a": None, "b": [1, 2], "c": (), "model": {"d": Path("x"), "e": {"f": 0.5}}, "g": True}
     assert flat_settings(settings) == {"b": "1 2", "model.d": "x", "model.e.f": 0.5, "g": True}
 
