@@ -36,8 +36,8 @@ def test_flags_that_are_given_replace_those_of_a_recipe() -> None:
     assert config.lengths == [(1.0, 64)]
     assert parsed("--recipe", "modernbert", "--optimizer=adamw", "--corpus=text").betas is None
     assert parsed("--recipe", "short", "--overwrite", "--corpus", "text").init == "structured"
-    with pytest.raises(UserError, match=r"--recipe short with the flags given: .*--mask-prob"):
-        parsed("--recipe", "short", "--objective", "ltr", "--mask-prob", "0.3", "--corpus", "text")
+    with pytest.raises(UserError, match=r"--recipe bert-2018 with the flags given: --micro-batch 512 is larger"):
+        parsed("--recipe", "bert-2018", "--micro-batch", "512", "--corpus", "text")
     with pytest.raises(UserError, match="--recipe best: choose one of bert-2018"):
         PretrainConfig(recipe="best")  # type: ignore[arg-type]
 
