@@ -131,7 +131,7 @@ def test_processes_must_agree(prepared: PretrainConfig, ranks: Ranks, tmp_path: 
 
 
 def test_torchrun_starts_the_command(prepared: PretrainConfig, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=2", "--master-port=0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node=2"]
     command = [*launch, sys.executable, "-P", "-m", "fastbert", *words(prepared, tmp_path / "run", "--steps=1")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
