@@ -75,18 +75,25 @@ def in_order(
 
 @contextlib.contextmanager
 def ended_by_torchrun(world: World) -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, with which torchrun ends the other processes when one fails, so that
-    temporary files are removed."""
+    """Leave the block on SIGTERM, with which torchrun ends the other processes when one fails: temporary files are
+    removed, and `World.watched` gives the reason. Raises torch's DistError."""
     if world.size == 1:
         yield
         return
+    is_ended = False
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def end(*_: object) -> None:
+        nonlocal is_ended
+        is_ended = True
+        raise KeyboardInterrupt  # which nothing on its way takes for an error of its own
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except KeyboardInterrupt:
+        if is_ended:
+            raise dist.DistError("SIGTERM") from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -61,7 +61,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     try:
         import fsspec
     except ImportError:
-        raise UserError(f"{url}: URLs need the package fsspec: `pip install 'fastbert-engine[data]'`") from None
+        raise UserError(f"{url}: URLs need the package fsspec: `pip install 'fastbert-engine[remote]'`") from None
     try:
         opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **_options(scheme))
     except ImportError as error:

@@ -71,6 +71,7 @@ from fastbert.training.objectives import (
 )
 from fastbert.training.plot import plot_runs
 from fastbert.training.precision import tf32_matmuls
+from fastbert.training.recipes import RECIPES
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -188,6 +189,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
             f"--batch-size {run.config.batches.smallest:g} is less than one sequence per process for {world.size}"
             " processes; raise it, or start fewer processes"
         )
+    if run.config.recipe is not None:
+        reporter.on_message(f"recipe {run.config.recipe}: {RECIPES[run.config.recipe].about}")
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
     tf32 = tf32_matmuls(run.config.tf32, device, reporter.on_message)

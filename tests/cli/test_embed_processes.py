@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from embedding import random_texts, saved
 from reranking_models import model_folder
+from torch.distributed import HashStore
 
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
 from fastbert.distributed.shares import Share, ended_by_torchrun
-from fastbert.distributed.world import World
+from fastbert.distributed.world import PeerFailure, World
 
 # Runs several commands, one after the other, as torchrun would start them.
 DRIVER = """
@@ -132,10 +133,19 @@ def test_shares_hold_each_piece_once() -> None:
     assert [Share(0, size).chunk_texts(9) for size in (1, 2)] == [9, 9]
 
 
-def test_torchrun_ends_a_process_as_an_interrupt_does() -> None:
+def test_torchrun_ends_a_process_with_the_reason_of_another() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ended_by_torchrun(World(0, 2)):
+    store = HashStore()
+    store.set("fastbert/failure", json.dumps({"rank": 1, "reason": "its disk is full"}))
+    world = World(0, 2, store=store)
+    with (
+        pytest.raises(PeerFailure, match=r"^process 1 of 2 has ended: its disk is full; repeat it$"),
+        world.watched("repeat it"),
+        ended_by_torchrun(world),
+    ):
         os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), world.watched(""), ended_by_torchrun(world):
+        raise KeyboardInterrupt
     assert signal.getsignal(signal.SIGTERM) is before
     with ended_by_torchrun(World()):
         assert signal.getsignal(signal.SIGTERM) is before
