@@ -92,6 +92,12 @@ def test_a_pretrained_model_has_data_recipe_curve_scores_and_command() -> None:
     assert "| 50 | 500 | 2.95 | 0.1 |" in text
 
 
+def test_shards_are_named_like_files() -> None:
+    text = pretrained(replace(CONFIG, corpus=(), data=("s3://bucket/wiki/", "shards/books")))
+    assert front(text)["datasets"] == ["wiki", "books"]
+    assert "| text | wiki, books |" in text
+
+
 def test_names_stay_text_and_tables_stay_tables() -> None:
     text = pretrained()
     body = text.split("---\n", 2)[2].partition("## Reproduce")[0]
@@ -114,6 +120,7 @@ def test_the_command_gives_the_same_configuration() -> None:
     words = command_in(pretrained())
     assert words[:2] == ["fastbert", "pretrain"]
     again = parse(pretrain_command.Config, "pretrain", words[2:])
+    again = replace(again, corpus=tuple(map(Path, again.corpus)))
     changed = [item.name for item in fields(CONFIG) if getattr(again, item.name) != getattr(CONFIG, item.name)]
     assert not [name for name in changed if name not in UNRECORDED]
     assert again.out == CONFIG.out

@@ -23,6 +23,7 @@ from fastbert.io.figures import COLORS
 from fastbert.io.text import whole_characters
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.training.metrics import read_records
+from fastbert.training.model_card import UNRECORDED
 from fastbert.training.reporter import Record
 from fastbert.training.trackers.tracker import TRIAL, flat_settings, numbers
 
@@ -32,7 +33,6 @@ FLAGS = ("run", "finetune")  # where config.json holds the flags of a run
 FIRST = ("mlm_loss", "loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "rtd_loss", "rtd_accuracy")
 """The metrics whose charts come first; all others follow in alphabetical order."""
 TRAINING_ONLY = ("tokens_per_second", "learning_rate")
-UNSETTLED = ("resume", "overwrite", "out")  # no settings of a run
 BLACK_ON_DARK = "#8c96a1"  # of a series that is black in print
 
 
@@ -104,7 +104,7 @@ def _run(run: Path) -> dict[str, Any]:
     drawn = [_curve(label, split, lines) for (label, split), lines in curves.items()]
     config, results = _json(folder / "config.json"), _json(folder / "results.json")
     flags: dict[str, Any] = next((config[name] for name in FLAGS if isinstance(config.get(name), dict)), {})
-    settings = {name: value for name, value in flags.items() if name not in UNSETTLED}
+    settings = {name: value for name, value in flags.items() if name not in UNRECORDED}
     model = config.get("model")
     return {
         "path": str(run),
