@@ -41,7 +41,7 @@ from fastbert.training.objectives import (
 )
 from fastbert.training.plot import plot_runs
 from fastbert.training.precision import tf32_matmuls
-from fastbert.training.preparation import Inputs, check_inputs, read_inputs, usual_lr
+from fastbert.training.preparation import Inputs, check_inputs, prepare_run, read_inputs, usual_lr
 from fastbert.training.recipes import RECIPES
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter

@@ -23,7 +23,6 @@ from fastbert.training.step_log import StepLog
 from fastbert.training.step_spec import StepCounts
 
 MOST_SKIPPED = 50
-PEAK_SECONDS = 20.0  # of training after which the peak of a CPU is measured, for model FLOPs utilisation
 
 
 class TrainingError(UserError):
@@ -204,9 +203,8 @@ class StepReports:
         )
 
     def _flops(self, counts: StepCounts) -> float:
-        """Return the model FLOPs of a step, 0 while a run is too short for measuring the device's peak, and where they
-        are unknown."""
-        if self.meters.model is None or self.computed_seconds < PEAK_SECONDS:
+        """Return the model FLOPs of a step over all processes, 0 where they are unknown."""
+        if self.meters.model is None:
             return 0.0
         statistics = BatchStatistics(
             sequences=counts.sequences,

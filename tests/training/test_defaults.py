@@ -77,10 +77,12 @@ def test_steps_or_epochs_take_the_place_of_the_other_on_resume() -> None:
 def test_a_run_ends_with_its_steps_or_its_epochs_whichever_is_first(
     flags: tuple[int | None, float | None], steps: int
 ) -> None:
+    from fastbert.training.batches import Phase
     from fastbert.training.preparation import budget_of
 
     data: Any = SimpleNamespace(samples_per_epoch=lambda epoch: 100)
-    assert budget_of(PretrainConfig(steps=flags[0], epochs=flags[1], batch_size=4), data).steps == steps
+    phases = [Phase(1.0, data, data)]
+    assert budget_of(PretrainConfig(steps=flags[0], epochs=flags[1], batch_size=4), phases).steps == steps
 
 
 def _history(*losses: float, train: float | None = None) -> list[Metrics]:
