@@ -116,7 +116,7 @@ def measure(rule: Rule, model: str, rounds: int) -> list[Row]:
     difference = max(float((p - q).detach().abs().max()) for p, q in zip(own, theirs, strict=True))
     if not difference < CLOSE:
         sys.exit(f"{rule}: weights differ by {difference:.2g} after a step: there is nothing to compare")
-    timings = interleave({name: timed(step) for name, (_, step) in both.items()}, rounds)
+    timings = interleave({name: timed(step) for name, (_, step) in both.items()}, rounds, warming=rounds > 1)
     differences, outputs = dict.fromkeys(timings, difference), dict.fromkeys(timings, "close")
     return make_rows(
         rule, timings, dtype="fp32", threads=torch.get_num_threads(), differences=differences, outputs=outputs

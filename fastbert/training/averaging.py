@@ -7,8 +7,9 @@ it to the bit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from fastbert.training.averaging_flags import AveragingFlags
 from fastbert.training.optimizer_entries import local
 
 EMA, MASTER = "ema", "master"
+Shard = Callable[[Tensor, Tensor], Tensor]
+"""(a whole tensor, a sharded one) -> this process's part of the first."""
 
 
 def decay_at(decay: float, step: int) -> float:
@@ -109,13 +112,19 @@ def mean_of_checkpoints(root: Path, count: int) -> tuple[dict[str, Tensor], int]
 
 
 @torch.no_grad()
-def load_mean(model: PreTrainedModel, root: Path, count: int) -> int:
+def load_mean(model: PreTrainedModel, root: Path, count: int, shard: Shard | None = None) -> int:
     """Replace a model's weights by the mean of its last checkpoints; return their number. Raises `CheckpointError`."""
     mean, found = mean_of_checkpoints(root, count)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name not in model.tied_keys:
-            tensor.copy_(mean[name])
+            tensor.copy_(mean[name] if shard is None else shard(mean[name].to(tensor.dtype), tensor))
     return found
+
+
+def _reshard(model: Any) -> None:
+    """Drop the weights that FSDP2 has gathered before they were changed."""
+    if hasattr(model, "reshard"):
+        model.reshard()
 
 
 class Averaging:
@@ -132,16 +141,29 @@ class Averaging:
         if self.moving is not None:
             self.moving.update(step)
 
-    def applied(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
         """Use the moving average, if there is one, as weights within the block."""
-        return contextlib.nullcontext() if self.moving is None else self.moving.applied()
+        if self.moving is None:
+            yield
+            return
+        try:
+            with self.moving.applied():
+                _reshard(self.model)
+                yield
+        finally:
+            _reshard(self.model)
 
-    def finish(self) -> str | None:
-        """Replace the weights by those that the run saves, after its last checkpoint; return what they are."""
+    def finish(self, shard: Shard | None = None) -> str | None:
+        """Replace the weights by those that the run saves, after its last checkpoint; return what they are.
+
+        `shard(whole, like)` cuts a whole tensor like a sharded one of the model, as in `checkpoint.restore`.
+        """
+        _reshard(self.model)
         if self.moving is not None:
             self.moving.copy_to_weights()
             return f"the model is the moving average of the weights (--ema {self.flags.ema:g})"
         if self.flags.average_last is None:
             return None
-        found = load_mean(self.model, self.checkpoints, self.flags.average_last)
+        found = load_mean(self.model, self.checkpoints, self.flags.average_last, shard)
         return f"the model is the mean of the last {found} checkpoints (--average-last {self.flags.average_last})"

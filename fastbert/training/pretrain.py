@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import GENERATOR, find_source
 from fastbert.config import PRESETS, BertConfig
+from fastbert.data.dedup import DedupReport
+from fastbert.data.leaks import leak_warnings
 from fastbert.data.mixing import MixedData, SampleData, open_data, split_unigrams
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import fold_rare, unigram_cross_entropy
@@ -69,6 +71,7 @@ from fastbert.training.objectives import (
 )
 from fastbert.training.plot import plot_runs
 from fastbert.training.precision import tf32_matmuls
+from fastbert.training.recipes import RECIPES
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import (
@@ -186,6 +189,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
             f"--batch-size {run.config.batches.smallest:g} is less than one sequence per process for {world.size}"
             " processes; raise it, or start fewer processes"
         )
+    if run.config.recipe is not None:
+        reporter.on_message(f"recipe {run.config.recipe}: {RECIPES[run.config.recipe].about}")
     if world.size > 1:
         reporter.on_message(f"{world.size} processes; gradients are summed by {run.config.parallel.upper()}")
     tf32 = tf32_matmuls(run.config.tf32, device, reporter.on_message)
@@ -209,6 +214,8 @@ def _prepare(run: Run, reporter: Reporter) -> Inputs:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()
     inputs = Inputs.of(run.config, tokenizer, shards, teacher)
+    for warning in leak_warnings(inputs.phases[0].train, inputs.phases[0].validation):
+        reporter.on_message(warning)
     _set_hyper_parameters(run, _model_config(run), inputs.phases[0].train)
     return inputs
 
@@ -287,9 +294,16 @@ def _outputs(bert: BertConfig, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def assemble(
-    run: Run, inputs: Inputs, world: World, device: torch.device, dtype: torch.dtype, reporter: Reporter
+    run: Run,
+    inputs: Inputs,
+    world: World,
+    device: torch.device,
+    dtype: torch.dtype,
+    reporter: Reporter,
+    at_most: int | None = None,
 ) -> Assembled:
-    """Return the trainer of a prepared run, at its first step."""
+    """Return the trainer of a prepared run, at its first step; the weights of --init are read unless a checkpoint, of
+    step `at_most` or earlier if given, will replace them."""
     config, shards, teacher = run.config, inputs.shards[0], inputs.teacher
     bert = _model_config(run)
     assert config.objective is not None
@@ -308,7 +322,7 @@ def assemble(
         model.set_vocabulary(shards.vocabulary, *(shards.vocabulary[special[mark]] for mark in ("cls", "sep")))
     if config.init == "structured":
         initialise_structured(model, counts, config.seed)
-    if config.initial_folder is not None and not has_checkpoints(config.out):
+    if config.initial_folder is not None and not has_checkpoints(config.out, at_most):
         load_initial(model, config, inputs.tokenizer, reporter.on_message)
         _bind_initial(run, model, writes=world.is_main)
     distillation: PretrainingDistillationLoss | None = None
@@ -378,8 +392,9 @@ def _train(
             masked=masked,
             unknown_id=None if isinstance(bert, ElmoConfig) else shards[0].special_ids.get("unk"),
         )
-        history = read_metrics(config.out / "metrics.jsonl") if trainer.step else []
-        before = [line for line in history if line.step <= trainer.step]
+        before: list[Metrics] = []
+        with contextlib.suppress(UserError):  # damaged lines are reported when the run opens its log
+            before = [line for line in read_metrics(config.out / "metrics.jsonl") if line.step <= trainer.step]
         trainer.report_to(watched(trainer.reporter, facts, before))
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
@@ -517,9 +532,10 @@ def _bind_initial(run: Run, model: PreTrainedModel, *, writes: bool) -> None:
             f"--init {run.config.init}: has different weights than when the run began; put those back, or start another"
             " run with another --out"
         )
-    run.initial = fingerprint
-    if writes:
-        run.write()
+    if run.initial is None:
+        run.initial = fingerprint
+        if writes:
+            run.write()
 
 
 def _new_config(config: PretrainConfig, tokenizer: Tokenizer, teacher: ForPreTraining | None) -> BertConfig:
@@ -556,7 +572,8 @@ def _check_inputs(config: PretrainConfig) -> None:
     inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
     inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
     inputs += [] if config.initial_folder is None else [("--init", config.find_initial())]
-    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
+    inputs += [("--corpus", local_path(path)) for path in config.corpus if not is_remote(path)]
+    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), inputs)
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
@@ -616,7 +633,17 @@ def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> tuple[TokenSh
     if not shards:
         corpus = config.find_corpus()
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
-        shards = (prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done)),)
+        prepared = prepare(
+            corpus,
+            tokenizer,
+            folder,
+            overwrite=True,
+            dedup=config.dedup,
+            progress=lambda done, sentences: report(done),
+        )
+        if dropped := DedupReport.read(folder):
+            reporter.on_message(str(dropped))
+        shards = (prepared,)
     if shards[0].fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{source}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"

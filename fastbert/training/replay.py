@@ -78,7 +78,7 @@ def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None
             )
         device, dtype = choose_device(config.device, config.matmul_dtype, reporter.on_message)
         with deterministic_algorithms(config.deterministic), kernels_of_run(folder, device, reporter.on_message):
-            trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter()).trainer
+            trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter(), first - 1).trainer
             _check_processes(folder, world, reporter)
             begin = trainer.resume(at_most=first - 1)
             start = f"the checkpoint of step {begin:,}" if begin else "the first weights"

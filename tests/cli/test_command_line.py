@@ -371,4 +371,5 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         'COMP_POINT=${#COMP_LINE}; $function fastbert "" --schedule; echo "${COMPREPLY[@]}"'
     )
     done = subprocess.run([bash, "--norc", "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["linear", "constant", "slanted-triangular", "inverse-sqrt"], done.stderr
+    schedules = ["linear", "cosine", "wsd", "constant", "slanted-triangular", "inverse-sqrt"]
+    assert done.stdout.split() == schedules, done.stderr

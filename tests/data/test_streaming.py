@@ -1,4 +1,7 @@
-"""Token shards behind a URL: the batches of a local copy bit for bit, and what happens when something fails."""
+"""Token shards behind a URL: the batches of a local copy bit for bit, and what happens when something fails.
+
+One file: every failure is that of one server, and is met by a stream that the tests share.
+"""
 
 import errno
 import json

@@ -71,6 +71,7 @@ def test_what_cannot_be_opened_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     for scheme in ("s3", "http"):  # perhaps loaded before
         monkeypatch.delitem(import_module("fsspec.registry")._registry, scheme, raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # from an earlier test
     with pytest.raises(UserError, match=r"^s3://x/y: s3:// needs the package s3fs: `pip install s3fs`$"):
         filesystem("s3://x/y")
     monkeypatch.setitem(sys.modules, "aiohttp", None)

@@ -178,6 +178,31 @@ def test_gradients_that_are_not_finite_are_named(rule: str, seed: int) -> None:
         assert not any(float(optimizer.state[p]["step"]) for p in own)
 
 
+@pytest.mark.parametrize("masters", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_scaler_unscales_and_skips(rule: str, masters: bool, seed: int) -> None:
+    draw = Draw(seed)
+    weights = [weight.bfloat16() if masters else weight for weight in draw(0.1)]
+    gradients = [gradient.to(weights[0].dtype) for gradient in draw(0.01)]
+    (plain, own), (scaled, theirs) = (make(rule, weights, masters=masters, fused=True) for _ in range(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    set_gradients(own, gradients)
+    set_gradients(theirs, [4.0 * gradient for gradient in gradients])
+    plain.step()
+    scaler.step(scaled)
+    scaler.update()
+    for p, q in zip(own, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-2 if masters else 1e-6, atol=1e-8)
+    before = [q.detach().clone() for q in theirs]
+    theirs[0].grad[0, 0] = math.inf
+    scaler.step(scaled)
+    scaler.update()
+    assert all(torch.equal(q.detach(), value) for q, value in zip(theirs, before, strict=True))
+    assert scaler.get_scale() == 2.0
+    assert {float(scaled.state[q]["step"]) for q in theirs} == {1.0}
+
+
 @pytest.mark.parametrize("rule", ["stableadamw", "lamb"])
 def test_what_the_rules_do_not_support_is_refused(rule: str, seed: int) -> None:
     optimizer, own = make(rule, Draw(seed)(0.1), amsgrad=True)
