@@ -60,7 +60,9 @@ def check(config: Config) -> None:
     if config.model.endswith(".json"):
         check_file("--model", config.model)
     for data in config.data or ():
-        if not is_remote(data):
+        with named("--data"):
+            is_url = is_remote(data)
+        if not is_url:
             check_folder("--data", local_path(data))
         with named("--data"):
             open_index(data)

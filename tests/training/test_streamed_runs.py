@@ -26,13 +26,13 @@ def prepared(config: PretrainConfig) -> PretrainConfig:
     folder = config.out.with_name("shards")
     assert config.tokenizer is not None
     prepare(config.find_corpus(), load_tokenizer(config.tokenizer), folder)
-    return replace(config, corpus=(), tokenizer=None, data=str(folder), steps=6)
+    return replace(config, corpus=(), tokenizer=None, data=(str(folder),), steps=6)
 
 
 @pytest.fixture
 def url(prepared: PretrainConfig) -> Iterator[str]:
     memory = fsspec.filesystem("memory")
-    memory.put(prepared.data, "/streamed", recursive=True)
+    memory.put(prepared.data[0], "/streamed", recursive=True)
     yield "memory://streamed"
     memory.rm("/streamed", recursive=True)
 
@@ -41,10 +41,10 @@ def test_a_streamed_run_equals_one_on_a_local_copy(prepared: PretrainConfig, url
     folder = prepared.out
     said: list[str] = []
     pretrain(prepared)
-    streamed = replace(prepared, data=url, out=folder.with_name("streamed"), cache_dir=folder.with_name("cache"))
+    streamed = replace(prepared, data=(url,), out=folder.with_name("streamed"), cache_dir=folder.with_name("cache"))
     with pytest.raises(Stopped):
         pretrain(streamed, stop_at(3))
-    assert json.loads((streamed.out / "config.json").read_text())["run"]["data"] == url
+    assert json.loads((streamed.out / "config.json").read_text())["run"]["data"] == [url]
     pretrain(PretrainConfig(out=streamed.out, resume=True), Reporter(on_message=said.append))
     expected, found = weights(folder), weights(streamed.out)
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
@@ -62,7 +62,7 @@ def test_a_run_is_told_where_its_shards_may_be(prepared: PretrainConfig, corpus:
         pretrain(prepared, stop_at(3))
     assert prepared.data is not None
     resumed = PretrainConfig(out=prepared.out, resume=True)
-    folder, digest = Path(prepared.data), json.loads((prepared.out / "config.json").read_text())["data"]
+    folder, digest = Path(prepared.data[0]), json.loads((prepared.out / "config.json").read_text())["data"]
     moved = folder.rename(folder.with_name("moved"))
     own = f"SHA-256 of index.json: {digest}"
 
@@ -91,18 +91,18 @@ def test_a_run_is_told_where_its_shards_may_be(prepared: PretrainConfig, corpus:
     tokens = moved / "shard-00000.tokens.bin"
     whole = tokens.read_bytes()
     tokens.write_bytes(bytes([whole[0] ^ 1, *whole[1:]]))
-    damaged = refusal(replace(resumed, data=str(moved)))
+    damaged = refusal(replace(resumed, data=(str(moved),)))
     assert damaged.startswith(f"{tokens} is damaged: ")
     assert damaged.endswith("prepare the shards again")
     tokens.unlink()
-    assert "is missing or not a regular file; prepare the shards again" in refusal(replace(resumed, data=str(moved)))
+    assert "is missing or not a regular file; prepare the shards again" in refusal(replace(resumed, data=(str(moved),)))
     tokens.write_bytes(whole)
     cache = folder.with_name("cache")
-    pretrain(replace(resumed, data=url, cache_dir=cache, steps=4))  # from a folder to a URL
-    pretrain(replace(resumed, data=f"file://{moved}", steps=6))  # and back
+    pretrain(replace(resumed, data=(url,), cache_dir=cache, steps=4))  # from a folder to a URL
+    pretrain(replace(resumed, data=(f"file://{moved}",), steps=6))  # and back
     shutil.rmtree(folder)
     stored = json.loads((prepared.out / "config.json").read_text())["run"]["data"]
-    assert stored == f"file://{moved}"
+    assert stored == [f"file://{moved}"]
 
 
 @pytest.mark.parametrize(
