@@ -24,7 +24,8 @@ from fastbert.benchmarks import bench_plan
 from fastbert.benchmarks.bench_plan import Options
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.command_line import check_files
-from fastbert.benchmarks.training.planned_run import VOCABULARY, prepare_shards
+from fastbert.benchmarks.training import planned_run
+from fastbert.benchmarks.training.planned_run import prepare_shards
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
 from fastbert.planning.flags import PlanFlags
@@ -70,7 +71,9 @@ def _row(
     peak = round(statistics.median(peaks)) if peaks else None
     common = bench_plan.flags_of(model, options)
     plan = make_plan(
-        PlanFlags(data=shards, device="cpu", utilisation="1", vocab_size=VOCABULARY, **common, **MODES[mode])
+        PlanFlags(
+            data=shards, device="cpu", utilisation="1", vocab_size=planned_run.VOCABULARY, **common, **MODES[mode]
+        )
     )
     return {
         "workload": f"{model} {options.batch_size}x{options.max_length}",
@@ -83,7 +86,10 @@ def _row(
         "peak_bytes": peak,
         "predicted_peak_bytes": plan.memory.total - plan.memory.parts.get("framework", 0),
         "activations_bytes": plan.memory.activations,
-        "details": {"rounds_ms": [round(1e3 * each["seconds"], 2) for each in measured]},
+        "details": {
+            "rounds_ms": [round(1e3 * each["seconds"], 2) for each in measured],
+            "processor_time": options.processor_time,
+        },
     }
 
 
@@ -105,16 +111,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-length", type=int, default=128, help="tokens per sequence (default: 128)")
     parser.add_argument("--threads", type=int, help="threads (default: all cores)")
     parser.add_argument("--rounds", type=int, help="runs per mode (default: 3)")
+    parser.add_argument("--processor-time", action="store_true", help="report processor seconds, of one thread")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     flags = parser.parse_args(arguments)
+    threads = 1 if flags.processor_time else len(os.sched_getaffinity(0))
     try:
         options = Options(
             models=tuple(flags.models or (("tiny",) if flags.quick else Options.models)),
             batch_size=flags.batch_size or (4 if flags.quick else 32),
             max_length=flags.max_length,
-            threads=len(os.sched_getaffinity(0)) if flags.threads is None else flags.threads,
+            threads=threads if flags.threads is None else flags.threads,
             rounds=flags.rounds or (1 if flags.quick else 3),
             steps=4 if flags.quick else None,
+            processor_time=flags.processor_time,
         )
         check_files(flags.json, None)
     except UserError as error:

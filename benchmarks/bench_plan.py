@@ -24,6 +24,7 @@ from typing import Any
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.command_line import check_files
 from fastbert.benchmarks.harness.isolation import Isolated
+from fastbert.benchmarks.training import planned_run
 from fastbert.benchmarks.training.planned_run import prepare_shards
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
@@ -72,13 +73,14 @@ def measure(options: Options, folder: Path, say: Callable[[str], None] = print) 
 def flags_of(model: str, options: Options) -> dict[str, Any]:
     """Return the flags that the prediction and the run have in common."""
     size = {"model": model, "batch_size": options.batch_size, "max_length": options.max_length}
-    return {**size, "dtype": options.dtype}
+    # A copy of the model, from which checkpoints are written, would hide the memory of a step.
+    return {**size, "dtype": options.dtype, "async_save": "off"}
 
 
 def predict(model: str, options: Options, shards: Path, **flags: Any) -> dict[str, Any]:
     """Return a prediction, from a process of its own."""
     arguments = {"shards": str(shards), "threads": options.threads, "processor_time": options.processor_time}
-    flags = {**flags_of(model, options), "vocab_size": 30522, **flags}
+    flags = {**flags_of(model, options), "vocab_size": planned_run.VOCABULARY, **flags}
     return _call("Prediction", "predict", {**arguments, "flags": flags}, options.threads)
 
 

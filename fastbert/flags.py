@@ -51,9 +51,9 @@ def rare(default: T, *, alias: str | None = None, separator: str | None = None) 
     return declared
 
 
-def switch(default: T, *, bare: str) -> T:
-    """Declare a flag of choices that only `--help-all` shows, and that means `bare` where no value follows it."""
-    declared: T = field(default=default, metadata={_RARE: True, _BARE: bare})
+def switch(default: T, *, bare: str, is_rare: bool = True) -> T:
+    """Declare a flag of choices that means `bare` where no value follows it, and by default only `--help-all` shows."""
+    declared: T = field(default=default, metadata={_BARE: bare} | ({_RARE: True} if is_rare else {}))
     return declared
 
 

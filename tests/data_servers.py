@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 CODES = {403: "AccessDenied", 404: "NoSuchKey", 503: "SlowDown"}
 
@@ -24,6 +25,8 @@ class Faults:
     """The bytes that are sent in place of a part of a file."""
     is_cut: Callable[[str], bool] = lambda name: False
     """True closes the connection after half of the answer."""
+    tells_size: Callable[[str], bool] = lambda name: True
+    """False leaves out the length of the answer."""
     supports_ranges: bool = True
     seconds: float = 0.0
     """Before each answer."""
@@ -56,6 +59,11 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
+            query = parse_qs(urlsplit(self.path).query)
+            if "list-type" in query:
+                body = listing(folder, prefix.strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
+                self._send(200, body, len(body))
+                return
             name, requested = Path(path).name, self.headers.get("Range")
             faults.requests.append((name, requested))
             time.sleep(faults.seconds)
@@ -75,15 +83,20 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
                 opened.seek(begin)
                 content = opened.read(size)
             content = faults.change(name, content)
-            self._send(status, content[: len(content) // 2] if faults.is_cut(name) else content, len(content))
+            announced = len(content) if faults.tells_size(name) else None
+            self._send(status, content[: len(content) // 2] if faults.is_cut(name) else content, announced)
 
-        def _send(self, status: int, body: bytes, announced: int) -> None:
+        def _send(self, status: int, body: bytes, announced: int | None) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(announced))
+            if announced is None:
+                self.send_header("Connection", "close")
+            else:
+                self.send_header("Content-Length", str(announced))
             self.send_header("Content-Type", "application/octet-stream")
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                with suppress(ConnectionError):  # a reader that needs no more
+                    self.wfile.write(body)
             if len(body) != announced:
                 self.close_connection = True
 
@@ -100,3 +113,23 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def listing(folder: Path, bucket: str, prefix: str, delimiter: str) -> bytes:
+    """Answer S3's ListObjectsV2 for the files of a folder."""
+    files = {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    keys = sorted(key for key in files if key.startswith(prefix))
+    deeper = [key for key in keys if delimiter and delimiter in key[len(prefix) :]]
+    folders = sorted({prefix + key[len(prefix) :].split(delimiter)[0] + delimiter for key in deeper})
+    stamp = "<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;x&quot;</ETag>"
+    contents = "".join(
+        f"<Contents><Key>{escape(key)}</Key>{stamp}<Size>{files[key]}</Size></Contents>"
+        for key in keys
+        if key not in deeper
+    )
+    common = "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
+    head = (
+        f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(keys)}</KeyCount><MaxKeys>1000</MaxKeys>"
+    )
+    body = f"{head}<IsTruncated>false</IsTruncated>{contents}{common}"
+    return f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{body}</ListBucketResult>'.encode()

@@ -19,7 +19,9 @@ from typing import Any
 
 from killing import SAVING, Commands
 
-SAVES, PIECES = 8, 40  # of a run, and the least number of pieces that a save writes
+SAVES = 8  # of a run
+# About how often an operation occurs in a save; others once or twice.
+OCCURS = {"write": 40, "open": 8, "fsync": 6, "unlink": 4}
 
 
 def toy_run(folder: Path) -> list[str]:
@@ -65,7 +67,7 @@ def kill_run(commands: Commands, arguments: list[str], out: Path, draw: random.R
         operation, ending = None, {"kill_after": draw.uniform(0, seconds)}
         if kills.starts % 2:
             operation = draw.choice(SAVING)
-            times = draw.randint(1, SAVES * PIECES if operation in ("open", "write") else SAVES)
+            times = draw.randint(1, SAVES * OCCURS.get(operation, 1))
             ending = {"fault": times, "operations": [operation], "within": "checkpoints"}
         code, _ = commands.run([*arguments, "--out", str(out)], **ending)
         if code == -signal.SIGKILL and operation is not None:

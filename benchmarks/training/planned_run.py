@@ -83,8 +83,8 @@ class PlannedRun:
             processor.append(time.process_time())
 
         config = PretrainConfig(
-            data=self.shards, out=self.scratch / "run", overwrite=True, steps=steps, log_every=1, eval_samples=8,
-            eval_every=steps + 1, checkpoint_every=steps + 1, keep_checkpoints=1, device="cpu", **flags,
+            data=(str(self.shards),), out=self.scratch / "run", overwrite=True, steps=steps, log_every=1,
+            eval_samples=8, eval_every=steps + 1, checkpoint_every=steps + 1, keep_checkpoints=1, device="cpu", **flags,
         )  # fmt: skip
         pretrain(config, Reporter(on_step=on_step))
         peak = memory.high_water()

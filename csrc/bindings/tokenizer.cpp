@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bindings/arrays.h"
 #include "bindings/registration.h"
 #include "bindings/texts.h"
 #include "tokenizer/added_tokens.h"
@@ -24,16 +25,6 @@ namespace fastbert {
 namespace {
 
 using namespace tokenizer;
-
-// A numpy array that owns the buffer's memory.
-template <class T>
-py::array_t<T> to_array(Buffer<T>&& values) {
-    if (values.empty()) return py::array_t<T>(0);
-    const auto size = static_cast<py::ssize_t>(values.size());
-    T* const data = values.release();
-    py::capsule owner(data, [](void* pointer) { std::free(pointer); });
-    return py::array_t<T>({size}, {static_cast<py::ssize_t>(sizeof(T))}, data, owner);
-}
 
 template <class T>
 using IntArray = py::array_t<T, py::array::c_style | py::array::forcecast>;

@@ -2,8 +2,9 @@
 
 `GROUPS` is the registry of commands, the one file to edit for a new one. Only the module of the requested command is
 imported, so that help is printed at once. The module has a dataclass `Config`, whose fields are the flags; `run`, which
-imports torch where it needs it; `EXAMPLES`, two calls for the help; and perhaps `check`, which finds missing files and
-other mistakes in a `Config` before torch is imported.
+imports torch where it needs it; `EXAMPLES`, two calls for the help; perhaps `check`, which finds missing files and
+other mistakes in a `Config` before torch is imported, and `complete`, which fills in defaults that depend on the flags
+given.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
         "plan": ("plan", "predict memory, FLOPs and time of a pre-training run"),
         "replay": ("replay", "compute steps of a run again and compare them, bit for bit"),
-        "plot": ("plot", "compare runs in a plot"),
+        "plot": ("plot", "compare runs in a picture or on an interactive page"),
     },
     {
         "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices, text"),
@@ -186,6 +187,8 @@ def _dispatch(words: list[str], common: _Common) -> int:
         show_help(kind, command, examples, flags)
         return 0
     config = parse(kind, command, flags, lambda: {name: shown[0] for name, shown in _all_commands().items()})
+    if hasattr(module, "complete"):  # defaults that depend on which flags are given
+        config = module.complete(config, flags)
     try:
         check_required(config)
     except UserError:

@@ -122,7 +122,7 @@ def check_corpus(config: CorpusFlags) -> None:
         _refuse_empty(corpus)
 
 
-def check_corpus_paths(paths: Iterable[Path], flag: str = "--corpus") -> None:
+def check_corpus_paths(paths: Iterable[str | Path], flag: str = "--corpus") -> None:
     """Raise `UserError` for paths without a corpus, which `flag` names."""
     with named(f"{flag}:"):
         _refuse_empty(Corpus.find(paths))

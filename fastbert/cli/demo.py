@@ -10,6 +10,7 @@ from pathlib import Path
 from fastbert.cli.checks import check_corpus_paths, check_new_folder
 from fastbert.cli.training_view import shown
 from fastbert.errors import UserError
+from fastbert.io.locations import LocationText
 
 EXAMPLES = (
     "fastbert demo",
@@ -22,8 +23,8 @@ class Config:
     """Pre-train a small BERT on the English that comes with Python, plot it, and fill in three blanks. No arguments and
     no network are needed."""
 
-    corpus: tuple[Path, ...] = ()
-    """Your own text instead: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    corpus: tuple[LocationText, ...] = ()
+    """Your own text instead: files, folders, globs or URLs, as --corpus of `fastbert pretrain`."""
     minutes: float | None = None
     """Minutes of training (default: 4 million tokens, at most 2.5 minutes)."""
     steps: int | None = None

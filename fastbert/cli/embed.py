@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fastbert.cli.checks import check_model, check_texts
+from fastbert.cli.checks import STDIN, check_model, check_texts
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.cli.retrieval_flags import RetrievalFlags, check_vectors, write_vectors
-from fastbert.flags import DATA, MODEL, OUTPUT, require, required
+from fastbert.errors import UserError
+from fastbert.flags import DATA, MODEL, OUTPUT, flag, require, required
 from fastbert.io.output_files import RAGGED, VECTORS, check_output
 from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
+
+if TYPE_CHECKING:
+    from fastbert.distributed.world import World
 
 EXAMPLES = (
     "fastbert embed --model MiniLM --text sentences.txt --out vectors.npy",
@@ -83,12 +87,28 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Embed the file and print a summary."""
+    """Embed the file, with all processes that torchrun started, and print a summary."""
+    from fastbert.distributed.shares import ended_by_torchrun
+    from fastbert.distributed.world import joined
+
+    with joined(config.device) as world, world.watched("nothing was written; repeat the command"):
+        if world.size > 1 and config.text == STDIN:
+            raise UserError("--text -: standard input cannot be shared by several processes; name a file")
+        flags = {flag(name): str(value) for name, value in vars(config).items()}
+        world.require_equal("command", flags, "start every process with the same command")
+        with ended_by_torchrun(world):
+            if config.vectors == "dense":
+                _run(config, world, quiet)
+            else:
+                write_vectors(config, world, quiet)
+    return 0
+
+
+def _run(config: Config, world: World, quiet: bool) -> None:
+    """Write one vector per text."""
     model_name = require(config, "model")
     text = require(config, "text")
     out = require(config, "out")
-    if config.vectors != "dense":
-        return write_vectors(config, model_name, text, out, quiet)
     from fastbert.embeddings.embed import EmbedOptions
     from fastbert.embeddings.folder import load_embedder
     from fastbert.embeddings.vector_files import VectorFile, embed_file
@@ -103,18 +123,21 @@ def run(config: Config, *, quiet: bool = False) -> int:
         batch_tokens=config.batch_tokens,
     )
     # Check the output before loading the model.
-    file, texts = VectorFile(out, overwrite=config.overwrite), TextFile(text, config.column)
+    file = VectorFile(out, overwrite=config.overwrite) if world.is_main else None
+    world.wait("output")
+    texts = TextFile(text, config.column)
     device, dtype, why = choose_inference(config.device, config.dtype)
     model, tokenizer, _ = load_embedder(model_name, dtype=dtype)
     if config.dtype == "int8":
         model.quantize("int8")
     with Bars(quiet) as bars:
-        bars.message(f"{why} on {device}, {file.path}")
+        shared = "" if world.size == 1 else f" in each of {world.size} processes"
+        bars.message(f"{why} on {device}{shared}, {out}")
         update = bars.stage("embedding", texts.total_bytes, "texts")
 
         def progress(position: int, done: int) -> None:
             update(position, counted(done, "text"), counted=done)
 
-        report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
-    print(str(report))
-    return 0
+        report = embed_file(model.to(device), tokenizer, texts, file, options, progress, world)
+    if world.is_main:
+        print(str(report))

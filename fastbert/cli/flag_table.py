@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from fastbert import flags
+from fastbert.io.locations import LocationText
 from fastbert.tasks.registry import OneOf
 
 NUMBERS = {int: "N", float: "X"}
@@ -58,7 +59,7 @@ class Flag:
     @property
     def takes_paths(self) -> bool:
         """Return whether values are paths."""
-        return self.hint is Path or Path in get_args(self.hint)
+        return any(kind is self.hint or kind in get_args(self.hint) for kind in (Path, LocationText))
 
 
 def flags_of(config: type[Any]) -> list[Flag]:
@@ -121,7 +122,7 @@ def _metavar(hint: Any, name: str) -> str:
         return f"{_metavar(inner[0], name)} ..."
     if inner:
         return "|".join(_metavar(part, name).strip("{}") for part in inner)
-    return "PATH" if hint is Path else NUMBERS.get(hint, name)
+    return {Path: "PATH", LocationText: "PATH"}.get(hint) or NUMBERS.get(hint, name)
 
 
 @cache

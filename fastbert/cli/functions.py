@@ -14,6 +14,7 @@ from fastbert.cli.training_view import shown
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.flags import check_required
 from fastbert.training.config import PretrainConfig
+from fastbert.training.recipes import with_recipe
 from fastbert.training.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def pretrain(
     unknown option, `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after
     SIGINT or SIGTERM, when a checkpoint has been written; the same call with `resume=True` continues.
     """
-    config = _config(PretrainConfig, config, options, "pretrain")
+    given = set(options) if config is None else set(vars(config))
+    config = with_recipe(_config(PretrainConfig, config, options, "pretrain"), given)
 
     def run(reporter: Reporter) -> PretrainResult:
         from fastbert.training.pretrain import pretrain as train

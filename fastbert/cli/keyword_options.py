@@ -14,10 +14,18 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from fastbert.errors import UserError
 from fastbert.flags import flag
+from fastbert.io.locations import LocationText
 from fastbert.io.untrusted_input import shown
 
 Config = TypeVar("Config")
-_KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", Path: "a path"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    LocationText: "a path or a URL",
+    Path: "a path",
+}
 
 
 def config_of(kind: type[Config], options: Mapping[str, Any], function: str) -> Config:
@@ -84,6 +92,8 @@ def _of_kind(value: Any, kind: Any) -> Any:
         return float(value) if is_number else _NO
     if kind is Path:
         return Path(value) if isinstance(value, str | os.PathLike) and os.fspath(value) != "" else _NO
+    if kind is LocationText:
+        return os.fspath(value) if isinstance(value, str | os.PathLike) and os.fspath(value) != "" else _NO
     if kind is str:
         return os.fspath(value) if isinstance(value, str | os.PathLike) else _NO
     raise AssertionError(f"an option of type {kind}")

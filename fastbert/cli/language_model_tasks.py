@@ -17,6 +17,7 @@ from fastbert.data.corpus import Corpus, TextFormat
 from fastbert.errors import CorpusError, UserError
 from fastbert.flags import flag, rare
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
+from fastbert.io.locations import LocationText
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
 from fastbert.scoring.blimp import Paradigm, ParadigmScores, accuracies, read_pairs, score_pairs, table
@@ -63,9 +64,9 @@ class LanguageModelFlags:
     text: str | None = None
     """For pseudo-perplexity: file with texts, .txt, one per line, or .jsonl, .csv or .tsv with --text-column; also .gz
     and .xz."""
-    corpus: tuple[Path, ...] = ()
-    """For mlm and nsp: text, files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
-    ngram: tuple[Path, ...] = ()
+    corpus: tuple[LocationText, ...] = ()
+    """For mlm and nsp: text, files, folders, globs or URLs, as --corpus of `fastbert pretrain`."""
+    ngram: tuple[LocationText, ...] = ()
     """For blimp: text, as --corpus, to train a 5-gram model on, which is scored beside the model."""
     limit: int | None = None
     """For blimp: pairs per paradigm (default: all)."""
@@ -86,7 +87,7 @@ class LanguageModelFlags:
     """Layout of --corpus and --ngram: one sentence per line, one paragraph per line, or wrapped prose; auto detects it
     for each file."""
     text_key: str = rare("text")
-    """Key of the text in .jsonl files of --corpus and --ngram."""
+    """Key of the text in .jsonl files of --corpus and --ngram, and its column in .parquet and .arrow files."""
 
 
 def check_flags(config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from shutil import get_terminal_size
 from textwrap import wrap
 
@@ -22,6 +23,7 @@ from fastbert.io.locations import is_remote, local_path
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
+from fastbert.training.recipes import given_flags, with_recipe
 from fastbert.training.reference_curves import check_reference, find_reference
 from fastbert.training.tracking_flags import check_tracking
 
@@ -32,6 +34,11 @@ EXAMPLES = (
     "fastbert pretrain --corpus my_text/ --model mini --out runs/mine",
     "fastbert pretrain --data shards --model base --hours 8 --out runs/base --resume",
 )
+
+
+def complete(config: Config, words: Sequence[str]) -> Config:
+    """Return the flags with the values of --recipe for those that `words` leave out."""
+    return with_recipe(config, given_flags(words, config))
 
 
 def check(config: Config) -> None:

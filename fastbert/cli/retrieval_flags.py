@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastbert.cli.counts import counted
 from fastbert.errors import UserError
-from fastbert.flags import MODEL, flag, rare
+from fastbert.flags import MODEL, flag, rare, require
 from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
+
+if TYPE_CHECKING:
+    from fastbert.distributed.world import World
 
 # The flags that only some kinds of vectors have, and their defaults.
 OWN_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -74,8 +76,9 @@ def check_vectors(config: Any) -> None:
         raise UserError(f"--query-length {config.query_length} is for queries; add --role query")
 
 
-def write_vectors(config: Any, model: str, text: str, out: Path, quiet: bool) -> int:
+def write_vectors(config: Any, world: World, quiet: bool) -> None:
     """Write the vectors of tokens or the sparse vectors of a file, and print a summary."""
+    model, text, out = (require(config, name) for name in ("model", "text", "out"))
     from fastbert.retrieval.files import RaggedFile, encode_file
     from fastbert.retrieval.sparse import SparseEncoder
     from fastbert.retrieval.token_vectors import TokenEncoder
@@ -89,16 +92,18 @@ def write_vectors(config: Any, model: str, text: str, out: Path, quiet: bool) ->
     kind: Any = SparseEncoder if config.vectors == "sparse" else TokenEncoder
     kind.options_type(**options)
     # Check the output before loading the model.
-    file, texts = RaggedFile(out, overwrite=config.overwrite), TextFile(text, config.column)
+    file = RaggedFile(out, overwrite=config.overwrite) if world.is_main else None
+    world.wait("output")
+    texts = TextFile(text, config.column)
     encoder = kind(model, device=config.device, dtype=config.dtype)
     with Bars(quiet) as bars:
-        bars.message(f"{encoder.how}, {file.path}")
+        shared = "" if world.size == 1 else f" in each of {world.size} processes"
+        bars.message(f"{encoder.how}{shared}, {out}")
         update = bars.stage("embedding", texts.total_bytes, "texts")
 
         def progress(position: int, done: int) -> None:
             update(position, counted(done, "text"), counted=done)
 
-        report = encode_file(encoder, texts, file, progress, **options)
-    what = "vectors" if config.vectors == "tokens" else "weights"
-    print(f"{report}, {file.items:,} {what}")
-    return 0
+        report = encode_file(encoder, texts, file, progress, world, **options)
+    if file is not None:
+        print(f"{report}, {file.items:,} {'vectors' if config.vectors == 'tokens' else 'weights'}")

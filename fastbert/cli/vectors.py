@@ -13,6 +13,7 @@ from fastbert.cli.counts import counted
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, TRAINING, flag, rare, require, required
+from fastbert.io.locations import LocationText
 from fastbert.io.output_files import check_output
 from fastbert.io.progress import Bars
 from fastbert.vectors.files import SUFFIXES
@@ -31,10 +32,11 @@ class _Data(CorpusFlags):
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Path, ...] = required(
+    corpus: tuple[LocationText, ...] = required(
         "text files, folders or globs; or give --vectors with an existing file", unless=("vectors",), default=()
     )
-    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
+    `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""
     lower_case: bool = False
     """Convert words to lower case."""
     min_count: int | None = None

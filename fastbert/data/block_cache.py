@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,7 @@ class BlockCache:
         self._sets = self.slots // WAYS
         self._is_full = False
         self._files: list[int] = []
+        self._lock = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for kind in ("blocks", "slots"):
@@ -77,13 +79,11 @@ class BlockCache:
 
     def put(self, number: int, data: bytes) -> None:
         """Store a block in place of the one of its set that was used least recently."""
-        tags = self._read_set(number)
-        ways = np.flatnonzero(tags[:, 0] == number + 1)
-        way = int(ways[0]) if len(ways) else int(np.where(tags[:, 0] == 0, 0, tags[:, 1]).argmin())
-        slot = self._first_slot(number) + way
         try:
-            _write(self._blocks, data, slot * self.block_bytes)
-            self._tag(slot, number, _now())
+            with self._lock:  # of this process; what another one does at the same time costs a block at worst
+                slot = self._first_slot(number) + self._way(number)
+                _write(self._blocks, data, slot * self.block_bytes)
+                self._tag(slot, number, _now())
         except OSError as error:
             if error.errno not in _FULL_DISK:
                 raise
@@ -96,6 +96,10 @@ class BlockCache:
                     error.strerror,
                 )
 
+    def after_fork(self) -> None:
+        """Make a forked process independent of a thread of its parent that was storing a block."""
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         """Close the files, which stay."""
         while self._files:
@@ -106,6 +110,15 @@ class BlockCache:
 
     def _first_slot(self, number: int) -> int:
         return number % self._sets * WAYS
+
+    def _way(self, number: int) -> int:
+        """Return where in its set a block is, or is to be stored."""
+        tags = self._read_set(number)
+        ways = np.flatnonzero(tags[:, 0] == number + 1)
+        if len(ways):
+            return int(ways[0])
+        own = number // self._sets % WAYS  # no two blocks of a corpus that fits have the same
+        return own if tags[own, 0] == 0 else int(np.where(tags[:, 0] == 0, 0, tags[:, 1]).argmin())
 
     def _read_set(self, number: int) -> NDArray[np.uint64]:
         """Return the set of a block: uint64 (WAYS, 2), zero where nothing has been written yet."""

@@ -45,12 +45,11 @@ def write_block_files(
 
     `flags` bool (vocab_size,) tells which ids continue a word.
     """
-    tokens = np.memmap(folder / shard_files(number)["tokens"], dtype, mode="r")
     files = {kind: HashedFile(folder / name) for kind, name in block_file_names(number).items()}
-    for begin in range(0, len(tokens), _SLAB):
-        slab = np.asarray(tokens[begin : begin + _SLAB])
-        files["continuations"].write(np.packbits(flags[slab], bitorder="little"))
-        content = slab.data.cast("B")
-        sums = [crc32c(content[i : i + BLOCK_BYTES]) for i in range(0, len(content), BLOCK_BYTES)]
-        files["checksums"].write(np.array(sums, CHECKSUM_DTYPE))
+    with (folder / shard_files(number)["tokens"]).open("rb") as tokens:  # a map of them would count as memory
+        while len(slab := np.fromfile(tokens, dtype, _SLAB)):
+            files["continuations"].write(np.packbits(flags[slab], bitorder="little"))
+            content = slab.data.cast("B")
+            sums = [crc32c(content[i : i + BLOCK_BYTES]) for i in range(0, len(content), BLOCK_BYTES)]
+            files["checksums"].write(np.array(sums, CHECKSUM_DTYPE))
     return {kind: file.close() for kind, file in files.items()}

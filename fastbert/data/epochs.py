@@ -93,7 +93,7 @@ class Epochs:
             return self._epochs[number]
 
     def is_cached(self, number: int) -> bool:
-        """Return True if `self[number]` needs no planning."""
+        """Return True if `self[number]` needs no planning. Raises UserError for a number below 0 or from 2^32 on."""
         return self._checked(number)[0] in self._epochs
 
     def size(self, number: int) -> int:

@@ -182,7 +182,7 @@ class MixedData:
     def read_ahead(self, counters: Sequence[int] | range) -> None:
         """Begin to fetch the tokens of samples that follow, where shards are streamed; returns at once.
 
-        Samples of epochs that are not planned yet are left out.
+        Samples of epochs that are not planned yet are left out. Raises UserError for a negative counter.
         """
         planned = [counter for counter in counters if self.locate(int(counter))[0] in self._drawn]
         source, counter = self._located(planned)
@@ -250,7 +250,10 @@ def normalized(weights: Sequence[float] | None, sizes: Sequence[int]) -> tuple[f
     for weight in weights:
         if not 0 < weight < math.inf:
             raise UserError(f"a weight of {weight} must be positive and finite")
-    return tuple(weight / math.fsum(weights) for weight in weights)
+    total = sum(weights)
+    if total == math.inf:
+        raise UserError(f"the weights {' '.join(map(str, weights))} are too large to be added; divide them")
+    return tuple(weight / total for weight in weights)
 
 
 def apportioned(total: int, weights: Sequence[float]) -> tuple[int, ...]:

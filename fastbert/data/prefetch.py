@@ -73,8 +73,10 @@ class Prefetcher(Generic[Specification, Data]):
 
     def close(self) -> None:
         """Wait for the steps that are being loaded, at most one per worker, and give up the others; with `finish`, wait
-        for all that were submitted, because other processes do."""
-        self._shut_down(give_up=self._last_stage is None)
+        for all that were submitted: the other processes do, and a step that only some of them finish never ends."""
+        for pool in (self._pool, self._last_stage):
+            if pool is not None:
+                pool.shutdown(cancel_futures=self._last_stage is None)
 
     def __enter__(self) -> Self:
         return self
@@ -82,13 +84,7 @@ class Prefetcher(Generic[Specification, Data]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error the other processes may wait for this one to end.
-        self._shut_down(give_up=error is not None or self._last_stage is None)
-
-    def _shut_down(self, *, give_up: bool) -> None:
-        for pool in (self._pool, self._last_stage):
-            if pool is not None:
-                pool.shutdown(cancel_futures=give_up)
+        self.close()
 
     def _finished(self, data: Data) -> Data:
         return data if self._finish is None else self._finish(data)

@@ -6,16 +6,23 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastbert import _C
 from fastbert.data.block_files import BLOCK_BYTES, write_block_files
 from fastbert.data.continuations import continuation_flags
 from fastbert.data.corpus import Corpus
+from fastbert.data.dedup import DedupReport, repeats_of
+from fastbert.data.dedup_flags import Dedup
+from fastbert.data.parallel import map_in_order
+from fastbert.data.sentence_reader import sentence_reader
+from fastbert.data.sentence_sample import LEAST_TOKENS, SentenceSampler, hash_sentences, repeated_share
 from fastbert.data.shards import (
     FORMAT,
     INDEX,
@@ -32,14 +39,17 @@ from fastbert.data.shards import (
     shard_files,
     token_dtype,
 )
-from fastbert.errors import CorpusError, UserError
+from fastbert.errors import CorpusError, UserError, require_whole
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
+from fastbert.io.log import logger
+from fastbert.tokenizers import call
 from fastbert.tokenizers.tokenizer import Tokenizer
 
-_BATCH_CHARS = 1 << 22
-_BATCH_SENTENCES = 1 << 16
+_BATCH_BYTES = 1 << 20
+MOST_REPEATED = 0.2
+"""The share of repeated sentences above which a warning is logged."""
 
 
 def prepare(
@@ -49,15 +59,19 @@ def prepare(
     *,
     shard_tokens: int = 1 << 28,
     overwrite: bool = False,
+    dedup: Dedup = "off",
+    workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokenShards:
     """Tokenize documents into the folder `out`, in bounded memory, and open it.
 
     Sentences without tokens and documents without sentences are dropped. A shard is closed with the document that
-    reaches `shard_tokens`. `progress` is called with the bytes read (of the corpus files on disk; of UTF-8 text if
-    `documents` is not a Corpus) and the number of sentences written. The folder is written beside `out` under a
-    temporary name, flushed to disk and renamed, or exchanged with the folder that it replaces, so `out` is always
-    complete.
+    reaches `shard_tokens`. With `dedup`, lines, documents or both ("all") that repeat earlier ones are dropped: they
+    are found by 64-bit hashes, which take 10 to 20 bytes per different line, and index.json has the counts. `workers`
+    threads tokenize (default: the cores of this process); the files do not depend on their number. `progress` is called
+    with the bytes read (of the corpus files on disk; of UTF-8 text if `documents` is not a Corpus) and the number of
+    sentences written. The folder is written beside `out` under a temporary name, flushed to disk and renamed, or
+    exchanged with the folder that it replaces, so `out` is always complete.
 
     Raises:
         UserError: `out` exists, unless `overwrite` is set and it holds token shards; it cannot be written.
@@ -68,6 +82,7 @@ def prepare(
     _check_output(out, overwrite)
     if shard_tokens < 1:
         raise UserError(f"shard_tokens={shard_tokens} must be positive")
+    require_whole("workers", workers, 1, optional=True)
     partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +90,8 @@ def prepare(
             for left in partial.iterdir():  # by a killed process
                 remove(left)
             try:
-                _write_shards(partial, documents, tokenizer, shard_tokens, progress)
+                threads = call.checked_threads(workers)
+                _write_shards(partial, documents, tokenizer, shard_tokens, dedup, threads, progress)
                 sync(partial)
                 replace_folder(partial, out)
                 sync(out.parent)
@@ -104,22 +120,20 @@ def _check_output(out: Path, overwrite: bool) -> None:
 class _ShardWriter:
     """Write one shard: tokens, offsets of sentences, offsets of documents."""
 
-    def __init__(self, folder: Path, number: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, number: int) -> None:
         self.files = {kind: HashedFile(folder / name) for kind, name in shard_files(number).items()}
-        self.dtype = dtype
         self.tokens = self.sentences = self.documents = 0
         for kind in ("sentences", "documents"):
             self.files[kind].write(np.zeros(1, OFFSET_DTYPE))
 
-    def add_sentences(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        self.files["tokens"].write(ids.astype(self.dtype))
-        self.files["sentences"].write((self.tokens + lengths.cumsum()).astype(OFFSET_DTYPE))
+    def add(self, ids: NDArray[Any], ends: NDArray[np.int64], document_ends: NDArray[np.int64]) -> None:
+        """Add sentences by their ends in `ids`, and ends of documents by the number of sentences before."""
+        self.files["tokens"].write(ids)
+        self.files["sentences"].write((self.tokens + ends).astype(OFFSET_DTYPE))
+        self.files["documents"].write((self.sentences + document_ends).astype(OFFSET_DTYPE))
         self.tokens += len(ids)
-        self.sentences += len(lengths)
-
-    def end_document(self) -> None:
-        self.files["documents"].write(np.array([self.sentences], OFFSET_DTYPE))
-        self.documents += 1
+        self.sentences += len(ends)
+        self.documents += len(document_ends)
 
     def close(self) -> dict[str, Any]:
         return {
@@ -130,65 +144,91 @@ class _ShardWriter:
         }
 
 
-class _Preparation:
-    """Collect sentences into batches for the tokenizer and distribute the ids over shards."""
+@dataclass(frozen=True)
+class _TokenizedBatch:
+    """The sentences of a batch that have tokens."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, shard_tokens: int) -> None:
-        self.folder = folder
-        self.tokenizer = tokenizer
-        self.shard_tokens = shard_tokens
+    ids: NDArray[Any]
+    """In the dtype of the shards."""
+    offsets: NDArray[np.int64]
+    """Of each sentence in the ids, and their end."""
+    document_ends: NDArray[np.int64]
+    """The number of sentences before each end of a document; some documents may have none."""
+    unigrams: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    hashed: NDArray[np.int64]
+    """The sentences that have hashes."""
+
+
+class _BatchTokenizer:
+    """Tokenize a batch on one thread; all the work that does not depend on other batches."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.vocab_size = tokenizer.vocab_size
         self.dtype = token_dtype(tokenizer.vocab_size)
-        self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)
+        # Another way to encode needs the sentences as strings.
+        is_plain = isinstance(tokenizer, Tokenizer) and type(tokenizer).encode_ragged is Tokenizer.encode_ragged
+        self._core = tokenizer._core if is_plain else None
+        self._tokenizer = tokenizer
+
+    def __call__(self, batch: _C.SentenceBatch) -> _TokenizedBatch:
+        if self._core is not None:
+            ids, offsets = batch.encode(self._core, 1)
+        else:
+            ids, offsets = self._tokenizer.encode_ragged(batch.strings())
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+            raise ValueError(f"the tokenizer returned ids outside its vocabulary of {self.vocab_size}")
+        has_tokens = np.diff(offsets) > 0
+        document_ends = np.concatenate([[0], has_tokens.cumsum()])[batch.document_ends]
+        offsets = np.concatenate([offsets[:1], offsets[1:][has_tokens]])
+        stored = ids.astype(self.dtype)
+        unigrams = np.bincount(ids, minlength=self.vocab_size)
+        return _TokenizedBatch(stored, offsets, document_ends, unigrams, *hash_sentences(stored, offsets))
+
+
+class _Preparation:
+    """Distribute tokenized batches over shards."""
+
+    def __init__(self, folder: Path, vocab_size: int, shard_tokens: int) -> None:
+        self.folder = folder
+        self.shard_tokens = shard_tokens
+        self.unigrams = np.zeros(vocab_size, np.int64)
+        self.sample = SentenceSampler()
         self.shards: list[dict[str, Any]] = []
         self.writer: _ShardWriter | None = None
-        self.open_sentences = 0  # of the current document
+        self.document_is_open = False
         self.sentences = 0
-        self._texts: list[str] = []
-        self._chars = 0
-        self._document_ends: list[int] = []  # indices into the batch's texts
 
-    def add_document(self, document: Sequence[str]) -> None:
-        for start in range(0, len(document), _BATCH_SENTENCES):
-            sentences = document[start : start + _BATCH_SENTENCES]
-            self._texts += sentences
-            self._chars += sum(map(len, sentences))
-            if self._chars >= _BATCH_CHARS or len(self._texts) >= _BATCH_SENTENCES:
-                self._flush()
-        self._document_ends.append(len(self._texts))
+    def add(self, batch: _TokenizedBatch) -> None:
+        self.unigrams += batch.unigrams
+        self.sample.add(batch.hashes, batch.hashed + self.sentences)
+        self.sentences += len(batch.offsets) - 1
+        ends = batch.document_ends
+        before = np.concatenate([[-1 if self.document_is_open else 0], ends])[:-1]
+        ends = ends[ends > before]  # of documents with tokens
+        start = 0  # the first sentence that is not written
+        while True:
+            written = 0 if self.writer is None else self.writer.tokens
+            full = written + batch.offsets[ends] - batch.offsets[start] >= self.shard_tokens
+            if not full.any():
+                break
+            index = int(full.argmax())
+            self._write(batch, start, int(ends[index]), ends[: index + 1])
+            self._close_shard()
+            start, ends = int(ends[index]), ends[index + 1 :]
+        self._write(batch, start, len(batch.offsets) - 1, ends)
 
-    def _flush(self) -> None:
-        ids, offsets = np.zeros(0, np.int32), np.zeros(1, np.int64)
-        if self._texts:
-            ids, offsets = self.tokenizer.encode_ragged(self._texts)
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.unigrams):
-            raise ValueError(f"the tokenizer returned ids outside its vocabulary of {len(self.unigrams)}")
-        self.unigrams += np.bincount(ids, minlength=len(self.unigrams))
-        start = 0
-        for end in self._document_ends:
-            self._write_sentences(ids, offsets[start : end + 1])
-            self._end_document()
-            start = end
-        self._write_sentences(ids, offsets[start:])
-        self._texts, self._chars, self._document_ends = [], 0, []
-
-    def _write_sentences(self, ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        lengths = np.diff(offsets)
-        lengths = lengths[lengths > 0]
-        if not len(lengths):
+    def _write(self, batch: _TokenizedBatch, start: int, stop: int, ends: NDArray[np.int64]) -> None:
+        """Write the sentences from `start` to `stop`, and the ends of documents among them."""
+        if start == stop and not len(ends):
             return
         if self.writer is None:
-            self.writer = _ShardWriter(self.folder, len(self.shards), self.dtype)
-        self.writer.add_sentences(ids[offsets[0] : offsets[-1]], lengths)
-        self.open_sentences += len(lengths)
-        self.sentences += len(lengths)
-
-    def _end_document(self) -> None:
-        if not self.open_sentences or self.writer is None:
-            return
-        self.writer.end_document()
-        self.open_sentences = 0
-        if self.writer.tokens >= self.shard_tokens:
-            self._close_shard()
+            self.writer = _ShardWriter(self.folder, len(self.shards))
+        first = batch.offsets[start]
+        self.writer.add(
+            batch.ids[first : batch.offsets[stop]], batch.offsets[start + 1 : stop + 1] - first, ends - start
+        )
+        self.document_is_open = stop > (ends[-1] if len(ends) else start) or (self.document_is_open and not len(ends))
 
     def _close_shard(self) -> None:
         if self.writer is not None:
@@ -196,7 +236,6 @@ class _Preparation:
             self.writer = None
 
     def finish(self) -> None:
-        self._flush()
         self._close_shard()
         if not self.shards:
             raise CorpusError("the corpus is empty: no sentence of it has a token")
@@ -227,6 +266,8 @@ def _write_shards(
     documents: Corpus | Iterable[Sequence[str]],
     tokenizer: Tokenizer,
     shard_tokens: int,
+    dedup: Dedup,
+    workers: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     added = getattr(tokenizer, "added_tokens_encoder", {})
@@ -237,20 +278,22 @@ def _write_shards(
             " shards cannot hold; put them at the end of the vocabulary"
         )
     special_ids = _special_ids(tokenizer)
-    preparation = _Preparation(folder, tokenizer, shard_tokens)
+    tokenize = _BatchTokenizer(tokenizer)
+    preparation = _Preparation(folder, tokenizer.vocab_size, shard_tokens)
+    repeats = repeats_of(dedup)
     bytes_read = 0
 
     def record(position: int) -> None:
         nonlocal bytes_read
         bytes_read = position
 
+    if isinstance(documents, Corpus):
+        batches = documents.batches(record, repeats=repeats)
+    else:
+        batches = _batches(documents, record, repeats)
     reported = (0, 0)
-    for document in documents.documents(record) if isinstance(documents, Corpus) else documents:
-        if isinstance(document, str):
-            raise UserError("a document must be a list of sentences, not a string; split it with split_sentences")
-        if not isinstance(documents, Corpus):
-            bytes_read += sum(len(sentence.encode("utf-8", "replace")) for sentence in document)
-        preparation.add_document(document)
+    for batch in map_in_order(tokenize, batches, workers):
+        preparation.add(batch)
         if progress is not None and reported != (bytes_read, preparation.sentences):
             reported = (bytes_read, preparation.sentences)
             progress(*reported)
@@ -269,7 +312,7 @@ def _write_shards(
     known = {name: token_id for name, token_id in special_ids.items() if token_id is not None}
     flags = continuation_flags(read_vocabulary(vocabulary, tokenizer.vocab_size), known)
     for number, shard in enumerate(preparation.shards):
-        shard["files"] |= write_block_files(folder, number, preparation.dtype, flags)
+        shard["files"] |= write_block_files(folder, number, tokenize.dtype, flags)
     saved = sorted(path for path in folder.iterdir() if not path.name.endswith(".bin"))
     for path in saved:
         sync(path)  # the others are on the disk already
@@ -279,7 +322,7 @@ def _write_shards(
         "vocab_size": tokenizer.vocab_size,
         "fingerprint": tokenizer.fingerprint,
         "special_ids": special_ids,
-        "dtype": preparation.dtype.name,
+        "dtype": tokenize.dtype.name,
         "tokens": sum(shard["tokens"] for shard in preparation.shards),
         "sentences": sum(shard["sentences"] for shard in preparation.shards),
         "documents": sum(shard["documents"] for shard in preparation.shards),
@@ -288,5 +331,33 @@ def _write_shards(
         "tokenizer": [describe(path) for path in saved if path.is_file()],
         "block_bytes": BLOCK_BYTES,
         "shards": preparation.shards,
+        "sample": preparation.sample.write(folder),
+        "repeated_share": round(repeated_share(preparation.sample.rows()["hash"]), 4),
     }
+    if repeats is not None:
+        index["dedup"] = DedupReport.of(dedup, repeats).to_dict()
     write_synced(folder / INDEX, json.dumps(index, indent=1))
+    if index["repeated_share"] > MOST_REPEATED:
+        logger.warning(
+            "%.0f %% of the sentences of %d tokens or more repeat an earlier one%s",
+            100 * index["repeated_share"],
+            LEAST_TOKENS,
+            "; --dedup drops lines and documents that repeat" if dedup == "off" else "",
+        )
+
+
+def _batches(
+    documents: Iterable[Sequence[str]], record: Callable[[int], None], repeats: _C.Repeats | None
+) -> Iterator[_C.SentenceBatch]:
+    """Yield the sentences of documents in batches; `record` is called with the bytes of UTF-8 so far."""
+    reader = sentence_reader("lines", max_paragraph_chars=0, repeats=repeats)
+    done = 0
+    for document in documents:
+        if isinstance(document, str):
+            raise UserError("a document must be a list of sentences, not a string; split it with split_sentences")
+        reader.add_document(document)
+        record(done + reader.complete_bytes)
+        if reader.complete_bytes >= _BATCH_BYTES:
+            done += reader.complete_bytes
+            yield reader.take()
+    yield reader.take()

@@ -11,16 +11,21 @@ import re
 
 OPENERS = "\"'“‘«‹„‚([{<「『（《〈【〔¿¡*_"
 CLOSERS = "\"'”’»›)]}>」』）》〉】〕*_"
+_STOPS = ".!?…‽؟۔।॥።"
 _CJK_STOPS = "。！？｡．"
+_CJK_CONTINUING = "，、；："
+_DASHES = "-–—"
 
 # A stop of a script that puts a space after it, or a CJK stop; then closing quotes and brackets. Possessive, and never
 # started inside a run of stops, so that a million full stops take linear time.
 _CLOSE = f"[{re.escape(CLOSERS)}]*+"
 _CANDIDATE = re.compile(
-    rf"(?<![.!?…‽؟۔।॥።])[.!?…‽؟۔।॥።]++{_CLOSE}(?=\s)"
-    rf"|(?<![{_CJK_STOPS}])[{_CJK_STOPS}]++{_CLOSE}(?=[^{_CJK_STOPS}，、；：])"
+    rf"(?<![{_STOPS}])[{_STOPS}]++{_CLOSE}(?=\s)"
+    rf"|(?<![{_CJK_STOPS}])[{_CJK_STOPS}]++{_CLOSE}(?=[^{_CJK_STOPS}{_CJK_CONTINUING}])"
 )
-_LAST_WORD = re.compile(r"[^\s\"'“‘«(\[{—–/]+$")
+_WORD_BREAKS = "\"'“‘«([{—–/"
+_LAST_WORD = re.compile(rf"[^\s{re.escape(_WORD_BREAKS)}]+$")
+_WORD_ENDS = "\"'”’,.;:!?"
 _SPACE = re.compile(r"\s+")
 # Letters with stops between them: U.S., e.g., a.m., Ph.D.
 _DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}", re.UNICODE)
@@ -37,6 +42,7 @@ _TITLES = _words("""
     fig figs eq eqs sec sect ch chap vol vols no nos nr pp p pt pts art ed eds trans op cit e.g i.e al""")
 # Like titles, but only before a number: "No. 5", but "The answer was no. He left."
 _BEFORE_NUMBER = _words("no nos nr fig figs eq eqs p pp ch chap vol vols sec sect pt pts art op")
+_WORDS_TOO = _words("no art op")
 # May end a sentence, but usually do not.
 _ABBREVIATIONS = _words("""
     inc ltd co corp bros llc plc dept univ assn jr sr esq etc ave blvd rd sq hwy bldg apt
@@ -55,7 +61,7 @@ _STARTERS = _words("""
 def _begins_sentence(text: str, start: int) -> tuple[bool, str]:
     """Return whether a sentence can begin at `start`, and its first word without opening quotes and brackets."""
     end = start
-    while end < len(text) and (text[end] in OPENERS or text[end] in "-–—" or text[end].isspace()):
+    while end < len(text) and (text[end] in OPENERS or text[end] in _DASHES or text[end].isspace()):
         end += 1
     if end == len(text):
         return False, ""
@@ -71,11 +77,11 @@ def _stop_is_final(text: str, sentence_start: int, stop: int, next_word: str) ->
         return True
     word = match.group()
     lower = word.lower().rstrip(".")
-    starter = next_word.rstrip("\"'”’,.;:!?").lower() in _STARTERS and not next_word[:1].islower()
+    starter = next_word.rstrip(_WORD_ENDS).lower() in _STARTERS and not next_word[:1].islower()
     if match.start() == sentence_start and (word.isdigit() or (len(word) == 1 and word.isalpha())):
         return False  # the number or letter of a list item
     if lower in _BEFORE_NUMBER:
-        return not (next_word[:1].isdigit() or (lower not in ("no", "art", "op") and not starter))
+        return not (next_word[:1].isdigit() or (lower not in _WORDS_TOO and not starter))
     if lower in _TITLES:
         return False
     if lower in _ABBREVIATIONS or _DOTTED.fullmatch(word):

@@ -9,6 +9,7 @@ One file: the format, that is its index, its files and the corpus that they make
     shard-00000.sentences.bin        int64 (sentences + 1,): offset of each sentence in the shard's tokens
     shard-00000.documents.bin        int64 (documents + 1,): offset of each document in the shard's sentences
     unigrams.bin                     int64 (vocab_size,): the count of each id
+    sample.bin                       hashes of some sentences, for `sentence_sample`; older folders have none
     vocab.txt tokenizer_config.json  the tokenizer's own files; without a vocab.txt (byte-level BPE, Unigram) its tokens
                                      are in vocabulary.json, a list in the order of their ids
 
@@ -39,6 +40,7 @@ VERSION = 1
 INDEX = "index.json"
 VOCABULARY, JSON_VOCABULARY = "vocab.txt", "vocabulary.json"
 UNIGRAMS = "unigrams.bin"
+SAMPLE = "sample.bin"
 SPECIALS = ("pad", "unk", "cls", "sep", "mask")
 """The last one may be missing: models that read left to right have no masks."""
 OFFSET_DTYPE = np.dtype("<i8")
@@ -156,22 +158,27 @@ class IndexReader:
             raise self.damaged(f"has {key}={value}, which is out of range")
         return value
 
-    def listed(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None) -> ListedFile:
+    def listed(
+        self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, smallest: int = 1
+    ) -> ListedFile:
         """Return the entry of a file. Raises UserError for one of another name or size."""
         entry = self.get(holder, key, dict)
-        name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
+        name, digest = self.get(entry, "name", str), self.get(entry, "sha256", str)
+        size = self.count(entry, "bytes", smallest)
         if name != expected_name:
             raise self.damaged(f"names the file {name[:80]!r}, but only {expected_name!r} is allowed")
         if expected_bytes is not None and size != expected_bytes:
             raise self.damaged(f"gives {name} {size} bytes, not {expected_bytes}")
         return ListedFile(name, size, digest)
 
-    def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
+    def file(
+        self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool, smallest: int = 1
+    ) -> Path:
         """Return the path of a listed file, after checking its name and size, and with `verify` its SHA-256.
 
         Raises UserError for a file that is missing or differs.
         """
-        listed = self.listed(holder, key, expected_name, None)
+        listed = self.listed(holder, key, expected_name, None, smallest)
         name, size = listed.name, listed.bytes
         path = self.folder / name
         if path.is_symlink() or not path.is_file():
@@ -257,6 +264,8 @@ class TokenShards:
         name = JSON_VOCABULARY if is_json else VOCABULARY
         vocabulary = read_vocabulary(reader.file(index, "vocabulary", name, None, verify=True), vocab_size)
         unigrams = np.fromfile(reader.file(index, "unigrams", UNIGRAMS, 8 * vocab_size, verify=True), OFFSET_DTYPE)
+        if "sample" in index:
+            reader.file(reader.get(index, "sample", dict), "file", SAMPLE, None, verify, smallest=0)
         entries = reader.get(index, "shards", list)
         if not entries:
             raise reader.damaged("lists no shards")

@@ -31,6 +31,7 @@ from fastbert.data.block_files import BLOCK_BYTES, CHECKSUM_DTYPE, block_file_na
 from fastbert.data.shards import (
     INDEX,
     OFFSET_DTYPE,
+    SAMPLE,
     UNIGRAMS,
     IndexReader,
     ListedFile,
@@ -297,6 +298,8 @@ def _side_files(reader: IndexReader) -> list[ListedFile]:
     index, entries = reader.content, reader.get(reader.content, "shards", list)
     vocab_size = reader.count(index, "vocab_size")
     files = [reader.listed(index, "unigrams", UNIGRAMS, 8 * vocab_size), *_tokenizer_files(reader)]
+    if "sample" in index:
+        files.append(reader.listed(reader.get(index, "sample", dict), "file", SAMPLE, None, smallest=0))
     itemsize = token_dtype(vocab_size).itemsize
     for number, entry in enumerate(entries):
         counts, listed = shard_counts(reader, entry), reader.get(entry, "files", dict)

@@ -129,6 +129,7 @@ class TokenStream:
     def _restart_after_fork(self) -> None:
         """Start new threads in a process that was forked: those of its parent are not there."""
         if self._process != os.getpid():
+            self.cache.after_fork()
             self._start()
 
     def _spans(self, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[list[int], list[int], list[int]]:

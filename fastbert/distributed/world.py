@@ -229,6 +229,8 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
     try:
         groups = [dist.new_group(backend="gloo") for _ in range(2)]
         yield World(rank, size, local_rank, dist.PrefixStore("run", store), *groups)
+        # The store may live in the first process: none may end while another one reads from it.
+        dist.barrier(group=groups[0])
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fastbert.distributed.shares import Share
+from fastbert.distributed.world import World
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
 from fastbert.embeddings.rows import LEAST_LENGTH, LONG, Rows, Truncation, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
@@ -76,6 +78,12 @@ class Counts:
     max_length: int = 0
     """The tokens that remain of truncated texts."""
 
+    def of_all(self, world: World) -> Counts:
+        """Return the counts of all processes together, which each of them calls at its end."""
+        everyone = world.gathered("counts", {name: getattr(self, name) for name in ("texts", "tokens", "truncated")})
+        sums = {name: sum(counts[name] for counts in everyone) for name in everyone[0]}
+        return replace(self, **sums)
+
     def describe_truncated(self) -> str:
         """Return the number of truncated texts in a sentence."""
         return (
@@ -124,15 +132,18 @@ def embed_chunks(
     options: EmbedOptions | None = None,
     counts: Counts | None = None,
     progress: Callable[[int], None] = lambda texts: None,
+    share: Share | None = None,
 ) -> Iterator[Tensor]:
     """Yield the embeddings of some thousand texts at a time, for more than fits into memory; see `embed`.
 
     The model may be used in between. Options are checked at once. `progress` is called after each batch with the number
-    of texts done, which within a chunk is estimated from its tokens.
+    of texts done, which within a chunk is estimated from its tokens. With a `share`, only the chunks of one of several
+    processes are computed; all texts are read.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"texts must be a list of strings or another iterable, not {type(texts).__name__}")
-    return _Embedder(model, tokenizer, options or EmbedOptions(), counts or Counts(), progress).run(texts)
+    embedder = _Embedder(model, tokenizer, options or EmbedOptions(), counts or Counts(), progress, share or Share())
+    return embedder.run(texts)
 
 
 class _Embedder:
@@ -145,9 +156,10 @@ class _Embedder:
         options: EmbedOptions,
         counts: Counts,
         progress: Callable[[int], None],
+        share: Share,
     ) -> None:
         settings = settings_of(model)
-        self.progress = progress
+        self.progress, self.share = progress, share
         check_tokenizer(tokenizer, model.config.vocab_size)
         self.model, self.tokenizer, self.settings, self.counts = model, tokenizer, settings, counts
         self.pooling = settings.pooling if options.pooling is None else options.pooling
@@ -156,6 +168,8 @@ class _Embedder:
         device = model.device.type
         self.batch_tokens = tokens_per_batch(device, options.batch_tokens)
         self.chunk_texts = CHUNK_TEXTS.get(device, CHUNK_TEXTS["cpu"])
+        if device == "cpu":  # where a text's vector has the same bits in every batch
+            self.chunk_texts = share.chunk_texts(self.chunk_texts)
         self.truncation = Truncation(
             max_length=_limit(model, tokenizer, options.max_length, settings.max_length),
             long=options.long,
@@ -164,38 +178,40 @@ class _Embedder:
         counts.max_length = self.truncation.max_length
 
     def run(self, texts: Iterable[str]) -> Iterator[Tensor]:
-        chunks, first = self._chunks(texts), 0
+        chunks = ((first, chunk) for number, (first, chunk) in enumerate(self._chunks(texts)) if self.share.has(number))
         with ThreadPoolExecutor(1, thread_name_prefix="fastbert-embed") as executor:
-            chunk = next(chunks, None)
-            rows = None if chunk is None else self._read(chunk, first)
-            while chunk is not None and rows is not None:
+            current = next(chunks, None)
+            rows = None if current is None else self._read(*current)
+            while current is not None and rows is not None:
                 following = next(chunks, None)
-                ahead = None if following is None else executor.submit(self._read, following, first + len(chunk))
+                ahead = None if following is None else executor.submit(self._read, *following)
+                first, chunk = current
                 vectors = self._vectors(rows, len(chunk), first)
                 check_finite(self.model, vectors, lambda row: f"texts[{first + row}]")  # noqa: B023 - called at once
-                first += len(chunk)
                 self.counts.texts += len(chunk)
                 self.counts.tokens += int(rows.lengths.sum())
                 self.counts.truncated += rows.truncated
-                chunk, rows = following, None
+                current, rows = following, None
                 yield vectors
                 rows = None if ahead is None else ahead.result()
 
-    def _chunks(self, texts: Iterable[str]) -> Iterator[list[str]]:
+    def _chunks(self, texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+        """Yield the texts in chunks, with the number of those before."""
         chunk: list[str] = []
+        first = 0
         characters = 0
         for text in texts:
             size = len(self.prompt) + len(text) if isinstance(text, str) else 0
             if chunk and (len(chunk) == self.chunk_texts or characters + size > CHUNK_CHARACTERS):
-                yield chunk
-                chunk, characters = [], 0
+                yield first, chunk
+                first, chunk, characters = first + len(chunk), [], 0
             chunk.append(text)
             self.counts.read += 1
             characters += size
         if chunk:
-            yield chunk
+            yield first, chunk
 
-    def _read(self, chunk: list[str], first: int) -> Rows:
+    def _read(self, first: int, chunk: list[str]) -> Rows:
         if self.prompt:
             check_texts(chunk, first)
             chunk = [self.prompt + text for text in chunk]

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fastbert.distributed.shares import Share, in_order
+from fastbert.distributed.world import World
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
 from fastbert.errors import UserError, require_package
 from fastbert.io.atomic_write import name_full_disk, partial_path, replace_synced
@@ -195,26 +197,31 @@ def embed_file(
     model: EncoderModel,
     tokenizer: Tokenizer,
     texts: TextFile,
-    file: VectorFile,
+    file: VectorFile | None,
     options: EmbedOptions | None = None,
     progress: Callable[[int, int], None] = lambda position, texts: None,
+    world: World | None = None,
 ) -> Report:
     """Write the embeddings of a file's texts, in their order; see `TextFile` and `VectorFile`.
 
     `progress` is called after each batch with the number of texts done, and the bytes of the file that they take, which
-    are estimated from those read. Raises UserError for a file without texts.
+    are estimated from those read. The processes of `world` share the texts, and the first one alone has a file. Raises
+    UserError for a file without texts.
     """
     began = time.perf_counter()
-    counts, position = Counts(), 0
+    world, counts, position = world or World(), Counts(), 0
 
     def report(done: int) -> None:
         nonlocal position
         position = max(position, texts.position * done // max(counts.read, 1))
         progress(position, done)
 
-    with file:
-        for vectors in embed_chunks(model, texts, tokenizer, options, counts, report):
+    chunks = embed_chunks(model, texts, tokenizer, options, counts, report, Share(world.rank, world.size))
+    with file or contextlib.nullcontext():
+        for vectors in in_order(world, chunks, lambda vectors: [vectors], lambda tensors: tensors[0]):
+            assert file is not None
             file.append(vectors.numpy())
+        counts = counts.of_all(world)
         if not counts.texts:
             raise UserError(f"{texts.name} holds no text")
-    return Report(counts, file.width, time.perf_counter() - began)
+    return Report(counts, 0 if file is None else file.width, time.perf_counter() - began)

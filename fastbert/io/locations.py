@@ -1,8 +1,8 @@
 """Locations of data: local paths, and URLs of any file system that fsspec opens (s3://, gs://, https://, memory://).
 
-Flags that accept both have the type `str`, because a `Path` collapses the two slashes of a URL. Options of a file
-system, such as its endpoint and credentials, come from its own environment variables and configuration files, and from
-fsspec's (FSSPEC_S3_ENDPOINT_URL, for example).
+Flags that accept both have the type `str` or `LocationText`: a `Path` collapses the two slashes of a URL. Options of a
+file system, such as its endpoint and credentials, come from its own environment variables and configuration files, and
+from fsspec's (FSSPEC_S3_ENDPOINT_URL, for example).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NewType
 
 from fastbert.errors import UserError
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 Location = str | os.PathLike[str]
+LocationText = NewType("LocationText", str)
+"""A location as a user types it, the type of flags: two that lead to the same files are equal when a run is resumed."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(::|://)")
 _LOCAL = re.compile(r"(file|local)://")
 _COLLAPSED = re.compile(r"(?!file:|local:)([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
@@ -59,7 +61,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     try:
         import fsspec
     except ImportError:
-        raise UserError(f"{url}: URLs need the package fsspec: `pip install 'fastbert-engine[data]'`") from None
+        raise UserError(f"{url}: URLs need the package fsspec: `pip install 'fastbert-engine[remote]'`") from None
     try:
         opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **_options(scheme))
     except ImportError as error:
@@ -110,13 +112,12 @@ def _status(error: BaseException) -> int | None:
 
 
 def _options(scheme: str) -> dict[str, Any]:
-    """Return options for a file system: a timeout per request, where the default is none or minutes."""
+    """Return options for a file system: a timeout per request, where the default is none or minutes. Raises ImportError
+    without its package."""
     if scheme not in ("http", "https"):
         return {}
-    try:
-        import aiohttp
-    except ImportError:
-        return {}  # `filesystem` names the package
+    import aiohttp
+
     return {
         "client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=_REQUEST_SECONDS)}
     }

@@ -91,7 +91,7 @@ class RemoteFolder:
         process, fs, path = self._opened
         if process != os.getpid():
             fs, path = filesystem(self.url)
-            self._opened = (os.getpid(), fs, path)
+            self._opened, self._lock = (os.getpid(), fs, path), threading.Lock()
         return fs, path.rstrip("/")
 
     def check_ranges(self, name: str, size: int) -> None:

@@ -2,32 +2,105 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import lzma
 import re
-from pathlib import Path
+import zlib
+from collections.abc import Callable
+from pathlib import PurePath
 from typing import IO, Any
 
-COMPRESSIONS = (".gz", ".xz")
+from fastbert.errors import require_package
+
+COMPRESSIONS = (".gz", ".xz", ".zst", ".bz2")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+# zstandard expands a block in one step, at most 2^15 times its size.
+_ZSTD_BYTES = 1 << 12
+_BZ2_BYTES = 1 << 16
+# As much as the program zstd takes without --long, and --long alone needs.
+_MAX_WINDOW = 1 << 27
 
 
-def plain_name(path: str | Path) -> str:
+class DamagedFileError(OSError):
+    """A compressed file that is not intact."""
+
+
+# Raised while a damaged file is read; EOFError for one that ends too early.
+DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, DamagedFileError)
+
+
+def plain_name(path: str | PurePath) -> str:
     """Return a file's name in lower case, without the suffix of a compression."""
-    name = Path(path).name.lower()
-    return name[:-3] if name.endswith(COMPRESSIONS) else name
+    name = PurePath(path).name.lower()
+    suffix = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+    return name.removesuffix(suffix)
 
 
-def decompressor(raw: IO[bytes], path: Path) -> Any:
-    """Return a stream, with `peek`, of what an open file holds, decompressed according to its suffix."""
-    match path.suffix.lower():
+def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
+    """Return a stream, with `peek`, of what an open file holds, decompressed according to its suffix.
+
+    Reading raises one of `DAMAGED` for a damaged file, and EOFError for one that ends too early. Raises UserError for a
+    .zst file if zstandard is missing.
+    """
+    match PurePath(path).suffix.lower():
         case ".gz":
             return gzip.GzipFile(fileobj=raw)
         case ".xz":
             return io.BufferedReader(lzma.LZMAFile(raw))
+        case ".bz2":
+            return io.BufferedReader(_Frames(raw, bz2.BZ2Decompressor, OSError, _BZ2_BYTES))
+        case ".zst":
+            message = f"{path}: reading .zst needs the package zstandard: `pip install 'fastbert-engine[data]'`"
+            zstandard = require_package("zstandard", message)
+            options = {"max_window_size": _MAX_WINDOW}
+            return io.BufferedReader(
+                _Frames(
+                    raw,
+                    lambda: zstandard.ZstdDecompressor(**options).decompressobj(),
+                    zstandard.ZstdError,
+                    _ZSTD_BYTES,
+                )
+            )
         case _:
             return raw
+
+
+class _Frames(io.RawIOBase):
+    """What a file of one or more compressed frames holds."""
+
+    def __init__(self, raw: IO[bytes], new: Callable[[], Any], damage: type[Exception], block_bytes: int) -> None:
+        self._raw, self._new, self._damage, self._block_bytes = raw, new, damage, block_bytes
+        self._frame: Any = None
+        self._input = b""
+        self._output = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, memory: Any) -> int:
+        while not self._output:
+            if self._frame is not None and self._frame.eof:
+                self._input = self._frame.unused_data or self._input
+                self._frame = None
+            if not self._input:
+                self._input = self._raw.read(self._block_bytes)
+                if not self._input:
+                    if self._frame is not None:
+                        raise EOFError
+                    return 0
+            if self._frame is None:
+                self._frame = self._new()
+            block, self._input = self._input, b""
+            try:
+                self._output = memoryview(self._frame.decompress(block))
+            except self._damage as error:
+                raise DamagedFileError(str(error)) from None
+        size = min(len(self._output), len(memory))
+        memory[:size] = self._output[:size]
+        self._output = self._output[size:]
+        return size
 
 
 def has_surrogates(text: str) -> bool:

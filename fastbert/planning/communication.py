@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastbert.planning.memory import DTYPE_BYTES, FP32, Parallel
+from fastbert.planning.memory import FP32, Parallel, reduced_bytes
+from fastbert.planning.parameters import PartParameters, total
 
 NETWORK = 50.0
 """GB/s per GPU between machines, in one direction: 400 Gbit/s."""
@@ -28,18 +30,19 @@ class Communication:
         return self.total / (bandwidth * 1e9)
 
 
-def communication(parameters: int, devices: int, parallel: Parallel, dtype: str, micro_batches: int) -> Communication:
+def communication(
+    counted: Sequence[PartParameters], devices: int, parallel: Parallel, dtype: str, micro_batches: int
+) -> Communication:
     """Return the bytes that one of `devices` sends per optimiser step, by ring algorithms.
 
-    DDP reduces gradients in the dtype of matmuls once per step, after the last micro-batch. FSDP gathers the weights
-    in that dtype for the forward and for the backward pass of each micro-batch, and reduces gradients in fp32.
+    Gradients are reduced once per step, after the last micro-batch, in bf16 where matmuls are. FSDP gathers weights in
+    fp32: those of layers for the forward and for the backward pass of each micro-batch, all others once for both.
     """
     if devices == 1 or parallel == "none":
         return Communication()
-    share, element = (devices - 1) / devices, DTYPE_BYTES[dtype]
+    share, count = (devices - 1) / devices, total(counted)
+    reduced = share * count * reduced_bytes(dtype)
     if parallel == "ddp":
-        return Communication(all_reduce=2 * share * parameters * element)
-    return Communication(
-        all_gather=2 * share * parameters * element * micro_batches,
-        reduce_scatter=share * parameters * FP32 * micro_batches,
-    )
+        return Communication(all_reduce=2 * reduced)
+    layers = sum(part.count for part in counted if part.is_layers)
+    return Communication(all_gather=share * (count + layers) * FP32 * micro_batches, reduce_scatter=reduced)

@@ -13,6 +13,8 @@ from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare
 from fastbert.planning import peak
 from fastbert.training.config import Objective
 from fastbert.training.optimizer_flags import OptimizerName
+from fastbert.training.precision_flags import PrecisionFlags
+from fastbert.training.saving_flags import AsyncSaveFlags
 
 MOST_GPUS = 1 << 20
 MOST_TOKENS = 1e18
@@ -98,7 +100,7 @@ class _Machine:
     """Kind of GPU, such as a100, h100, h200, b200, l4, l40s, rtx-4090 or mi300x (default: h100)."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """ddp copies the model to each device, fsdp divides it among them; auto is ddp where that fits."""
-    dtype: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Dtype of matmuls (default: bf16, on GPUs without it fp16)."""
     micro_batch: int | None = None
     """Sequences per forward and backward pass of a device (default: 32 on a CPU, on a GPU all that fit)."""
@@ -120,13 +122,19 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
+class PlanFlags(PrecisionFlags, _Machine, AsyncSaveFlags, _Output, _Training, _Data, _Model):
     """Predict the size of a pre-training run before paying for it: parameters, memory per device, FLOPs, time,
     communication and disk."""
 
+    def require(self, *ranges: tuple[str, bool, str]) -> None:
+        """Raise `UserError` for the first flag that is out of range, given by name, whether it holds, and in words."""
+        for name, holds, words in ranges:
+            if not holds:
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be {words}")
+
     def __post_init__(self) -> None:
         positive, mean = "a number above 0", self.mean_length
-        for name, holds, words in (
+        self.require(
             ("tokens", self.tokens is None or 0 < self.tokens <= MOST_TOKENS, f"above 0 and at most {MOST_TOKENS:g}"),
             ("steps", self.steps is None or 1 <= self.steps <= 10**12, "at least 1 and at most 10^12"),
             ("epochs", 0 < self.epochs < math.inf, positive),
@@ -142,9 +150,9 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
             ("peak_flops", self.peak_flops is None or 0 < self.peak_flops < math.inf, positive),
             ("memory", self.memory is None or 0 < self.memory < math.inf, positive),
             ("link_bandwidth", self.link_bandwidth is None or 0 < self.link_bandwidth < math.inf, positive),
-        ):  # fmt: skip
-            if not holds:
-                raise UserError(f"{flag(name)} {getattr(self, name)} must be {words}")
+        )  # fmt: skip
+        PrecisionFlags.check_flags(self)
+        AsyncSaveFlags.check_flags(self)
         if self.tokens is not None and self.steps is not None:
             raise UserError("--tokens and --steps exclude each other; leave one out")
         if self.data is not None and self.mean_length is not None:
@@ -166,9 +174,11 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
             raise UserError(
                 f"--batch-size {self.batch_size} is fewer sequences than --gpus {self.devices}; raise it, or use fewer"
             )
-        if self.plans_cpu and self.dtype in ("fp16", "tf32"):
-            raise UserError(f"--dtype {self.dtype} needs a GPU; on a CPU use bf16 or fp32")
-        if not self.plans_cpu and self.dtype == "bf16" and not gpu.bf16:
+        if self.plans_cpu and self.dtype == "fp16":
+            raise UserError("--dtype fp16 needs a GPU; on a CPU use bf16 or fp32")
+        if self.plans_cpu and self.tf32:
+            raise UserError("--tf32 needs a GPU; leave it out on a CPU")
+        if not self.plans_cpu and self.matmul_dtype == "bf16" and not gpu.bf16:
             raise UserError(f"--dtype bf16: a {gpu.name} has no such matmuls; use --dtype fp16")
         if self.parallel == "fsdp" and self.devices == 1:
             raise UserError("--parallel fsdp divides the model among devices; give --gpus 2 or more, or use ddp")
@@ -211,11 +221,11 @@ class PlanFlags(_Output, _Machine, _Training, _Data, _Model):
         return share
 
     @property
-    def matmul_dtype(self) -> str:
-        """Return the dtype of matmuls."""
-        if self.dtype != "auto":
-            return self.dtype
-        return "bf16" if self.plans_cpu or self.gpu_kind.bf16 else "fp16"
+    def gpu_dtype(self) -> str:
+        """Return the dtype of matmuls on the GPU: bf16, fp16, tf32 or fp32."""
+        if self.matmul_dtype != "auto":
+            return "tf32" if self.tf32 else self.matmul_dtype
+        return "bf16" if self.gpu_kind.bf16 else "fp16"
 
     @property
     def checkpointing(self) -> Literal["none", "layer", "selective"]:

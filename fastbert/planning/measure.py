@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,6 +25,8 @@ from fastbert.training.config import Objective
 from fastbert.training.objectives import pretraining_model
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.optimizer_flags import OptimizerFlags, OptimizerName
+from fastbert.training.precision import narrow_weights
+from fastbert.training.precision_flags import PrecisionFlags
 from fastbert.training.step_loss import StepLoss
 
 WARMING_STEPS = 2
@@ -82,6 +84,7 @@ def measure_steps(
     checkpointing: Checkpointing = "none",
     generator_size: float | None = None,
     optimizer: OptimizerName = "adamw",
+    param_dtype: Literal["fp32", "bf16"] = "fp32",
     seconds: float = SECONDS,
     clock: Clock = time.perf_counter,
 ) -> MeasuredSteps:
@@ -91,12 +94,12 @@ def measure_steps(
     layers = layers_to_measure(config.num_hidden_layers)
     vocab = config.output_size if isinstance(config, ElmoConfig) else config.vocab_size
     batch = random_batch(micro_batch, objective, vocab)
-    trials = [
-        _Trial(
-            replace(config, num_hidden_layers=count), objective, generator_size, device, dtype, checkpointing, optimizer
-        )
-        for count in dict.fromkeys(layers)
-    ]
+    flags = _Flags(optimizer=optimizer, param_dtype=param_dtype)
+    trials = []
+    for count in dict.fromkeys(layers):
+        model = pretraining_model(replace(config, num_hidden_layers=count), objective, generator_size)
+        model.checkpoint_activations(checkpointing)
+        trials.append(_Trial(model, flags, device, DTYPES[dtype]))
     batch = batch.to(device)
     times: list[list[tuple[float, float]]] = [[] for _ in trials]
     taken, spent = 0, 0.0
@@ -115,28 +118,23 @@ def measure_steps(
     return MeasuredSteps(layers, (first[0], last[0]), (first[1], last[1]), taken - WARMING_STEPS, framework)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Flags(OptimizerFlags, PrecisionFlags):
+    """The flags of a run that a step depends on."""
+
+
 class _Trial:
     """A model with its optimiser."""
 
-    def __init__(
-        self,
-        config: Any,
-        objective: Objective,
-        generator_size: float | None,
-        device: torch.device,
-        dtype: str,
-        checkpointing: Checkpointing,
-        optimizer: OptimizerName,
-    ) -> None:
-        self.device, self.dtype = device, DTYPES[dtype]
-        self.model = pretraining_model(config, objective, generator_size).to(device).train()
-        if isinstance(config, ElmoConfig):
-            words = [*(f"{index:x}word" for index in range(config.vocab_size - 2)), "[CLS]", "[SEP]"]
-            self.model.set_vocabulary(words)
-        self.model.checkpoint_activations(checkpointing)
-        self.loss = StepLoss(self.model)
-        self.optimizer = pretraining_optimizer(self.model, OptimizerFlags(optimizer=optimizer), LEARNING_RATE)
-        self.optimizer.flatten_if_faster(self.model, device, self.dtype)
+    def __init__(self, model: Any, flags: _Flags, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype, self.model = device, dtype, model.to(device).train()
+        if isinstance(model.config, ElmoConfig):
+            words = [*(f"{index:x}word" for index in range(model.config.vocab_size - 2)), "[CLS]", "[SEP]"]
+            model.set_vocabulary(words)
+        masters = narrow_weights(model, flags)
+        self.loss = StepLoss(model)
+        self.optimizer = pretraining_optimizer(model, flags, LEARNING_RATE, masters=masters)
+        self.optimizer.flatten_if_faster(model, device, dtype)
 
     def step(self, batch: PackedBatch, clock: Clock) -> tuple[float, float]:
         """Take a step; return the seconds of both passes, and of the update."""

@@ -21,6 +21,7 @@ STATE_BYTES = {"adamw": 8, "stableadamw": 8, "lamb": 8}
 CHUNK = 2048  # tokens of the feed-forward network at a time, on CPUs
 CPU_LOGITS, CPU_ROWS = 64 << 20, 128  # logits of a chunk: bytes, and rows at least
 GPU_LOGITS, GPU_SHARE = 128_000_000, 0.09 * 12  # bytes in one chunk; above, bytes per logit of all rows
+SMALLEST_SNAPSHOT = 32 << 20  # bytes; smaller checkpoints are written at once
 DDP_BUCKET = 25 << 20  # bytes; two are compressed at a time
 CUDA_CONTEXT = 900 << 20
 """Context, libraries and kernels of a process on a GPU, and what the allocator does not use of its blocks."""
@@ -37,6 +38,8 @@ class Setup:
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "bf16"
     """Of matmuls and activations."""
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of weights and gradients; beside bf16 the optimiser has fp32 masters."""
     optimizer: str = "adamw"
     checkpointing: Checkpointing = "none"
     parallel: Parallel = "none"
@@ -45,6 +48,8 @@ class Setup:
     """True if a step has several micro-batches, whose gradients are added up."""
     kernels: bool = True
     """True if a layer is one operation of the kernels, and on a CPU its matmuls read prepacked weights."""
+    snapshot: bool = False
+    """True if a copy of model and optimiser stays in the memory of a CPU, from which checkpoints are written."""
     long_sequences: bool = False
     """True if sequences are longer than 128 tokens, for which the kernels of a GPU save one vector more."""
 
@@ -56,7 +61,18 @@ class Setup:
     @property
     def flat(self) -> bool:
         """Return whether all parameters are in flat buffers with a bf16 copy: on one GPU, in bf16."""
-        return self.device == "cuda" and self.dtype == "bf16" and self.parallel == "none" and self.kernels
+        plain = self.param_dtype == "fp32" and self.parallel == "none" and self.kernels
+        return self.device == "cuda" and self.dtype == "bf16" and plain
+
+    @property
+    def weight(self) -> int:
+        """Return the bytes of a weight, and of its gradient."""
+        return DTYPE_BYTES[self.param_dtype]
+
+    @property
+    def state(self) -> int:
+        """Return the bytes of optimiser state per parameter."""
+        return STATE_BYTES[self.optimizer] + (FP32 if self.param_dtype == "bf16" else 0)
 
 
 @dataclass(frozen=True)
@@ -83,21 +99,23 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
     counted = parameters(shape)
     count = total(counted)
     owned = -(-count // setup.devices) if setup.parallel == "fsdp" else count
-    fixed: dict[str, int] = {"weights": FP32 * owned, "optimiser": STATE_BYTES[setup.optimizer] * owned}
+    fixed: dict[str, int] = {"weights": setup.weight * owned, "optimiser": setup.state * owned}
     if setup.flat:
         fixed["bf16 copy of the weights"] = 2 * count
     if setup.device == "cpu" and setup.kernels:
         # One copy for the forward pass and one for the gradient of the input.
         fixed["prepacked weights"] = 2 * setup.element * sum(part.multiplied for part in counted)
+    if setup.snapshot and setup.device == "cpu" and (setup.weight + setup.state) * count >= SMALLEST_SNAPSHOT:
+        fixed["copy for checkpoints"] = (setup.weight + setup.state) * count
     if setup.parallel == "ddp":
-        fixed["DDP buckets"] = min(2 * DDP_BUCKET, FP32 * count)
+        fixed["DDP buckets"] = min(2 * DDP_BUCKET, setup.weight * count)
     if setup.parallel == "fsdp":
         layers = [part.count for part in counted if part.is_layers]
         depth = sum(stack.layers for stack in shape)
-        # The root holds embeddings and heads from its forward pass to its backward pass; gradients are reduced in fp32.
-        whole = count - sum(layers) + GATHERED_LAYERS * sum(layers) // depth
-        fixed["gathered weights"] = setup.element * whole
-        fixed["gradients to reduce"] = FP32 * (GATHERED_LAYERS * sum(layers) // depth)
+        # The root holds embeddings and heads from its forward pass to its backward pass; weights are gathered in fp32.
+        gathered = GATHERED_LAYERS * sum(layers) // depth
+        fixed["gathered weights"] = FP32 * (count - sum(layers) + gathered)
+        fixed["gradients to reduce"] = (FP32 + reduced_bytes(setup.dtype)) * gathered
     fixed["framework"] = baseline if setup.device == "cpu" else CUDA_CONTEXT
     phases = _phases(shape, micro_batch, setup, owned)
     when = max(phases, key=lambda name: sum(phases[name].values()))
@@ -110,6 +128,11 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
         {name: base + sum(phase.values()) for name, phase in phases.items()},
         phases["loss"]["activations"],
     )
+
+
+def reduced_bytes(dtype: str) -> int:
+    """Return the bytes of an element of gradients that processes sum, where matmuls are in `dtype`."""
+    return 2 if dtype == "bf16" else FP32
 
 
 def layer_bytes(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> int:
@@ -209,7 +232,9 @@ def _elmo_activations(stack: ElmoShape, batch: BatchStatistics, setup: Setup) ->
 
 def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int) -> dict[str, dict[str, int]]:
     """Return the bytes of gradients, activations and temporaries in each phase of a step."""
-    gradients = FP32 * owned
+    gradients = setup.weight * owned
+    if setup.parallel == "fsdp" and setup.accumulates:  # whole until the last micro-batch, which reduces them
+        gradients = setup.weight * total(parameters(shape))
     before = gradients if setup.accumulates or setup.flat else 0
     activations = head = logits = workspace = table = 0.0
     for stack in shape:

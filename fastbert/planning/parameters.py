@@ -77,9 +77,9 @@ def _elmo(stack: ElmoShape) -> list[PartParameters]:
     layer = 2 * (2 * 4 * units * width + units * width + 4 * units)
     return [
         PartParameters("character embedding", ALPHABET * stack.characters),
-        PartParameters("character convolution", convolutions, len(stack.filters) * stack.characters * filters),
+        PartParameters("character convolution", convolutions),
         PartParameters("highways", highways, stack.highways * 2 * filters * filters),
         PartParameters("word projection", _linear(filters, width), filters * width),
-        PartParameters("LSTMs", stack.layers * layer, stack.layers * 2 * 9 * units * width, is_layers=True),
+        PartParameters("LSTMs", stack.layers * layer, is_layers=True),
         PartParameters("vocabulary", _linear(width, stack.vocab), stack.vocab * width),
     ]

@@ -28,7 +28,7 @@ from fastbert.planning.fitting import (
 )
 from fastbert.planning.flags import DEFAULT_GPU, PlanFlags
 from fastbert.planning.flops import OPTIMIZER_FLOPS, BatchStatistics, StepFlops, parts, step_flops
-from fastbert.planning.memory import FP32, STATE_BYTES, MemoryPlan, Setup, memory
+from fastbert.planning.memory import FP32, MemoryPlan, Setup, memory
 from fastbert.planning.parameters import PartParameters, parameters, total
 from fastbert.planning.shape import ModelShape, model_shape
 from fastbert.planning.times import (
@@ -164,15 +164,21 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
     one, corpus_tokens = _batch_of_one(flags, objective)
     device: Literal["cpu", "cuda"] = "cpu" if flags.plans_cpu else "cuda"
     gpu = None if flags.plans_cpu else flags.gpu_kind
-    dtype = _cpu_dtype(flags) if gpu is None else flags.matmul_dtype
+    dtype = _cpu_dtype(flags) if gpu is None else flags.gpu_dtype
     limit = memory_limit(flags, gpu)
     per_device = math.ceil(flags.batch_size / flags.devices)
     counted = parameters(shape)
     count = total(counted)
     setup = Setup(
-        device=device, dtype=dtype, optimizer=flags.optimizer, checkpointing=flags.checkpointing,
-        devices=flags.devices, long_sequences=flags.max_length > 128, kernels=True,
-    )  # fmt: skip
+        device=device,
+        dtype=dtype,
+        param_dtype=flags.param_dtype,
+        optimizer=flags.optimizer,
+        checkpointing=flags.checkpointing,
+        devices=flags.devices,
+        long_sequences=flags.max_length > 128,
+        snapshot=flags.async_save != "off",
+    )
     setup = replace(setup, parallel=chosen_parallel(flags, shape, one, setup, limit))
     if setup.parallel == "fsdp":
         check_shards(flags, shape)
@@ -195,7 +201,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         used = memory(shape, one * micro_batch, setup, baseline=measured.framework)
     flops = step_flops(parts(shape, flags.checkpointing), batch)
     rate = device_peak(flags, gpu, dtype)
-    exchanged = communication(count, flags.devices, setup.parallel, dtype, micro_batches)
+    exchanged = communication(counted, flags.devices, setup.parallel, dtype, micro_batches)
     bandwidth = link_bandwidth(flags, gpu)
     computed = flops.total / flags.devices
     if measured is not None:
@@ -209,7 +215,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
     exchange = exchanged.seconds(bandwidth)
     exposed = exposed_seconds(exchange, passes, micro_batches, setup.parallel)
     steps = flags.steps or (DEFAULT_STEPS if flags.tokens is None else math.ceil(flags.tokens / batch.tokens))
-    checkpoint = (FP32 + STATE_BYTES[flags.optimizer]) * count
+    checkpoint = (setup.weight + setup.state) * count
     shard_tokens = corpus_tokens or steps * batch.tokens / flags.epochs
     return Plan(
         model=flags.model,
@@ -256,8 +262,8 @@ def _batch_of_one(flags: PlanFlags, objective: str) -> tuple[BatchStatistics, in
 
 
 def _cpu_dtype(flags: PlanFlags) -> str:
-    if flags.dtype != "auto":
-        return flags.dtype
+    if flags.matmul_dtype != "auto":
+        return flags.matmul_dtype
     import torch
 
     from fastbert.ops.dispatch import fastest_dtype
@@ -291,9 +297,17 @@ def _measured(
                 f"--gpu {flags.gpu or DEFAULT_GPU}: this machine has a {name}; name that one, or give --utilisation"
             )
     return measure_steps(
-        config, objective, micro_batch, device=device, dtype=dtype,  # type: ignore[arg-type]
-        checkpointing=flags.checkpointing, generator_size=flags.generator_size, optimizer=flags.optimizer, clock=clock,
-    )  # fmt: skip
+        config,
+        objective,  # type: ignore[arg-type]
+        micro_batch,
+        device=device,
+        dtype=dtype,
+        checkpointing=flags.checkpointing,
+        generator_size=flags.generator_size,
+        optimizer=flags.optimizer,
+        param_dtype=flags.param_dtype,
+        clock=clock,
+    )
 
 
 def _by_part(shape: ModelShape, flags: PlanFlags, batch: BatchStatistics) -> list[tuple[str, float]]:

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.source import find_source
+from fastbert.distributed.shares import Share
 from fastbert.embeddings.embed import Counts
 from fastbert.embeddings.lower_case import load_with_case
 from fastbert.errors import UserError, require_whole
@@ -72,17 +73,19 @@ class RetrievalModel(Generic[R]):
         texts: Iterable[str],
         *,
         counts: Counts | None = None,
+        share: Share | None = None,
         **options: Any,
     ) -> Iterator[R]:
         """Yield what `encode` returns for a thousand texts at a time, for more than fits into memory.
 
-        `counts` is updated before each. Raises UserError where `encode` does.
+        `counts` is updated before each. With a `share`, only the texts of one of several processes are computed; all
+        are read. Raises UserError where `encode` does.
         """
         chosen, counts = self.options_type(**options), Counts() if counts is None else counts
         prefix, limit, expansion = self._prefix(chosen), self._limit(chosen), self._expansion(chosen)
         counts.max_length = limit
         batch_tokens = tokens_per_batch(self.model.device.type, chosen.batch_tokens)
-        for first, chunk in chunks(texts):
+        for first, chunk in chunks(texts, share):
             rows = read_rows(self.tokenizer, chunk, limit, prefix, expansion, first)
             counts.texts += len(chunk)
             counts.tokens += len(rows.rows.input_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,14 @@ import numpy as np
 from torch import Tensor
 
 from fastbert.checkpoints.formats.safetensors import save_tensors
+from fastbert.distributed.shares import Share, in_order
+from fastbert.distributed.world import World
 from fastbert.embeddings.embed import Counts
 from fastbert.embeddings.vector_files import OutputFile, Report, import_pyarrow, vector_column
 from fastbert.errors import UserError
 from fastbert.io.output_files import RAGGED
 from fastbert.retrieval.encoding import RetrievalModel
-from fastbert.retrieval.ragged import SparseVectors, TokenVectors
+from fastbert.retrieval.ragged import SparseVectors, TokenVectors, from_tensors, to_tensors
 from fastbert.tasks.text_files import TextFile
 
 Vectors = TokenVectors | SparseVectors
@@ -99,20 +102,24 @@ def _named_values(vectors: Vectors) -> tuple[str, Tensor]:
 def encode_file(
     model: RetrievalModel[Any],
     texts: TextFile,
-    file: RaggedFile,
+    file: RaggedFile | None,
     progress: Callable[[int, int], None] = lambda position, texts: None,
+    world: World | None = None,
     **options: Any,
 ) -> Report:
     """Write the vectors of a file's texts, in their order; `options` are those of the model's `encode`.
 
-    `progress` is called after each chunk with the bytes of the file that are done and the number of texts. Raises
-    UserError for a file without texts.
+    `progress` is called after each chunk with the bytes of the file that are done and the number of texts. The
+    processes of `world` share the texts, and the first one alone has a file. Raises UserError for a file without texts.
     """
-    began, counts = time.perf_counter(), Counts()
-    with file:
-        for vectors in model.encode_chunks(texts, counts=counts, **options):
+    began, world, counts = time.perf_counter(), world or World(), Counts()
+    chunks = model.encode_chunks(texts, counts=counts, share=Share(world.rank, world.size), **options)
+    with file or contextlib.nullcontext():
+        for vectors in in_order(world, chunks, to_tensors, from_tensors):
+            assert file is not None
             file.append(vectors)
-            progress(texts.position, counts.texts)
+            progress(texts.position, file.texts)
+        counts = counts.of_all(world)
         if not counts.texts:
             raise UserError(f"{texts.name} holds no text")
-    return Report(counts, file.width, time.perf_counter() - began)
+    return Report(counts, 0 if file is None else file.width, time.perf_counter() - began)

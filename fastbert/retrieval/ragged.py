@@ -80,6 +80,22 @@ class SparseVectors:
         )
 
 
+def to_tensors(vectors: TokenVectors | SparseVectors) -> list[Tensor]:
+    """Return the tensors that hold vectors: their values, offsets and ids, and of sparse ones int64 (1,) the size of
+    the vocabulary."""
+    if isinstance(vectors, TokenVectors):
+        return [vectors.vectors, vectors.offsets, vectors.token_ids]
+    return [vectors.weights, vectors.offsets, vectors.token_ids, torch.tensor([vectors.vocab_size])]
+
+
+def from_tensors(tensors: Sequence[Tensor]) -> TokenVectors | SparseVectors:
+    """Return the vectors that `to_tensors` took apart; the tensors fp32 and int64 or int32 (n,), or (n, width)."""
+    values, offsets, token_ids, *size = tensors
+    if not size:
+        return TokenVectors(vectors=values, offsets=offsets, token_ids=token_ids)
+    return SparseVectors(weights=values, offsets=offsets, token_ids=token_ids, vocab_size=int(size[0]))
+
+
 def joined_offsets(parts: Sequence[Tensor]) -> Tensor:
     """Return the offsets of ragged arrays one after the other, int64."""
     sizes = torch.cat([torch.zeros(1, dtype=torch.int64), *(part.diff().cpu() for part in parts)])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import torch
 
+from fastbert.distributed.shares import Share
 from fastbert.embeddings.rows import check_texts
 from fastbert.errors import UserError
 from fastbert.models.keyed import KeyedBatch
@@ -110,12 +111,17 @@ def read_rows(
     )
 
 
-def chunks(texts: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield some texts at a time, with the number of those before. Raises UserError for anything but an iterable of
-    texts."""
+def chunks(texts: Iterable[str], share: Share | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yield some texts at a time, with the number of those before; those of a `share` alone. Raises UserError for
+    anything but an iterable of texts."""
+    share = share or Share()
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"texts must be a list of strings or another iterable, not {type(texts).__name__}")
     remaining, first = iter(texts), 0
-    while chunk := list(islice(remaining, CHUNK_TEXTS)):
-        yield first, chunk
+    size = share.chunk_texts(CHUNK_TEXTS)
+    for number in count():
+        if not (chunk := list(islice(remaining, size))):
+            return
+        if share.has(number):
+            yield first, chunk
         first += len(chunk)

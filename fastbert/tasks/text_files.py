@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
-import lzma
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
-from fastbert.io.text import COMPRESSIONS, decompressor, plain_name, whole_characters
+from fastbert.io.text import COMPRESSIONS, DAMAGED, decompressor, plain_name, whole_characters
 from fastbert.io.untrusted_input import require_file
 
 STDIN = "-"
@@ -129,7 +126,7 @@ def decompressed(raw: IO[bytes], path: Path) -> Iterator[Any]:
         yield decompressor(raw, path)
     except EOFError:
         raise UserError(f"{path}: ends too early; copy or download it again") from None
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: not an intact {path.suffix} file ({error})") from None
 
 

@@ -1,13 +1,12 @@
 """Read the lines of text files in batches of bounded size."""
 
-import lzma
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from fastbert.errors import UserError
-from fastbert.io.text import decompressor
+from fastbert.io.text import COMPRESSIONS, DAMAGED, decompressor
 from fastbert.io.untrusted_input import open_regular
 
 
@@ -29,8 +28,9 @@ def _read_file(path: Path, batch_bytes: int) -> Iterator[list[str]]:
                 lines = _decode(block, path, lines_before)
                 lines_before += len(lines)
                 yield lines
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name a text file, plain or as .gz or .xz") from None
+    except (OSError, EOFError, *DAMAGED) as error:
+        known = " or ".join(COMPRESSIONS)
+        raise UserError(f"{path}: cannot be read ({error}); name a text file, plain or as {known}") from None
 
 
 def _read_block(file: IO[bytes], size: int) -> bytes:

@@ -85,6 +85,7 @@ class PretrainingBatches:
         tokens = self.micro_batch_tokens or (micro_batch * self.train.max_length if by_tokens else None)
         sequences = self._scaled(micro_batch, spec.phase) if tokens is None else None
         parts = steps.micro_batches(mine, sequences=sequences, tokens=tokens)
+        data.read_ahead(mine.tolist())
         self._read_ahead(spec, rank, size)
         return [data.samples(part, mask_prob=spec.mask_prob) for part in parts]
 

@@ -134,9 +134,9 @@ def find(root: Path) -> list[Path]:
     return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=step_of)
 
 
-def has_checkpoints(run: Path) -> bool:
-    """Return whether a run has a checkpoint, from which its weights come."""
-    return bool(find(run / "checkpoints"))
+def has_checkpoints(run: Path, at_most: int | None = None) -> bool:
+    """Return whether a run has a checkpoint, from which its weights come: of step `at_most` or earlier, if given."""
+    return any(at_most is None or step_of(folder) <= at_most for folder in find(run / "checkpoints"))
 
 
 def step_of(folder: Path) -> int:

@@ -8,8 +8,10 @@ from typing import ClassVar, Literal, Self, get_args
 
 from fastbert.config import PRESETS
 from fastbert.data.corpus import CorpusFlags
+from fastbert.data.dedup_flags import DedupFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
+from fastbert.io.locations import LocationText
 from fastbert.tokenizers.layouts import Kind
 from fastbert.training import tracking_flags
 from fastbert.training.averaging_flags import AveragingFlags
@@ -48,15 +50,16 @@ CudaGraphs = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Data(CorpusFlags):
+class _Data(CorpusFlags, DedupFlags):
     """The text of a run, and its tokenizer."""
 
     GROUP: ClassVar = DATA
 
-    corpus: tuple[Path, ...] = required(
+    corpus: tuple[LocationText, ...] = required(
         "text files, folders or globs; or give --data with prepared shards", unless=("data", "resume"), default=()
     )
-    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    """Text: files, folders or globs of .txt, .jsonl, .parquet and .arrow, Wikipedia's XML dumps, folders saved by
+    `datasets`, also compressed (.gz, .xz, .zst, .bz2) and as URLs (s3://, https:// ...)."""
     data: tuple[str, ...] | None = None
     """Token shards written by `fastbert prepare`, instead of --corpus: a folder, or a URL (s3://, https://, ...) from
     which they are streamed; several are mixed (--mix)."""

@@ -12,6 +12,7 @@ from fastbert.data.corpus import Corpus
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
+from fastbert.io.locations import LocationText
 from fastbert.models import BertForPreTraining
 from fastbert.tasks.fill_mask import Guess, fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
@@ -50,7 +51,7 @@ class DemoResult:
 def run_demo(
     out: Path,
     *,
-    corpus: tuple[Path, ...] = (),
+    corpus: tuple[LocationText, ...] = (),
     minutes: float | None = None,
     steps: int | None = None,
     seed: int = 0,
@@ -71,7 +72,7 @@ def run_demo(
         if (out / "config.json").exists() and not overwrite:  # before anything is written into the folder
             raise UserError(f"--out {out}: already holds a run; choose another --out, or replace it with --overwrite")
         report = reporter.on_stage("reading Python's own text", CORPUS_BYTES)
-        paths = (write_corpus(python_documents(CORPUS_BYTES), out / "corpus.txt", report),)
+        paths = (LocationText(str(write_corpus(python_documents(CORPUS_BYTES), out / "corpus.txt", report))),)
     shape = out / "shape.json"
     out.mkdir(parents=True, exist_ok=True)
     write_json_atomic(shape, asdict(SHAPE))

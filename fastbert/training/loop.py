@@ -283,7 +283,14 @@ class Trainer:
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
         left = math.inf if self.budget.steps is None else self.budget.steps - self.step
-        profiler = StepProfiler.of(self.config, self.folder, self.device, self.reporter.on_message, steps_left=left)
+        profiler = StepProfiler.of(
+            self.config,
+            self.folder,
+            self.device,
+            self.reporter.on_message,
+            steps_left=left,
+            writes=self.world.is_main,
+        )
         with self._prefetcher() as ahead, profiler:
             launch = self.graphs or self.device_step  # None on a CPU, where a step ends before the next begins
             specs = self._specs()

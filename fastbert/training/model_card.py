@@ -109,7 +109,7 @@ def pretraining_card(
     objective = str(config.objective or "mlm")
     validations = [line for line in history if line.split == "validation"]
     last = validations[-1]
-    texts = [*map(str, config.corpus), *([str(config.data)] if config.data else [])]
+    texts = [*map(str, config.corpus), *(config.data or ())]
     names = [text.rstrip("/").rpartition("/")[2] or text for text in texts]
     initial = config.initial_folder
     base = None if initial is None else base_model(initial)

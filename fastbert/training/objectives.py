@@ -131,10 +131,12 @@ def model_config(config: PretrainConfig, tokenizer: Tokenizer | None) -> BertCon
     if config.longest > model.max_sequence_length:
         flag = "--max-length" if config.length_schedule is None else "--length-schedule: a sequence of"
         reserved = model.max_position_embeddings - model.max_sequence_length
+        from_file = config.model not in PRESETS and config.initial_folder is None
+        cure = "lower one or raise the other" if from_file else "lower it, or extend them with --max-positions"
         for_text = f", of which {reserved} are reserved" if reserved else ""
         raise UserError(
             f"{flag} {config.longest} is more than the model's max_position_embeddings="
-            f"{model.max_position_embeddings}{for_text}; lower one or raise the other"
+            f"{model.max_position_embeddings}{for_text}; {cure}"
         )
     return model
 

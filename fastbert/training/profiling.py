@@ -58,9 +58,11 @@ class StepProfiler:
         on_message: Callable[[str], None],
         *,
         steps_left: float = math.inf,
+        writes: bool = True,
     ) -> StepProfiler:
-        """Return the profiler of a run in `folder`; it waits less where few steps are left."""
-        profiler = cls(folder / FILE if flags.profile else None, device, flags.profile_steps, on_message)
+        """Return the profiler of a run in `folder`; it waits less where few steps are left. Of several processes, the
+        one that `writes` is profiled."""
+        profiler = cls(folder / FILE if flags.profile and writes else None, device, flags.profile_steps, on_message)
         profiler.wait = int(max(0, min(WAIT, steps_left - WARM - flags.profile_steps)))
         if flags.profile and steps_left < WARM + flags.profile_steps:
             profiler.steps = int(max(1, steps_left - WARM))

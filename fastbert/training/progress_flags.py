@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from fastbert.errors import UserError
 from fastbert.flags import MACHINE, TRAINING, flag, rare
+from fastbert.training.recipes import RECIPES, RecipeName
 from fastbert.training.schedules import ScheduledValue
 
 LONGEST_SEQUENCE = 1 << 20
@@ -18,6 +19,9 @@ class ProgressFlags:
 
     GROUP: ClassVar = TRAINING
 
+    recipe: RecipeName | None = None
+    """Named set of defaults, of which every flag that is given replaces one: bert-2018 (the paper), mosaicbert,
+    modernbert, or short (minutes to hours on a small machine)."""
     mask_schedule: str | None = rare(None)
     """Fraction of masked tokens over the run, instead of --mask-prob: 0.3:0.15 falls linearly, 0.3@0.8,0.15 is 0.3 in
     the first 80 % of the run and then 0.15. Validation keeps --mask-prob."""
@@ -36,6 +40,8 @@ class ProgressFlags:
 
     def check_flags(self) -> None:
         """Raise `UserError` for schedules out of range."""
+        if self.recipe not in (None, *RECIPES):
+            raise UserError(f"--recipe {self.recipe}: choose one of {', '.join(RECIPES)}")
         masks, batches = self.scheduled("mask_schedule"), self.scheduled("batch_schedule")
         if masks is not None and not (masks.smallest > 0 and masks.largest <= 1):
             raise UserError(f"--mask-schedule {self.mask_schedule}: fractions must be above 0 and at most 1")

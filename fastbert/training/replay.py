@@ -12,10 +12,11 @@ from pathlib import Path
 
 from fastbert.distributed.world import World, joined
 from fastbert.errors import UserError
+from fastbert.training.assembly import assemble
 from fastbert.training.checkpoint import find, load_state, step_of
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.loop import CONTINUE
-from fastbert.training.pretrain import assemble, read_inputs
+from fastbert.training.preparation import read_inputs
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_folder import recorded_run
 from fastbert.training.schedule_log import FILE as SCHEDULE
@@ -78,7 +79,7 @@ def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None
             )
         device, dtype = choose_device(config.device, config.matmul_dtype, reporter.on_message)
         with deterministic_algorithms(config.deterministic), kernels_of_run(folder, device, reporter.on_message):
-            trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter()).trainer
+            trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter(), first - 1).trainer
             _check_processes(folder, world, reporter)
             begin = trainer.resume(at_most=first - 1)
             start = f"the checkpoint of step {begin:,}" if begin else "the first weights"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from fastbert.errors import UserError
 from fastbert.flags import MACHINE, OUTPUT, DeviceFlags, flag, rare
+from fastbert.io.locations import is_remote, local_path
 from fastbert.training.optimizer_flags import OptimizerFlags
 from fastbert.training.tracking_flags import TrackingFlags
 
@@ -103,7 +104,7 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, Trackin
             value, stored = getattr(self, item.name), merged[item.name]
             if item.name in ("out", "resume", "overwrite") or value in (item.default, stored):
                 continue
-            if _same_files(value, stored):
+            if _same_files(value, stored, is_location="Location" in str(item.type)):
                 continue
             if item.name not in self.CHANGEABLE:
                 name = flag(item.name)
@@ -119,13 +120,15 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, Trackin
         """Raise `UserError` where a changeable flag cannot have this value in a resumed run."""
 
 
-def _same_files(value: Any, stored: Any) -> bool:
-    """Tell whether two paths, or two lists of them, lead to the same files, whatever the current directory was."""
-    if isinstance(value, Path) and isinstance(stored, Path):
-        return value.resolve() == stored.resolve()
+def _same_files(value: Any, stored: Any, *, is_location: bool = False) -> bool:
+    """Tell whether two paths or locations, or two lists of them, lead to the same files, whatever the current directory
+    was."""
     if isinstance(value, tuple) and isinstance(stored, tuple) and len(value) == len(stored):
-        return all(_same_files(a, b) for a, b in zip(value, stored, strict=True))
-    return False
+        return all(_same_files(a, b, is_location=is_location) for a, b in zip(value, stored, strict=True))
+    kinds = Path | str if is_location else Path
+    if not (isinstance(value, kinds) and isinstance(stored, kinds)) or is_remote(value) or is_remote(stored):
+        return bool(value == stored)
+    return local_path(value).resolve() == local_path(stored).resolve()
 
 
 def _shown(value: Any) -> str:

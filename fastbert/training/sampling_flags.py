@@ -11,6 +11,7 @@ from fastbert.flags import DATA, MACHINE, MODEL, TRAINING, flag, rare
 
 Masking = Literal["token", "whole-word", "span"]
 MAX_WORKERS = 256
+LARGEST = 1 << 30  # tokens of a step, and epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,8 @@ class SamplingFlags(_Mixture, _Masks, _Batches, _Work):
         """Raise `UserError` for values out of range, and for flags that contradict each other."""
         for name in ("static_masks", "batch_tokens", "micro_batch_tokens"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{flag(name)} {value} must be at least 1")
+            if value is not None and not 1 <= value <= LARGEST:
+                raise UserError(f"{flag(name)} {value} must be from 1 to {LARGEST:,}")
         if not 0 <= self.loader_workers <= MAX_WORKERS:
             raise UserError(f"--loader-workers {self.loader_workers} must be from 0 to {MAX_WORKERS}")
         if getattr(self, "whole_word", False) and self.masking not in (None, "whole-word"):

@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved at once or behind the steps, pruned, and read again.
 
-A background save copies the tensors to memory in the call, and a thread of low priority writes the copy. At most one is
-in flight: the next one waits for it. A run whose disk is full goes on once with the checkpoint before.
+A background save copies the tensors to memory in the call, and a thread of lower priority writes the copy. At most one
+is in flight: the next one waits for it. A run whose disk is full goes on once with the checkpoint before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from fastbert.training.snapshot import Snapshot, SnapshotBuffers, available_memo
 
 SMALL = 32 << 20
 """Bytes below which a snapshot is written at once by default."""
-_PRIORITY = 19  # the lowest
+# Added to the thread's niceness: a third of the share of a step's threads, which still ends on a busy machine.
+_NICENESS = 5
 _LONG_WAIT = 1.0  # seconds
 
 Flush = Iterable[Callable[[], object]]
@@ -95,10 +96,10 @@ class Checkpoints:
         """
         self.wait()
         final, text, calls = self.folder(state["step"]), state_text(state), tuple(flush)
-        if not self._in_background(snapshot, owned=owned):
+        copy = self._copy(snapshot, owned=owned) if self._in_background(snapshot, owned=owned) else None
+        if copy is None:
             self._tolerate(lambda: self._save(final, snapshot, text, calls))
             return final
-        copy = snapshot if owned else self._buffers.copy(snapshot)
 
         cancelled = threading.Event()
 
@@ -178,6 +179,15 @@ class Checkpoints:
             return True
         available = available_memory()
         return available is None or available >= 2 * snapshot.nbytes
+
+    def _copy(self, snapshot: Snapshot, *, owned: bool) -> Snapshot | None:
+        """Return a copy of a snapshot that is not owned; None, from now on, where there is no memory for it."""
+        try:
+            return snapshot if owned else self._buffers.copy(snapshot)
+        except MemoryError as error:
+            self.background = "off"
+            logger.warning("no memory for a copy of the checkpoint (%s): steps wait until it is written", error)
+            return None
 
     def _tolerate(self, save: Callable[[], None]) -> None:
         """Save; report the first of several failures in a row for lack of space, and raise others."""
@@ -270,10 +280,11 @@ class Checkpoints:
 
 
 def _lower_priority() -> None:
-    """Give the calling thread the lowest priority, on systems where a thread has one of its own."""
+    """Lower the priority of the calling thread, on systems where a thread has one of its own."""
     if sys.platform == "linux":
+        thread = threading.get_native_id()
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
 
 
 def _file_stats(folder: Path) -> tuple[tuple[int, int], ...]:

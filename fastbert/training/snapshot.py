@@ -76,7 +76,8 @@ class SnapshotBuffers:
         """Return a copy of a snapshot on the CPU, which replaces the previous copy.
 
         Tensors on a CPU are copied by threads before this returns. Those on a GPU are copied to page-locked memory on a
-        stream of their own, which later work on the current stream waits for: `wait` until they have arrived.
+        stream of their own, which later work on the current stream waits for: `wait` until they have arrived. Raises
+        MemoryError.
         """
         groups = (source.model, source.optimizer)
         total = sum(_aligned(tensor.nbytes) for tensors in groups for tensor in tensors.values())
@@ -135,7 +136,10 @@ def _allocate(size: int, *, pinned: bool) -> Tensor:
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError:  # the system limits page-locked memory: copies to other memory wait for the device
             pass
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
+    try:
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    except RuntimeError:
+        raise MemoryError(f"{size:,} bytes") from None
 
 
 def _copy_on_cpu(pairs: list[tuple[Tensor, Tensor]]) -> None:
@@ -145,7 +149,9 @@ def _copy_on_cpu(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for view, tensor in pairs:
         if not tensor.numel():
             continue
-        target, source = (flat.view(-1).view(torch.uint8).numpy() for flat in (view, tensor.detach().contiguous()))
+        target, source = (
+            flat.view(-1).view(torch.uint8).numpy() for flat in (view, tensor.detach().cpu().contiguous())
+        )
         if len(target) < _SMALL:
             np.copyto(target, source)
         else:

@@ -20,7 +20,7 @@ class TrackingFlags:
 
     GROUP: ClassVar = OUTPUT
 
-    track: tuple[TrackerName, ...] = ()
+    track: tuple[TrackerName, ...] = rare(())
     """Trackers that get each line of metrics.jsonl too: tensorboard, wandb, mlflow (each needs its package). Projects,
     servers and offline modes are set by their own variables, such as WANDB_PROJECT and MLFLOW_TRACKING_URI."""
     track_dir: Path | None = rare(None)

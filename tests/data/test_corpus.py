@@ -11,7 +11,7 @@ import tracemalloc
 import pytest
 
 from fastbert.data import corpus as corpus_module
-from fastbert.data import text_lines
+from fastbert.data import json_lines, text_lines
 from fastbert.data.corpus import Corpus, detect_layout, read_documents
 from fastbert.errors import CorpusError
 
@@ -202,7 +202,7 @@ def test_an_enormous_line_is_cut_at_spaces(tmp_path, monkeypatch):
 
 
 def test_an_enormous_json_line_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "MAX_JSON_LINE_BYTES", 1 << 21)
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1 << 21)
     path = write(tmp_path / "a.jsonl", json.dumps({"text": "x"}) + "\n" + json.dumps({"text": "y" * (1 << 22)}))
     with pytest.raises(CorpusError, match=r"a\.jsonl, line 2: longer than 2 MiB"):
         list(read_documents(path))

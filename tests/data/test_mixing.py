@@ -155,6 +155,7 @@ def test_wrong_mixtures_are_one_line(sources, tmp_path, id_tokenizer):
         (sources, (0.5, 0.5), "2 weights for 3 sources"),
         (sources, (0.5, 0.5, 0.0), "a weight of 0.0 must be positive and finite"),
         (sources, (0.5, 0.5, float("nan")), "a weight of nan must be positive and finite"),
+        (sources, (1e308, 1e308, 1e308), "the weights 1e+308 1e+308 1e+308 are too large".replace("+", r"\+")),
         (sources, (1e9, 1.0, 1.0), "source1: its share of 1e-09 is less than one of the"),
         (sources[:1], (0.5, 0.5), "2 weights for 1 sources"),
     ):

@@ -1,5 +1,6 @@
 """Prefetching: the same steps in the same order with any number of threads, errors in their place, a prompt end."""
 
+import contextlib
 import threading
 import time
 
@@ -55,10 +56,11 @@ def test_the_last_stage_is_in_order(workers, seed):
         finished.append(step)
         return -step
 
-    with Prefetcher(load, finish, workers=workers) as prefetcher:
+    with contextlib.suppress(KeyError), Prefetcher(load, finish, workers=workers) as prefetcher:
         for step in range(40):
             prefetcher.submit(step)
         assert [prefetcher.result() for _ in range(30)] == [-step for step in range(30)]
+        raise KeyError
     # What was submitted is finished, as in the other processes; without threads nothing has begun.
     assert finished == list(range(40 if workers else 30))
 

@@ -61,12 +61,12 @@ def test_empty_sentences_and_documents_are_dropped(tmp_path, id_tokenizer):
 def test_batches_do_not_show(tmp_path, id_tokenizer, random_lengths, make_shards, monkeypatch, seed):
     lengths = random_lengths(seed, documents=30)
     whole = make_shards(lengths)
-    for chars, sentences in [(1, 1 << 16), (1 << 22, 1), (100, 7), (1000, 64)]:
-        monkeypatch.setattr("fastbert.data.prepare._BATCH_CHARS", chars)
-        monkeypatch.setattr("fastbert.data.prepare._BATCH_SENTENCES", sentences)
-        parts = make_shards(lengths)
+    for size, workers in [(1, 1), (1, 3), (100, 2), (10_000, 1)]:
+        monkeypatch.setattr("fastbert.data.prepare._BATCH_BYTES", size)
+        parts = make_shards(lengths, workers=workers)
         assert all_sentences(parts) == all_sentences(whole)
         assert (parts.document_ranges() == whole.document_ranges()).all()
+        assert (parts.folder / "index.json").read_bytes() == (whole.folder / "index.json").read_bytes()
 
 
 def test_progress_from_files(tmp_path, id_tokenizer):

@@ -1,6 +1,7 @@
 """Local paths and URLs, and what the errors of file systems mean."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,10 @@ def test_errors_of_file_systems(error: Exception, transient: bool, reason: str) 
 def test_what_cannot_be_opened_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^gibberish://x: fsspec knows no gibberish://; check the address$"):
         filesystem("gibberish://x")
+    for scheme in ("s3", "http"):  # perhaps loaded before
+        monkeypatch.delitem(import_module("fsspec.registry")._registry, scheme, raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # from an earlier test
     with pytest.raises(UserError, match=r"^s3://x/y: s3:// needs the package s3fs: `pip install s3fs`$"):
         filesystem("s3://x/y")
     monkeypatch.setitem(sys.modules, "aiohttp", None)

@@ -21,6 +21,7 @@ from fastbert.planning.fitting import GIB
 from fastbert.planning.flags import PlanFlags
 from fastbert.planning.flops import BatchStatistics
 from fastbert.planning.measure import layers_to_measure, measure_steps, random_batch
+from fastbert.planning.parameters import PartParameters
 from fastbert.planning.plan import make_plan
 
 
@@ -74,13 +75,15 @@ def test_every_gpu_is_recognised_by_its_names() -> None:
     assert peak.peak_flops("cpu", "bf16") == peak.peak_flops("cpu", "bf16")
 
 
-def test_communication_grows_with_the_micro_batches_of_fsdp_alone() -> None:
-    one, four = (communication(1000, 4, "fsdp", "bf16", count) for count in (1, 4))
-    assert one.all_gather == 2 * 0.75 * 1000 * 2
-    assert one.reduce_scatter == 0.75 * 1000 * 4
-    assert four.total == 4 * one.total
-    assert communication(1000, 4, "ddp", "bf16", 4) == communication(1000, 4, "ddp", "bf16", 1)
-    assert communication(1000, 1, "none", "bf16", 4).total == 0
+def test_communication_follows_the_processes_of_the_loop() -> None:
+    counted = [PartParameters("layers", 800, is_layers=True), PartParameters("embeddings", 200)]
+    one, four = (communication(counted, 4, "fsdp", "bf16", count) for count in (1, 4))
+    assert one.all_gather == 0.75 * (2 * 800 + 200) * 4
+    assert one.reduce_scatter == 0.75 * 1000 * 2
+    assert (four.all_gather, four.reduce_scatter) == (4 * one.all_gather, one.reduce_scatter)
+    assert communication(counted, 4, "ddp", "bf16", 4) == communication(counted, 4, "ddp", "bf16", 1)
+    assert communication(counted, 4, "ddp", "fp16", 1).all_reduce == 2 * 0.75 * 1000 * 4
+    assert communication(counted, 1, "none", "bf16", 4).total == 0
 
 
 def test_a_random_batch_has_the_planned_statistics() -> None:

@@ -18,6 +18,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
+from fastbert.training.replay import replay
 from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import Stopped
 
@@ -128,7 +129,11 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_without_its_folder(
     cut = continued(config, folder, "cut", max_positions=70)
     with pytest.raises(Stopped):
         pretrain(cut, stop_at(6))
+    assert [step.is_equal for step in replay(whole.out, 1, 3)] == [True] * 3
     folder.rename(tmp_path / "gone")
+    assert [step.is_equal for step in replay(whole.out, 6, 7)] == [True] * 2  # from a checkpoint
+    with pytest.raises(UserError, match=r"--init .*base: is neither structured nor normal, and no model"):
+        list(replay(whole.out, 1, 3))
     pretrain(replace(cut, resume=True))
     assert all(torch.equal(tensor, weights(cut.out)[name]) for name, tensor in weights(whole.out).items())
     assert timeless(whole.out) == timeless(cut.out)

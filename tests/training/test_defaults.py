@@ -77,10 +77,10 @@ def test_steps_or_epochs_take_the_place_of_the_other_on_resume() -> None:
 def test_a_run_ends_with_its_steps_or_its_epochs_whichever_is_first(
     flags: tuple[int | None, float | None], steps: int
 ) -> None:
-    from fastbert.training.pretrain import _budget
+    from fastbert.training.preparation import budget_of
 
     data: Any = SimpleNamespace(samples_per_epoch=lambda epoch: 100)
-    assert _budget(PretrainConfig(steps=flags[0], epochs=flags[1], batch_size=4), data).steps == steps
+    assert budget_of(PretrainConfig(steps=flags[0], epochs=flags[1], batch_size=4), data).steps == steps
 
 
 def _history(*losses: float, train: float | None = None) -> list[Metrics]:

@@ -9,10 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fastbert import BertConfig
+from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.metrics import Metrics
+from fastbert.training.reporter import Reporter
 from fastbert.training.watchdogs.plateau import Diagnosis, PlateauDoctor, RunFacts
+from fastbert.training.watching import facts_of, watched
 
 RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 UNIGRAM = 6.88
@@ -155,6 +160,42 @@ def test_a_resumed_run_is_judged_by_the_lines_of_its_earlier_start() -> None:
     diagnosis = doctor.add(line(510, UNIGRAM), 0.255)
     assert diagnosis is not None
     assert diagnosis.kind == "line"
+
+
+def test_a_run_is_watched_through_its_hooks() -> None:
+    said: list[str] = []
+    seen: list[int] = []
+    hooks = watched(
+        Reporter(on_message=said.append, on_line=lambda record: seen.append(record["step"])),
+        FACTS,
+        history=[line(step, UNIGRAM) for step in range(10, 401, 10)],
+        phase=lambda step: int(step > 1000),
+    )
+    for step in range(410, 1801, 10):
+        hooks.on_step({}, step / 2000)
+        hooks.on_line(line(step, UNIGRAM).record())
+    assert [text.split(":")[0] for text in said] == ["step 500", "step 1,130"]
+    assert seen == list(range(410, 1801, 10))
+
+
+def test_the_facts_of_a_run_are_those_of_its_flags_and_its_text() -> None:
+    config = PretrainConfig(corpus=(Path("x"),), lr=1e-5, batch_size=64, init="normal", max_length=64, warmup=0.2)
+    text, masked = np.array([0, 30, 60, 10]), np.array([0, 3, 6, 1])
+    facts = facts_of(
+        config, BertConfig.preset("mini"), Budget(steps=100), unigram=3.0, usual_lr=9e-4, samples_per_epoch=640,
+        text=text, masked=masked, unknown_id=1,
+    )  # fmt: skip
+    assert facts == RunFacts(
+        unigram=3.0, batch_size=64, lr=1e-5, usual_lr=9e-4, max_length=64, steps=100, warmup=0.2, structured=False,
+        can_be_structured=True, mask_prob=0.15, epochs=10.0, unknown_share=0.3, most_frequent_share=0.6,
+        validation_predictions=10,
+    )  # fmt: skip
+    ltr = replace(config, objective="ltr", init="structured")
+    left_to_right = facts_of(
+        ltr, BertConfig.preset("mini"), Budget(steps=None, seconds=60.0), unigram=3.0, usual_lr=9e-4,
+        samples_per_epoch=640, text=text * 0, masked=masked * 0, unknown_id=None,
+    )  # fmt: skip
+    assert (left_to_right.mask_prob, left_to_right.epochs, left_to_right.most_frequent_share) == (None, None, None)
 
 
 def test_a_long_run_costs_little() -> None:

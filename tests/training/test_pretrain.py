@@ -20,6 +20,7 @@ KEYS = {
     "step", "split", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "tokens", "tokens_per_second",
     "learning_rate", "seconds",
 }  # fmt: skip
+COSTS = {"gradient_norm", "mfu", "memory_bytes", "data_seconds", "validation_seconds", "checkpoint_seconds"}
 
 
 def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
@@ -28,14 +29,18 @@ def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
     for name in ("config.json", "tokenizer/tokenizer_config.json", "vocab.txt", "metrics.jsonl", "loss.png"):
         assert (run / name).is_file(), name
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
-    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"):
+    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json", "README.md", "loss.png"):
         assert (run / "model" / name).is_file(), name
     saved = {path.name for path in (run / "checkpoints" / "step-00000150").iterdir()}
     assert saved == {"manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"}
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(record.keys() == KEYS for record in records)
+    assert all(record.keys() == (KEYS | COSTS if record["split"] == "train" else KEYS) for record in records)
     train = [record for record in records if record["split"] == "train"]
     assert [record["step"] for record in train][:4] == [1, 2, 4, 6]
+    assert 0 < train[-1]["mfu"] < 2
+    assert train[-1]["checkpoint_seconds"] > 0 < train[-1]["validation_seconds"]
+    card = (run / "model" / "README.md").read_text()
+    assert f"| {150:,} | {records[-1]['tokens']:,} | {records[-1]['mlm_loss']:.4g} |" in card
     assert train[-1]["mlm_loss"] < train[0]["mlm_loss"] - 0.03
     assert result.validation.mlm_loss < records[0]["mlm_loss"]
     assert [record["step"] for record in records if record["split"] == "validation"] == [50, 100, 150]

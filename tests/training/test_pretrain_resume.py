@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -131,12 +132,12 @@ def test_a_vocabulary_and_shards_that_are_complete_are_kept(
     for failing, expected in (
         ("train_tokenizer", ["train_tokenizer"]),
         ("prepare", ["train_tokenizer", "prepare"]),
-        ("unigram_counts", ["prepare", "unigram_counts"]),
-        ("", ["unigram_counts"]),
+        ("split_unigrams", ["prepare", "split_unigrams"]),
+        ("", ["split_unigrams"]),
         ("", []),
     ):
         made.clear()
-        for name in ("train_tokenizer", "prepare", "unigram_counts"):
+        for name in ("train_tokenizer", "prepare", "split_unigrams"):
             counted(name, name == failing)
         if failing:
             with pytest.raises(KeyboardInterrupt):
@@ -235,6 +236,50 @@ def test_a_full_disk_is_reported_once_and_then_ends_the_run(
     assert not list((config.out / "checkpoints").glob(".*"))
     monkeypatch.undo()
     assert pretrain(replace(config, resume=True, steps=16)).validation.step == 16
+
+
+def test_clocks_that_jump_and_saves_behind_the_steps_change_nothing(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = replace(config, out=config.out.with_name("whole"))
+    pretrain(whole)
+    draw, now = random.Random(1), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + draw.uniform(-1e9, 1e9))
+    jumping = replace(config, async_save="on", keep_checkpoints=1, keep_every=3)
+    with pytest.raises(Stopped) as stopped:
+        pretrain(jumping, stop_at(8, signal.SIGTERM))
+    root = config.out / "checkpoints"
+    assert checkpoint.latest(root) == stopped.value.saved == root / "step-00000008"
+    pretrain(replace(jumping, resume=True))
+    assert [folder.name for folder in checkpoint.find(root)] == [f"step-{step:08d}" for step in (3, 6, 9, 12)]
+    assert timeless(config.out) == timeless(whole.out)
+    for name, tensor in weights(whole.out).items():
+        assert torch.equal(weights(config.out)[name], tensor), name
+
+
+def test_a_save_that_fails_behind_the_steps_ends_the_run_at_the_next_one(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_hashed, steps, failing = checkpoint_writing.write_hashed, [], threading.Event()
+
+    def broken(path, parts, *values):
+        if "step-00000004" not in str(path):
+            return write_hashed(path, parts, *values)
+        failing.set()
+        raise OSError(5, "Input/output error")
+
+    def step(record, finished):
+        steps.append(record["step"])
+        if record["step"] == 5:
+            assert failing.wait(60)
+            time.sleep(0.5)
+
+    monkeypatch.setattr(checkpoint_writing, "write_hashed", broken)
+    with pytest.raises(CheckpointError, match=r"step-00000004: the checkpoint could not be written .*Input/output er"):
+        pretrain(replace(config, async_save="on"), Reporter(on_step=step))
+    assert steps in ([1, 2, 3, 4], [1, 2, 3, 4, 5])
+    monkeypatch.undo()
+    assert pretrain(replace(config, resume=True)).validation.step == 12
 
 
 def test_a_damaged_checkpoint_is_seen_and_passed_over(config: PretrainConfig, seed: int) -> None:

@@ -1,26 +1,163 @@
-"""Runs of several processes, as torchrun starts them: the same steps for every number of processes."""
+"""Runs of several processes: the same steps for every number of them, what ends them, and how they go on."""
 
-import os
+import json
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+import torch
+from pretrain_runs import weights
+from ranks import Ranks
+
+from fastbert.data.prepare import prepare
+from fastbert.data.pretraining import PretrainingData
+from fastbert.data.shards import TokenShards
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.training.batches import Phase, PretrainingBatches
 from fastbert.training.config import PretrainConfig
+from fastbert.training.pretrain import pretrain
+from fastbert.training.schedules import ScheduledValue
 
-FLAGS = {
-    "model": "tiny", "steps": 6, "batch_size": 12, "micro_batch": 2, "max_length": 32, "dtype": "fp32", "log_every": 1,
-    "eval_every": 3, "eval_samples": 8, "checkpoint_every": 2, "mask_prob": 0.2, "seed": 3,
-}  # fmt: skip
+STEPS = 6
+FLAGS = ("--log-every=1", "--checkpoint-every=2", "--eval-every=3", "--eval-samples=9", "--keep-checkpoints=9")
 
 
-def torchrun(processes: int, config: PretrainConfig, *flags: str, **options) -> subprocess.Popen:
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--no-python", f"--nproc-per-node={processes}",
-        "--master-port=0", sys.executable, "-m", "fastbert", "pretrain", *words, f"--data={config.data}",
-        f"--out={config.out}", *flags,
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=config.out.parent,
-        **options,
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    running = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def prepared(config: PretrainConfig, tmp_path: Path) -> PretrainConfig:
+    """A run of six steps of 12 sequences on prepared shards, in micro-batches of two."""
+    shards = prepare(config.find_corpus(), load_tokenizer(config.tokenizer), tmp_path / "shards").folder
+    return replace(
+        config, corpus=(), data=(str(shards),), steps=STEPS, batch_size=12, micro_batch=2, dropout=0.1, init="normal",
+        log_every=1, checkpoint_every=2, eval_every=3, eval_samples=9, keep_checkpoints=9,
     )  # fmt: skip
+
+
+def words(config: PretrainConfig, out: Path, *flags: str) -> list[str]:
+    """The command line of the run, in another folder."""
+    names = ("model", "tokenizer", "steps", "batch_size", "micro_batch", "max_length", "lr", "dtype", "dropout", "init")
+    values = [f"--{name.replace('_', '-')}={getattr(config, name)}" for name in names]
+    return ["pretrain", *values, f"--data={config.data[0]}", f"--out={out}", "--text-format=lines", *FLAGS, *flags]
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines]
+
+
+def norms(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    return [line["gradient_norm"] for line in lines]
+
+
+def assert_close(first: Path, second: Path) -> None:
+    assert losses(first) == pytest.approx(losses(second), rel=1e-6)
+    assert norms(first) == pytest.approx(norms(second), rel=1e-4)
+    for name, value in weights(first).items():
+        torch.testing.assert_close(weights(second)[name], value, rtol=1e-4, atol=2e-6, msg=name)
+
+
+def test_losses_do_not_depend_on_the_number_of_processes(
+    prepared: PretrainConfig, ranks: Ranks, tmp_path: Path
+) -> None:
+    """DDP with 2 and 3 processes, FSDP2 with 2, and one that goes on alone with what two have begun."""
+    pretrain(prepared)
+    for name, size, flags in (("two", 2, ()), ("three", 3, ()), ("shards", 2, ("--parallel=fsdp",))):
+        ended = ranks.run([words(prepared, tmp_path / name, *flags)] * size)
+        assert ended.codes == [0] * size, ended.outputs
+        assert "validation: masked-LM loss" in ended.outputs[0]
+        assert all(output == "" for output in ended.outputs[1:])
+        assert_close(prepared.out, tmp_path / name)
+    half = replace(prepared, out=tmp_path / "shards", resume=True, steps=STEPS + 2)
+    pretrain(half)
+    whole = replace(prepared, steps=STEPS, out=tmp_path / "half", resume=False)
+    assert losses(half.out)[: 2 * STEPS // 3] == pytest.approx(losses(prepared.out)[: 2 * STEPS // 3], rel=1e-6)
+    assert len(norms(half.out)) == STEPS + 2
+    assert whole.steps == STEPS
+
+
+def test_a_process_that_is_killed_ends_the_others(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
+    """They say so, the checkpoints are whole, and the run goes on with as many processes, or another number, as it
+    would have."""
+    out = tmp_path / "killed"
+    command = words(prepared, out)
+    after = str(out / "checkpoints" / "step-00000002")
+    ended = ranks.run([command] * 2, kill=1, after=after)
+    assert ended.codes[1] == -signal.SIGKILL
+    assert ended.codes[0] == 2
+    assert ended.outputs[0].count("fastbert: error:") == 1
+    assert "another process of the run has ended" in ended.outputs[0]
+    ended = ranks.run([[*command, "--resume"]] * 3)
+    assert ended.codes == [0, 0, 0], ended.outputs
+    pretrain(prepared)
+    assert_close(prepared.out, out)
+
+
+def test_a_signal_stops_all_processes_after_the_same_step(
+    prepared: PretrainConfig, ranks: Ranks, tmp_path: Path
+) -> None:
+    """Whichever process gets it; resumed, the run ends with the bits of one that was not stopped."""
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert ranks.run([words(prepared, straight)] * 2).codes == [0, 0]
+    after = str(stopped / "checkpoints" / "step-00000002")
+    command = words(prepared, stopped)
+    ended = ranks.run([command] * 2, kill=1, after=after, signal=int(signal.SIGTERM))
+    assert set(ended.codes) <= {0, 128 + signal.SIGTERM}
+    assert ranks.run([[*command, "--resume"]] * 2).codes == [0, 0]
+    assert all(torch.equal(value, weights(stopped)[name]) for name, value in weights(straight).items())
+
+
+def test_processes_must_agree(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
+    """On their flags, and on a batch with a sequence for each; each mistake is one line, of the first process."""
+    out = tmp_path / "run"
+    ended = ranks.run([words(prepared, out), words(prepared, out, "--seed=7")])
+    assert ended.codes == [2, 2]
+    assert "process 1 of 2 has --seed=7, but process 0 has --seed=" in ended.outputs[0]
+    assert not out.exists()
+    ended = ranks.run([words(prepared, out, "--batch-size=2", "--micro-batch=1")] * 3)
+    assert ended.codes == [2, 2, 2]
+    assert [output.count("fastbert: error:") for output in ended.outputs] == [1, 0, 0]
+    assert "--batch-size 2 is less than one sequence per process for 3 processes" in ended.outputs[0]
+
+
+def test_torchrun_starts_the_command(prepared: PretrainConfig, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, sys.executable, "-P", "-m", "fastbert", *words(prepared, tmp_path / "run", "--steps=1")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation: masked-LM loss") == 1
+    assert "find_unused_parameters" not in done.stderr
+
+
+def test_samples_and_masks_are_those_of_one_process(prepared: PretrainConfig) -> None:
+    """For every number of processes, at every step, the union of all shares is the step."""
+    data = [
+        PretrainingData(TokenShards.open(prepared.data[0]), max_length=32, seed=3, split=split)
+        for split in ("train", "validation")
+    ]
+    batches = PretrainingBatches([Phase(1.0, data[0], data[1])], batch_size=ScheduledValue.parse("5:9"))
+    cursor = batches.start
+    for step in range(1, 8):
+        spec = batches.spec(step, cursor, step / 8)
+        rows = {
+            size: sorted(
+                (row.input_ids.tolist(), row.labels.tolist(), row.dropout_key.tolist())
+                for rank in range(size)
+                for batch in batches.batches(spec, 2, rank, size)
+                for row in (batch[i : i + 1] for i in range(len(batch)))
+            )
+            for size in (1, 2, 3, 4)
+        }
+        assert len(rows[1]) == len(spec.samples)
+        assert rows[1] == rows[2] == rows[3] == rows[4]
+        cursor = spec.after

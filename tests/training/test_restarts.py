@@ -74,7 +74,7 @@ def pretraining(toy: Path, commands: Commands) -> Kind:
         "pretrain", "--corpus", str(toy / "corpus.txt"), "--text-format", "lines", "--model",
         str(toy / "model.json"), "--vocab-size", "60", "--steps", "12", "--batch-size", "8", "--micro-batch", "4",
         "--max-length", "32", "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "5",
-        "--eval-every", "4", "--eval-samples", "16", "--checkpoint-every", "3",
+        "--eval-every", "4", "--eval-samples", "16", "--checkpoint-every", "3", "--async-save", "on",
     ]  # fmt: skip
     return undisturbed(arguments, toy / "pretrain", commands)
 
@@ -87,7 +87,7 @@ def finetuning(toy: Path, commands: Commands) -> Kind:
     arguments = [
         "finetune", "--task", "classification", "--model", str(model), "--train", str(train), "--eval", str(dev),
         "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--lr", "1e-2", "--max-length", "32", "--dtype", "fp32",
-        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3",
+        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3", "--async-save", "on",
     ]  # fmt: skip
     return undisturbed(arguments, toy / "finetune", commands)
 
@@ -156,7 +156,8 @@ def test_ends_between_any_two_operations_on_the_disk(
 ) -> None:
     slow = request.config.option.slow
     points = list(range(1, 200)) if slow else sorted(random.Random(seed).sample(range(1, 100), 2))
-    assert end_at(kind, commands, tmp_path, points, error) >= len(points) // 3
+    least = 6 if error else 3  # a run goes on after the first save that finds no space
+    assert end_at(kind, commands, tmp_path, points, error) >= len(points) // least
 
 
 def test_two_sigterms_save_once(kind: Kind, commands: Commands, tmp_path: Path) -> None:

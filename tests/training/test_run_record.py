@@ -21,6 +21,7 @@ from fastbert.training.run_files import (
     sealed,
     write_record,
 )
+from fastbert.training.snapshot import snapshot
 
 RUN = {"lr": 3e-3, "seed": 7, "steps": 20, "corpus": ["a.txt"], "threshold": float("inf")}
 MODEL = {"num_attention_heads": 2, "layer_norm_eps": 1e-12}
@@ -33,7 +34,7 @@ def saved_run(folder: Path) -> Path:
     write_record(folder, VALUES)
     writer = Writer(folder / "checkpoints")
     state = {"step": 3, "configuration": plain({"run": RUN, "model": MODEL})}
-    writer.checkpoints.save(writer.model, writer.optimizer, state)
+    writer.checkpoints.save(snapshot(writer.model, writer.optimizer), state)
     return folder / FILE
 
 

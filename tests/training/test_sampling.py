@@ -118,8 +118,9 @@ def test_steps_are_the_same_for_any_number_of_processes(folders: tuple[str, str]
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"static_masks": 0}, "--static-masks 0 must be at least 1"),
+        ({"static_masks": 0}, "--static-masks 0 must be from 1 to 1,073,741,824"),
         ({"loader_workers": -1}, "--loader-workers -1 must be from 0 to 256"),
+        ({"batch_tokens": 1 << 40}, "--batch-tokens 1099511627776 must be from 1 to"),
         ({"batch_tokens": 100}, "--batch-tokens 100 is less than one sequence of 128 tokens"),
         (
             {"batch_tokens": 400, "length_schedule": "128@0.9,512"},

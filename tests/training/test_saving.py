@@ -126,8 +126,11 @@ def test_a_save_at_once_waits_for_that_behind_the_steps(tmp_path: Path, gate: th
 
 
 def test_small_models_and_those_without_memory_are_saved_at_once(
-    tmp_path: Path, gate: threading.Event, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gate: threading.Event, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def no_memory(*size: int, **options: Any) -> Tensor:
+        raise RuntimeError("not enough memory: you tried to allocate")
+
     gate.set()
     writer = trained(tmp_path, seed, background="auto", keep=9)
     source = snapshot(writer.model, writer.optimizer)
@@ -151,6 +154,11 @@ def test_small_models_and_those_without_memory_are_saved_at_once(
     assert is_behind(5)  # the memory is there already
     writer.checkpoints.background = "off"
     assert not is_behind(6)
+    monkeypatch.setattr(torch, "empty", no_memory)
+    writer.checkpoints = Checkpoints(tmp_path, 9, background="on")
+    for number in (7, 8):
+        assert not is_behind(number)
+    assert caplog.text.count("no memory for a copy of the checkpoint (") == 1
 
 
 def test_an_error_behind_the_steps_is_raised_at_the_next_one(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import json
 import threading
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import fake_tracker
 import pytest
+from fake_tracker import Fake
+from pretrain_runs import stop_at
 
 from fastbert.errors import UserError
 from fastbert.training import tracking_flags
+from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import MetricsLog
+from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Record, Reporter
+from fastbert.training.stopping import Stopped
 from fastbert.training.trackers import recording
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import TrackedRun, Tracker, flat_settings, numbers
@@ -22,37 +29,9 @@ from fastbert.training.tracking_flags import TrackingFlags, check_tracking
 TRIAL = {"lr": 1e-5, "batch_size": 8, "epochs": 2.0, "seed": 0}
 
 
-class Fake(Tracker):
-    """A tracker that remembers its lines beyond the process, as a server does."""
-
-    name = "wandb"
-    runs: ClassVar[dict[str, list[tuple[int, dict[str, float]]]]] = {}
-    closed: ClassVar[list[bool]] = []
-    opened: ClassVar[list[TrackedRun]] = []
-    fails_at: ClassVar[int | None] = None
-
-    def __init__(self, run: TrackedRun, identity: str | None) -> None:
-        self.continues = identity is not None
-        self.identity = identity or f"id-{len(self.runs)}"
-        self.runs.setdefault(self.identity, [])
-        self.opened.append(run)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        if step == self.fails_at:
-            raise ConnectionError("the server\nis gone")
-        self.runs[self.identity].append((step, dict(values)))
-
-    def close(self, *, finished: bool) -> None:
-        self.closed.append(finished)
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    """In the place of W&B, whose package counts as installed."""
-    kind = type("FreshFake", (Fake,), {"runs": {}, "closed": [], "opened": []})
-    monkeypatch.setitem(recording.KINDS, "wandb", kind)
-    monkeypatch.setattr(tracking_flags, "find_spec", lambda name: object() if name == "wandb" else None)
-    return kind
+    return fake_tracker.install(monkeypatch)
 
 
 def line(step: int, split: str = "train", **values: Any) -> Record:
@@ -91,6 +70,25 @@ def test_a_resumed_run_continues_its_curves_without_a_step_twice(fake: type[Fake
     assert fake.closed == [False, True]
     assert [(known.name, known.step) for known in fake.opened] == [("run", 0), ("run", 50)]
     assert not said
+
+
+def test_pretraining_feeds_its_tracker_over_an_interruption(fake: type[Fake], config: PretrainConfig) -> None:
+    """What the tracker has is what metrics.jsonl has, line by line, and the run's profile lies beside it."""
+    tracked_config = replace(config, track=("wandb",), profile=True, profile_steps=2)
+    with pytest.raises(Stopped):
+        pretrain(tracked_config, stop_at(7))
+    pretrain(replace(tracked_config, resume=True))
+    [logged] = fake.runs.values()
+    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    assert logged == [(line["step"], numbers(line)) for line in lines]
+    assert {line["split"] for line in lines} == {"train", "validation"}
+    assert fake.closed == [False, True]
+    assert fake.opened[1].settings["steps"] == 12
+    assert fake.opened[1].settings["model.hidden_size"] == 32
+    assert (config.out / "profile.json.gz").stat().st_size > 1000
+    pretrain(replace(tracked_config, overwrite=True, track=(), profile=False))
+    assert not (config.out / recording.FOLDER).exists()
+    assert not (config.out / "profile.json.gz").exists()
 
 
 def test_a_tracker_added_later_gets_what_was_before(fake: type[Fake], tmp_path: Path) -> None:
@@ -186,7 +184,8 @@ def test_what_cannot_be_opened_is_one_line_at_the_start(
 def test_numbers_and_settings_are_plain() -> None:
     record = {"step": 3, "split": "train", "loss": float("inf"), "mfu": 0.5, "flag": True, "text": "x", "lr": 1e-5}
     assert numbers(record) == {"train/mfu": 0.5}
-    assert numbers({"step": 1, "split": "validation", "scores": None}) == {}
+    for scores in (None, [1], {"a": [2]}, {"a": {"b": "c"}}, "x"):
+        assert numbers({"step": 1, "split": "validation", "scores": scores}) == {}
     settings = {"a": None, "b": [1, 2], "c": (), "model": {"d": Path("x"), "e": {"f": 0.5}}, "g": True}
     assert flat_settings(settings) == {"b": "1 2", "model.d": "x", "model.e.f": 0.5, "g": True}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError, require_package
+from fastbert.io.dataset_folders import SPLITS, STATE, saved_files, saved_splits
 from fastbert.io.untrusted_input import read_json_object
 
 KINDS = (".parquet", ".arrow")
@@ -93,13 +94,10 @@ def _of_folder(folder: Path, split: str | None) -> tuple[tuple[Path, ...], Mappi
 
 def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
     """Return the files of every split of a folder."""
-    if (folder / "state.json").is_file():
-        return {"all": _saved(folder)}
-    if (folder / "dataset_dict.json").is_file():
-        names = read_json_object(folder / "dataset_dict.json").get("splits")
-        if not isinstance(names, list) or not all(isinstance(name, str) and _is_plain(name) for name in names):
-            raise UserError(f"{folder / 'dataset_dict.json'}: holds no list of names under 'splits'; save it again")
-        return {name: _saved(folder / name) for name in names}
+    if (folder / STATE).is_file():
+        return {"all": saved_files(folder)}
+    if (folder / SPLITS).is_file():
+        return saved_splits(folder)
     splits: dict[str, list[Path]] = {}
     for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet", "*.arrow"):
         for file in sorted(folder.glob(pattern)):
@@ -110,26 +108,6 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
             name = file.stem if match is None else match["split"]
             splits.setdefault("/".join([*inside, name] if name else inside) or "all", []).append(file)
     return {name: tuple(files) for name, files in splits.items()}
-
-
-def _saved(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a data set written by `save_to_disk`."""
-    path = folder / "state.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file, so the data set is incomplete; save it again")
-    state = read_json_object(path)
-    if state.get("_indices_data_files"):
-        raise UserError(f"{folder}: selects rows by an index; call flatten_indices() and save it again")
-    named = state.get("_data_files")
-    files = [entry.get("filename") if isinstance(entry, dict) else None for entry in named or ()]
-    if not isinstance(named, list) or not files or not all(isinstance(name, str) and _is_plain(name) for name in files):
-        raise UserError(f"{path}: holds no list of files under '_data_files'; save the data set again")
-    return tuple(folder / str(name) for name in files)
-
-
-def _is_plain(name: str) -> bool:
-    """Return True if a file name stays within its folder."""
-    return name not in ("", ".", "..") and Path(name).name == name
 
 
 def _table(file: Path) -> Any:

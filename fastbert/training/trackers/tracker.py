@@ -59,8 +59,10 @@ def numbers(record: Record) -> dict[str, float]:
     values: dict[str, Any] = {
         f"{split}/{name}": value for name, value in record.items() if name not in (*POSITIONS, *TRIAL, "scores")
     }
-    for file, scores in (record.get("scores") or {}).items():
-        values |= {f"{split}/{file}/{name}": value for name, value in scores.items()}
+    by_file = record.get("scores")
+    for file, scores in by_file.items() if isinstance(by_file, Mapping) else ():
+        if isinstance(scores, Mapping):
+            values |= {f"{split}/{file}/{name}": value for name, value in scores.items()}
     return {
         name: float(value)
         for name, value in values.items()

@@ -1,0 +1,279 @@
+"""Compare packed with padded pre-training on the same samples: the losses first, then tokens of text per second.
+
+    python benchmarks/bench_packing.py --quick
+    python benchmarks/bench_packing.py --model mini --text wiki.txt --threads 2 --json rows.json
+
+All contenders take the same steps on the same samples of a corpus with the same weights, without dropout: forward
+pass, backward pass, clipping to norm 1 and AdamW. Rates count tokens of text and special tokens, never padding.
+
+- fastbert: packed micro-batches by tokens (`--batch-tokens`), as `fastbert pretrain` has them.
+- fastbert, padded call: the same model given padded `input_ids` and `attention_mask`, which it packs itself.
+- fastbert, padding computed: the same kernels, but what padding to `--max-length` would add is computed: dummy
+  sequences. What packing alone is worth.
+- transformers, sdpa and eager: BertForPreTraining on batches padded to `--max-length`, as its data collator does for
+  a `pad_to_multiple_of` of it; and padded to the longest sequence of each batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastbert import BertForPreTraining
+from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness.measure import FASTBERT, Row, interleave, make_rows, timed
+from fastbert.config import PRESETS, BertConfig
+from fastbert.data.corpus import Corpus
+from fastbert.data.prepare import prepare
+from fastbert.data.pretraining import PretrainingData
+from fastbert.data.python_text import python_documents
+from fastbert.data.step_samples import StepSamples
+from fastbert.packing import IGNORE_INDEX, PackedBatch
+from fastbert.tokenizers.piece_training import train_tokenizer
+from fastbert.training.optimizer import adamw
+
+PADDED_CALL, COMPUTED = "fastbert, padded call", "fastbert, padding computed"
+ATTENTION = ("sdpa", "eager")
+CLOSE = 1e-4  # of losses, relative
+TEXT_BYTES = 4_000_000  # of Python's documentation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The selection and size of the measurement."""
+
+    model: str = "mini"
+    text: Path | None = None
+    vocab_size: int = 8192
+    batch_size: int = 32
+    max_length: int = 128
+    objective: str = "mlm+nsp"
+    batches: int = 4
+    threads: int = 1
+    rounds: int = 5
+    json: Path | None = None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The same samples, packed by tokens, and padded in batches of as many sequences."""
+
+    packed: list[PackedBatch]
+    in_rows: list[PackedBatch]
+    """Batches of `batch_size` samples."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of all samples."""
+        return sum(batch.num_tokens for batch in self.packed)
+
+
+def batches_of(options: Options) -> Batches:
+    """Return batches of the text: packed ones have as many tokens as a padded one has slots."""
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
+        if options.text is None:
+            documents = list(python_documents(TEXT_BYTES))
+        else:
+            documents = list(Corpus.find((options.text,), text_format="lines").documents())
+        sentences = (sentence for document in documents for sentence in document)
+        tokenizer = train_tokenizer(sentences, "wordpiece", options.vocab_size, lower_case=True)
+        shards = prepare(documents, tokenizer, Path(folder) / "shards")
+        objective: Any = options.objective
+        data = PretrainingData(shards, objective=objective, max_length=options.max_length)
+        samples = range(options.batches * options.batch_size)
+        steps = StepSamples(data)
+        packed = steps.micro_batches(samples, tokens=options.batch_size * options.max_length)
+        rows = steps.micro_batches(samples, sequences=options.batch_size)
+        return Batches(
+            *([data.samples(part).longest_first() for part in parts] for parts in (packed, rows)),
+        )
+
+
+def padded(batch: PackedBatch, width: int) -> dict[str, Tensor]:
+    """Return a batch as transformers takes it, padded to `width` tokens: int64 (sequences, width) each, with labels."""
+    rows, columns = batch.sequence_ids, batch.position_ids
+
+    def spread(values: Tensor, fill: int) -> Tensor:
+        return torch.full((len(batch), width), fill).index_put_((rows, columns), values)
+
+    labels = torch.full_like(batch.input_ids, IGNORE_INDEX)
+    assert batch.masked_positions is not None
+    assert batch.labels is not None
+    labels[batch.masked_positions] = batch.labels
+    arguments = {
+        "input_ids": spread(batch.input_ids, 0),
+        "attention_mask": spread(torch.ones_like(batch.input_ids), 0),
+        "token_type_ids": spread(batch.token_type_ids, 0),
+        "labels": spread(labels, IGNORE_INDEX),
+    }
+    if batch.next_sentence_label is not None:
+        arguments["next_sentence_label"] = batch.next_sentence_label
+    return arguments
+
+
+def measure(options: Options, say: Callable[[str], None] = print) -> list[Row]:
+    """Return the rows of all contenders. Exits where their losses differ."""
+    torch.set_num_threads(options.threads)
+    batches = batches_of(options)
+    slots = options.batches * options.batch_size * options.max_length
+    say(f"{batches.tokens:,} tokens in {slots:,} slots: {batches.tokens / slots:.1%} of the padded batches are text")
+    config = BertConfig.preset(
+        options.model,
+        vocab_size=options.vocab_size,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        max_position_embeddings=max(options.max_length, 512),
+    )
+    contenders = _contenders(config, options, batches)
+    losses = {name: each.loss(batches.in_rows[0]) for name, each in contenders.items()}
+    differences = {name: abs(loss / losses[FASTBERT] - 1) for name, loss in losses.items() if name != FASTBERT}
+    for name, difference in differences.items():
+        if difference > CLOSE:
+            sys.exit(f"{name}: its loss differs by {difference:.2g}: there is nothing to compare")
+    timings = interleave({name: timed(each) for name, each in contenders.items()}, options.rounds)
+    return make_rows(
+        f"{options.model}-{options.max_length}",
+        timings,
+        dtype="fp32",
+        threads=options.threads,
+        tokens=batches.tokens,
+        differences=differences,
+        outputs=dict.fromkeys(timings, "close"),
+    )
+
+
+class _Contender:
+    """A model that takes an optimiser step on each batch when called."""
+
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[PackedBatch],
+        prepare_batch: Callable[[PackedBatch], Any],
+        call: Callable[[Any], Any],
+    ) -> None:
+        self.model, self.prepare, self.call = model.train(), prepare_batch, call
+        self.inputs = [prepare_batch(batch) for batch in batches]
+        self.ours = isinstance(model, BertForPreTraining)
+        self.optimizer: Any = (
+            adamw(model, lr=1e-4, weight_decay=0.01)
+            if self.ours
+            else torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        )
+
+    def loss(self, batch: PackedBatch) -> float:
+        """Return the loss of a batch before the first step."""
+        with torch.no_grad():
+            return float(self.call(self.prepare(batch)).loss)
+
+    def __call__(self) -> None:
+        for inputs in self.inputs:
+            self.call(inputs).loss.backward()
+            if self.ours:
+                self.optimizer.clip_gradients(1.0)
+            else:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+def _contenders(config: BertConfig, options: Options, batches: Batches) -> dict[str, _Contender]:
+    """Return all contenders, with the same weights."""
+    import transformers
+
+    model = BertForPreTraining(config)
+    model.init_weights(seed=0)
+    width = options.max_length
+
+    def copy() -> BertForPreTraining:
+        twin = BertForPreTraining(config)
+        twin.load_state_dict(model.state_dict())
+        return twin
+
+    contenders: dict[str, _Contender] = {}
+
+    def add(name: str, own: Any, group: Sequence[PackedBatch], prepare_batch: Any, *, spread: bool) -> None:
+        contenders[name] = _Contender(own, group, prepare_batch, (lambda x: own(**x)) if spread else own)
+
+    add(FASTBERT, model, batches.packed, lambda batch: batch, spread=False)
+    add(PADDED_CALL, copy(), batches.in_rows, lambda batch: padded(batch, width), spread=True)
+    add(COMPUTED, copy(), batches.in_rows, lambda batch: _computed(batch, width), spread=False)
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
+        model.save_pretrained(folder)
+        for attention in ATTENTION:
+            for padding in ("max_length", "longest"):
+                if attention == "eager" and padding == "longest":
+                    continue
+                own = transformers.BertForPreTraining.from_pretrained(folder, attn_implementation=attention)
+                own_width = width if padding == "max_length" else None
+                add(
+                    f"transformers {attention}, {padding}",
+                    own,
+                    batches.in_rows,
+                    lambda batch, size=own_width: padded(batch, size or batch.max_seqlen),
+                    spread=True,
+                )
+    return contenders
+
+
+def _computed(batch: PackedBatch, width: int) -> PackedBatch:
+    """Return a batch with dummy sequences for what padding to `width` tokens would add."""
+    total = len(batch) * width
+    missing = total - batch.num_tokens
+    return batch.padded_to(total, len(batch) + -(-missing // width), max_seqlen=width)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print a table."""
+    titles = f"{'ms':>9}{'p20':>9}{'p80':>9}{'text tokens/s':>15}{'ratio':>8}{'CPU used':>10}"
+    print(f"{'workload':<12}{'contender':<32}{titles}")
+    for row in rows:
+        print(
+            f"{row.workload:<12}{row.contender:<32}{row.median_ms:>9.0f}{row.p20:>9.0f}{row.p80:>9.0f}"
+            f"{row.tokens_per_second or 0:>15,.0f}{row.ratio_to_fastbert or 0:>8.2f}{row.threads_used or 0:>10.2f}"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the tiny model, a vocabulary of 2,048, two batches")
+    parser.add_argument("--model", choices=sorted(PRESETS), help="size of the model (default: mini)")
+    parser.add_argument("--text", type=Path, help="one sentence per line (default: Python's documentation)")
+    parser.add_argument("--max-length", type=int, default=128, help="tokens per sequence (default: 128)")
+    parser.add_argument("--batch-size", type=int, default=32, help="sequences per padded batch (default: 32)")
+    parser.add_argument("--objective", choices=["mlm+nsp", "mlm"], default="mlm+nsp", help="default: mlm+nsp")
+    parser.add_argument("--threads", type=int, help="threads of all (default: all cores)")
+    parser.add_argument("--rounds", type=int, help="rounds per contender (default: 5)")
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    flags = parser.parse_args(arguments)
+    options = Options(
+        model=flags.model or ("tiny" if flags.quick else "mini"),
+        text=flags.text,
+        vocab_size=2048 if flags.quick else 8192,
+        max_length=flags.max_length,
+        batch_size=flags.batch_size,
+        objective=flags.objective,
+        batches=2 if flags.quick else 4,
+        threads=flags.threads or len(os.sched_getaffinity(0)),
+        rounds=flags.rounds or (2 if flags.quick else 5),
+        json=flags.json,
+    )
+    rows = measure(options)
+    show(rows)
+    if options.json is not None:
+        records.write(options.json, records.record("packing", map(asdict, rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
