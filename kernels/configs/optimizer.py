@@ -17,6 +17,9 @@ def _table(block: int, *, columns: int = 32, max_registers: int = 0) -> Table:
         # One program, which loops over the parameters.
         "begin_step": {"any": Config(constants={"BLOCK": 512})},
         "adamw": {"any": Config(constants={"BLOCK": block}, max_registers=max_registers)},
+        # Over the blocks of `adamw`, and one program per parameter, which loops over its blocks.
+        "tensor_sums": {"any": Config(constants={"BLOCK": block}, max_registers=max_registers)},
+        "scale_rates": {"any": Config(constants={"BLOCK": 512})},
         "sum_rows": {"any": Config(constants={"BLOCK_M": 64, "BLOCK_N": max(columns, 64)})},
         "add_partial_sums": {"any": Config(constants={"BLOCK_M": 64, "BLOCK_N": columns})},
     }

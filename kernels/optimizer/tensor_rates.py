@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 
 from fastbert.kernels.launch import launch
-from fastbert.kernels.optimizer.adamw import SETTINGS, UNIT, StepTensors, begin_step, config_of
-from fastbert.kernels.optimizer.adamw import adamw as update_kernel
+from fastbert.kernels.optimizer.adamw import SETTINGS, UNIT, StepTensors, block_elements, config_of
 
 
 @triton.jit(do_not_specialize=["parameters"])
@@ -100,6 +99,8 @@ def scale(tensors: StepTensors, *, lamb: bool) -> None:
     assert tensors.spans is not None
     assert tensors.sizes is not None
     device, parameters = tensors.weights.device, len(tensors.steps)
+    config = config_of(tensor_sums, device)
+    assert config.constants["BLOCK"] == block_elements(device), "the blocks are those of the update"
     sums = torch.empty(len(tensors.blocks), 2, dtype=torch.float32, device=device)
     launch(
         tensor_sums,
@@ -108,7 +109,7 @@ def scale(tensors: StepTensors, *, lamb: bool) -> None:
         *(tensors.blocks, tensors.factors, sums, parameters),
         UNIT=UNIT,
         LAMB=lamb,
-        config=config_of(update_kernel, device),  # its blocks are those of the update
+        config=config,
     )
     launch(
         scale_rates,
@@ -117,5 +118,5 @@ def scale(tensors: StepTensors, *, lamb: bool) -> None:
         *(tensors.factors, parameters),
         SETTINGS=SETTINGS,
         LAMB=lamb,
-        config=config_of(begin_step, device),
+        config=config_of(scale_rates, device),
     )
