@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
-from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare
+from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required
 from fastbert.planning import peak
 from fastbert.training.config import Objective
 from fastbert.training.optimizer_flags import OptimizerName
@@ -27,7 +27,7 @@ class _Model:
 
     GROUP: ClassVar = MODEL
 
-    model: str = "base"
+    model: str = required("a model size (tiny to large), or the path of a config.json", default="")
     """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
     architecture: str | None = None
     """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
@@ -160,7 +160,7 @@ class PlanFlags(PrecisionFlags, _Machine, AsyncSaveFlags, _Output, _Training, _D
         if self.micro_batch is not None and self.micro_batch > self.batch_size:
             raise UserError(f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}")
         self._check_devices()
-        if self.model not in PRESETS and not self.model.endswith(".json"):
+        if self.model and self.model not in PRESETS and not self.model.endswith(".json"):
             raise UserError(
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
