@@ -15,7 +15,7 @@ from fastbert.flags import require, required
 
 EXAMPLES = (
     "fastbert replay runs/mine --steps 100:110",
-    "torchrun --no-python --nproc-per-node 2 fastbert replay runs/of-two-processes --steps 5000",
+    "fastbert replay runs/mine --steps 5000",
 )
 
 

@@ -196,9 +196,10 @@ class Trainer:
             "torch": torch.__version__,
             "processes": self.world.size,
         }
-        save = self.checkpoints.save_async if behind else self.checkpoints.save
         with self.meters.timed("checkpoint"):
-            return save(tensors, state, flush)
+            if behind:
+                return self.checkpoints.save_async(tensors, state, flush, owned=self.replicas.gathers)
+            return self.checkpoints.save(tensors, state, flush)
 
     def _unique(self, name: str) -> str:
         """Return the name of an agreement of all processes that may be made more than once."""
@@ -411,6 +412,8 @@ class Trainer:
             return
         path = self.folder / SCHEDULE
         if self.world.is_main:
+            if self.schedule is not None:
+                self.schedule.close()
             self.schedule = ScheduleLog(path, self.step or None, replay=self._repeats_schedule)
         steps = self.world.shared(
             self._unique("schedule"), lambda: {str(line.step): line.progress for line in self._scheduled()}
