@@ -7,13 +7,13 @@ device: the optimiser skips the step.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from fastbert.distributed.world import World
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
@@ -132,7 +132,7 @@ class DeviceStep:
     ) -> None:
         """`replicas` sums gradients over several processes; None: there is one."""
         self.loss, self.optimizer, self.scaler = loss, optimizer, scaler
-        self.replicas = replicas
+        self._given = replicas
         self.max_grad_norm, self.dtype = max_grad_norm, dtype
         self.device = next(loss.model.parameters()).device
         self._sums = StepSums(self.device)
@@ -140,23 +140,32 @@ class DeviceStep:
         if not scaler.is_enabled():  # else the scaler sets its own before each step
             optimizer.found_inf = self._skip  # type: ignore[attr-defined]  # where torch's fused step looks for it
 
+    @property
+    def replicas(self) -> Replicas:
+        """Return the copies of the model over all processes; of a single one, that of the present loss."""
+        return self._given or Replicas(self.loss, World(), self.dtype)
+
     def prepare(self, batch: PackedBatch) -> PackedBatch:
         """Return a micro-batch ready to be copied to the device."""
         return pinned(batch, self.device)
 
-    def __call__(self, batches: Sequence[PackedBatch], lr: float, counts: StepCounts | None = None) -> StepStats:
-        """Launch a step with the learning rate `lr`; `counts` are those of all processes."""
-        model = self.loss.model
+    def __call__(
+        self, batches: Sequence[PackedBatch], lr: float, counts: StepCounts | None = None, passes: int = 0
+    ) -> StepStats:
+        """Launch a step with the learning rate `lr`; `counts` and the most micro-batches, `passes`, are those of all
+        processes."""
+        model, replicas = self.loss.model, self.replicas
         if not model.training:
             model.train()
         try:
-            for index, (batch, part) in enumerate(zip(batches, self.loss.parts(batches, counts), strict=True)):
-                last = index == len(batches) - 1
-                with contextlib.nullcontext() if self.replicas is None else self.replicas.accumulating(last):
+            parts = self.loss.parts(batches, counts)
+            for batch, part, counted, last in replicas.passes(batches, parts, passes):
+                with replicas.accumulating(last):
                     with autocast(self.device, self.dtype):
-                        loss, output = (self.replicas or self.loss)(batch.to(self.device, non_blocking=True), part)
+                        loss, output = replicas(batch.to(self.device, non_blocking=True), part)
                     self.scaler.scale(loss).backward()
-                self._sums.add(output)
+                if counted:
+                    self._sums.add(output)
         except BaseException:
             # Gradients of the first micro-batches must not be part of the next step.
             self.optimizer.zero_grad(set_to_none=True)
@@ -172,6 +181,6 @@ class DeviceStep:
             norm = clip_and_step(self.optimizer, model.parameters(), self.max_grad_norm, self._skip)
         if getattr(self.optimizer, "flat", None) is None:
             self.optimizer.zero_grad(set_to_none=True)
-        self._sums.finish(norm, None if self.replicas is None else self.replicas.sum)
+        self._sums.finish(norm, None if self._given is None else self._given.sum)
         pairs = any(batch.next_sentence_label is not None for batch in batches)
         return StepStats(self._sums.numbers, pairs, self._sums.extras)

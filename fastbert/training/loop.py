@@ -116,8 +116,6 @@ class Trainer:
         self.micro_batch = config.micro_batch or default_micro
         self.step = self.tokens = 0
         self.cursor: Cursor = data.start
-        default_micro = self.batch_size if device.type == "cuda" else min(32, self.batch_size)
-        self.micro_batch = config.micro_batch or default_micro
         self.seconds = 0.0
         self.last_learning_rate = self.lr
         self.meters = RunMeters(device)
@@ -481,12 +479,12 @@ class Trainer:
         self.model.eval()
         samples, progress = self.validation_samples(), self.budget.progress(self.step, self.seconds)
         with self.meters.timed("validation"), torch.no_grad(), self.averaging.applied(), self.optimizer.copies():
-            for batch in self.data.validation_batches(
-                samples, self.micro_batch, progress, self.world.rank, self.world.size
-            ):
+            for batch, counted in self._validation_batches(samples, progress):
                 with autocast(self.device, self.dtype):
-                    totals.add(self.model(batch.to(self.device)))
-                tokens += batch.num_tokens
+                    output = self.model(batch.to(self.device))
+                if counted:
+                    totals.add(output)
+                    tokens += batch.num_tokens
             if self.world.size > 1:
                 numbers = torch.cat((totals.numbers(), torch.tensor([tokens], dtype=torch.float64)))
                 self.world.sum(numbers)
@@ -498,6 +496,19 @@ class Trainer:
             self.step, StepCounts(), self.tokens, self.seconds, self.last_learning_rate, progress, totals, [], False
         )
         return self.reports.validated(last, totals, rate)
+
+    def _validation_batches(self, samples: int, progress: float) -> list[tuple[PackedBatch, bool]]:
+        """Return this process's batches of a validation, each with True; where all processes must compute as many,
+        repeated ones follow, with False."""
+        world = self.world
+        batches = self.data.validation_batches(samples, self.micro_batch, progress, world.rank, world.size)
+        if not self.replicas.gathers:
+            return [(batch, True) for batch in batches]
+        numbers = torch.zeros(world.size, dtype=torch.float64)
+        numbers[world.rank] = len(batches)
+        most = int(world.sum(numbers).max())
+        others = batches or self.data.validation_batches(samples, self.micro_batch, progress, 0, world.size)
+        return [(batch, True) for batch in batches] + [(others[0], False)] * (most - len(batches))
 
     def validation_samples(self) -> int:
         """Return the sequences per validation: --eval-samples, else few enough that validating takes at most 5 % of the
@@ -515,9 +526,14 @@ class Trainer:
         return Prefetcher(self.load, finish, workers=self.config.loader_workers)
 
     def _summed(self, loaded: LoadedStep) -> LoadedStep:
-        """Return a step with the counts of all processes."""
-        counts = self.world.sum_ahead(torch.tensor(astuple(loaded.counts), dtype=torch.float64))
-        return replace(loaded, counts=StepCounts(*counts.tolist()))
+        """Return a step with the counts of all processes, and the most micro-batches that one of them has."""
+        own = astuple(loaded.counts)
+        numbers = torch.zeros(len(own) + self.world.size, dtype=torch.float64)
+        numbers[: len(own)] = torch.tensor(own, dtype=torch.float64)
+        numbers[len(own) + self.world.rank] = len(loaded.batches)
+        self.world.sum_ahead(numbers)
+        passes = int(numbers[len(own) :].max())
+        return replace(loaded, counts=StepCounts(*numbers[: len(own)].tolist()), passes=passes)
 
     def load(self, spec: StepSpec) -> LoadedStep:
         """Return a step with this process's micro-batches: of type `FilledBatch` for CUDA graphs, else packed."""
@@ -529,29 +545,38 @@ class Trainer:
 
     def _launch(self, step: DeviceStep | GraphedStep, loaded: LoadedStep) -> StepStats:
         """Launch a step; once more, without them, if kernels of its backward pass do not compile."""
-        return until_compiled(functools.partial(step, loaded.batches, loaded.spec.learning_rate, loaded.counts))
+        passes = {"passes": loaded.passes} if isinstance(step, DeviceStep) else {}
+        return until_compiled(
+            functools.partial(step, loaded.batches, loaded.spec.learning_rate, loaded.counts, **passes)
+        )
 
     @torch.no_grad()
     def _forward(self, loaded: LoadedStep) -> Totals:
         """Return the losses of a step that is left out."""
         losses = Totals()
+        batches = [batch.real if isinstance(batch, FilledBatch) else batch for batch in loaded.batches]
+        parts = self.loss.parts(batches, loaded.counts)
         with self.optimizer.copies():
-            for batch in loaded.batches:
-                real = batch.real if isinstance(batch, FilledBatch) else batch
+            for batch, _, counted, _ in self.replicas.passes(batches, parts, loaded.passes):
                 with autocast(self.device, self.dtype):
-                    losses.add(self.model(real.to(self.device)))
+                    output = self.model(batch.to(self.device))
+                if counted:
+                    losses.add(output)
         return losses
 
     def _train_step(self, loaded: LoadedStep) -> tuple[Totals, float]:
         """Take an optimiser step on a CPU; return its losses, of this process alone, and the norm of its gradient."""
         self.model.train()
         losses, batches = Totals(), loaded.batches
-        for index, (batch, part) in enumerate(zip(batches, self.loss.parts(batches, loaded.counts), strict=True)):
-            with self.replicas.accumulating(last=index == len(batches) - 1):
+        for batch, part, counted, last in self.replicas.passes(
+            batches, self.loss.parts(batches, loaded.counts), loaded.passes
+        ):
+            with self.replicas.accumulating(last):
                 with autocast(self.device, self.dtype):
                     loss, output = self.replicas(batch.to(self.device), part)
                 loss.backward()
-            losses.add(output)
+            if counted:
+                losses.add(output)
         try:
             norm = float(self.optimizer.clip_gradients(self.config.max_grad_norm))
         except GradientError as error:

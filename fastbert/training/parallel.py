@@ -9,7 +9,7 @@ processes and more it decides the order of sums.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,14 @@ class Replicas:
         """Return a micro-batch's part of its step's loss, and the model's output."""
         result: tuple[Tensor, PreTrainingOutput] = (self.loss if self._replica is None else self._replica)(batch, part)
         return result
+
+    def passes(
+        self, batches: Sequence[PackedBatch], parts: Sequence[Part], most: int
+    ) -> Iterator[tuple[PackedBatch, Part, bool, bool]]:
+        """Yield the forward and backward passes of a step: each micro-batch with its part, True if it counts, and True
+        for the last one. `most` is the largest number of micro-batches of all processes."""
+        for index, (batch, part) in enumerate(zip(batches, parts, strict=True)):
+            yield batch, part, True, index == len(batches) - 1
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """Return the context of a micro-batch's forward and backward pass: only that of the `last` sums gradients."""
@@ -113,6 +121,16 @@ class Shards(Replicas):
         """Return a micro-batch's part of its step's loss, and the model's output."""
         loss, output = self.loss(batch, part)
         return loss * self.world.size, output  # FSDP2 averages the gradients of all processes
+
+    def passes(
+        self, batches: Sequence[PackedBatch], parts: Sequence[Part], most: int
+    ) -> Iterator[tuple[PackedBatch, Part, bool, bool]]:
+        """Yield the forward and backward passes of a step; a process with fewer micro-batches than the others computes
+        its last one again, with a weight of zero, since layers are gathered in all of them at the same time."""
+        for index in range(max(most, len(batches))):
+            counts = index < len(batches)
+            part = parts[index] if counts else Part((0.0, 0.0, 0.0), (0.0, 0.0))
+            yield batches[index if counts else -1], part, counts, index == max(most, len(batches)) - 1
 
     @contextlib.contextmanager
     def accumulating(self, last: bool) -> Iterator[None]:

@@ -47,6 +47,8 @@ class DecayFlags:
 class ScheduleFlags(DecayFlags):
     """The learning-rate schedule of pre-training."""
 
+    GROUP: ClassVar = TRAINING
+
     schedule: Schedule = "linear"
     """Learning rate after the warm-up: linear or cosine decay over the rest of the run, wsd (constant, and at the end a
     decay of 1 minus square root, see --decay-fraction), or constant."""

@@ -76,6 +76,8 @@ class LoadedStep:
     batches: list[Any]
     """`PackedBatch`, or `FilledBatch` for CUDA graphs."""
     counts: StepCounts = field(default_factory=StepCounts)
+    passes: int = 0
+    """The most micro-batches that one of several processes has."""
 
 
 class StepSource(Protocol):

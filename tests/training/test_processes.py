@@ -35,10 +35,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.fixture
 def prepared(config: PretrainConfig, tmp_path: Path) -> PretrainConfig:
-    """A run of six steps of 12 sequences on prepared shards, in micro-batches of two."""
+    """A run of six steps of 13 sequences on prepared shards, in micro-batches of two."""
     shards = prepare(config.find_corpus(), load_tokenizer(config.tokenizer), tmp_path / "shards").folder
     return replace(
-        config, corpus=(), data=(str(shards),), steps=STEPS, batch_size=12, micro_batch=2, dropout=0.1, init="normal",
+        config, corpus=(), data=(str(shards),), steps=STEPS, batch_size=13, micro_batch=2, dropout=0.1, init="normal",
         log_every=1, checkpoint_every=2, eval_every=3, eval_samples=9, keep_checkpoints=9,
     )  # fmt: skip
 
@@ -70,20 +70,15 @@ def assert_close(first: Path, second: Path) -> None:
 def test_losses_do_not_depend_on_the_number_of_processes(
     prepared: PretrainConfig, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """DDP with 2 and 3 processes, FSDP2 with 2, and one that goes on alone with what two have begun."""
+    """DDP with 2 and 3 processes, and FSDP2, with micro-batches of which the last process has fewer."""
     pretrain(prepared)
-    for name, size, flags in (("two", 2, ()), ("three", 3, ()), ("shards", 2, ("--parallel=fsdp",))):
+    uneven = ("--parallel=fsdp", "--micro-batch=3")
+    for name, size, flags in (("two", 2, ()), ("three", 3, ()), ("shards", 2, uneven)):
         ended = ranks.run([words(prepared, tmp_path / name, *flags)] * size)
         assert ended.codes == [0] * size, ended.outputs
         assert "validation: masked-LM loss" in ended.outputs[0]
         assert all(output == "" for output in ended.outputs[1:])
         assert_close(prepared.out, tmp_path / name)
-    half = replace(prepared, out=tmp_path / "shards", resume=True, steps=STEPS + 2)
-    pretrain(half)
-    whole = replace(prepared, steps=STEPS, out=tmp_path / "half", resume=False)
-    assert losses(half.out)[: 2 * STEPS // 3] == pytest.approx(losses(prepared.out)[: 2 * STEPS // 3], rel=1e-6)
-    assert len(norms(half.out)) == STEPS + 2
-    assert whole.steps == STEPS
 
 
 def test_a_process_that_is_killed_ends_the_others(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
