@@ -45,7 +45,7 @@ MISTAKES = {
     "pretrain --corpus nope": "--corpus: no such file or folder: nope",
     "pretrain --corpus table.tsv": "--corpus: table.tsv has an unknown extension",
     "pretrain --data nope": "--data nope: no such folder",
-    "pretrain --data gibberish://host/shards": "--data gibberish://host/shards: fsspec knows no gibberish://; check the",
+    "pretrain --data gibberish://host/shards": "--data gibberish://host/shards: fsspec knows no gibberish://; check",
     "pretrain --data s3:/bucket": "--data s3:/bucket: is a URL with one slash; write two, and give URLs as strings",
     "pretrain --data memory://nothing": "--data memory://nothing holds no token shards: there is no index.json; check",
     "pretrain --data shards --cache-size=-1": "--cache-size -1 must be at least 0 and below 1e9",
