@@ -38,6 +38,7 @@ class RemoteFolder:
         self.retries = 0
         """Reads that failed and were repeated."""
         self._lock = threading.Lock()
+        self._inherited: list[Any] = []
         self._opened: tuple[int, Any, str] = (os.getpid(), *filesystem(self.url))
 
     def address(self, name: str) -> str:
@@ -90,6 +91,8 @@ class RemoteFolder:
         """Return the file system and the path of the folder in it; connections are not shared with forked processes."""
         process, fs, path = self._opened
         if process != os.getpid():
+            # Closing the parent's connections here would take them out of its event loop, which the fork shares.
+            self._inherited.append(fs)
             fs, path = filesystem(self.url)
             self._opened, self._lock = (os.getpid(), fs, path), threading.Lock()
         return fs, path.rstrip("/")
