@@ -7,7 +7,7 @@ from typing import Any
 
 from fastbert.errors import UserError
 
-# Flags with a default of their own, in tokens, on a GPU.
+# Flags with a default of their own, in tokens, on a GPU, of commands that use a model.
 DEFAULTS = {"batch_tokens": 65536}
 NUMBERS = ("micro_batch", "batch_tokens", "batch_size")
 
@@ -20,9 +20,10 @@ def describe(error: RuntimeError, config: Any) -> UserError | None:
     from fastbert.flags import flag
     from fastbert.ops import gpu
 
-    cures = []
+    cures, trains = [], hasattr(config, "micro_batch")
     for name in NUMBERS:
-        value = getattr(config, name, None) or (DEFAULTS.get(name) if hasattr(config, name) else None)
+        default = DEFAULTS.get(name) if hasattr(config, name) and not trains else None
+        value = getattr(config, name, None) or default
         if isinstance(value, int):
             cures += gpu.smaller(flag(name), value)
     if getattr(config, "checkpoint_activations", True) is False:

@@ -25,10 +25,10 @@ class Config:
     of the gradient and the sum of all weights with those that the run recorded. Nothing is written. The exit code is 1
     at the first difference."""
 
-    run: Annotated[Path | None, tyro.conf.Positional] = required(
-        "the folder of a run of `fastbert pretrain`", name="RUN"
+    run: Annotated[tuple[Path, ...], tyro.conf.Positional] = required(
+        "the folder of a run of `fastbert pretrain`", name="RUN", default=()
     )
-    """Folder of the run."""
+    """Folder of the run, one."""
     steps: str | None = required("the first and the last step, such as 100:110")
     """Steps to compare, FIRST:LAST or a single one."""
 
@@ -37,7 +37,9 @@ def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     from fastbert.training.replay_steps import parse_steps
 
-    folder = require(config, "run")
+    (folder, *others) = require(config, "run")
+    if others:
+        raise UserError(f"RUN {others[0]}: is one folder too many; name one run")
     if not folder.is_dir():
         raise UserError(f"RUN {folder}: no such folder")
     check_file("RUN", folder / "config.json")
@@ -53,7 +55,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     first, last = parse_steps(require(config, "steps"))
     with Bars(quiet) as bars:
-        for step in replay(require(config, "run"), first, last, Reporter(on_message=bars.message)):
+        for step in replay(require(config, "run")[0], first, last, Reporter(on_message=bars.message)):
             if is_main_process():
                 print(step.describe())
             if step.is_equal is False:

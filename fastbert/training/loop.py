@@ -545,7 +545,7 @@ class Trainer:
 
     def _launch(self, step: DeviceStep | GraphedStep, loaded: LoadedStep) -> StepStats:
         """Launch a step; once more, without them, if kernels of its backward pass do not compile."""
-        passes = {"passes": loaded.passes} if isinstance(step, DeviceStep) else {}
+        passes = {"passes": loaded.passes} if loaded.passes and isinstance(step, DeviceStep) else {}
         return until_compiled(
             functools.partial(step, loaded.batches, loaded.spec.learning_rate, loaded.counts, **passes)
         )

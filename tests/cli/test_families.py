@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 import fastbert  # noqa: E402
 from fastbert import cli  # noqa: E402
-from fastbert.data.pretraining import continued  # noqa: E402
+from fastbert.data.continuations import continued  # noqa: E402
 from fastbert.data.shards import TokenShards  # noqa: E402
 from fastbert.models import registry  # noqa: E402
 from fastbert.scoring.scorer import load_scorer, score_with  # noqa: E402

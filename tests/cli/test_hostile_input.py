@@ -147,7 +147,9 @@ def test_shards_that_are_no_files(material: Path, tmp_path: Path, capsys: pytest
     shards = tmp_path / "shards"
     words = f"{PREPARE} --tokenizer {{}}/tokenizer".replace("{}", str(material)).replace("OUT", str(shards)).split()
     assert cli.main([*words, "--quiet"]) == 0
-    for file in [shards / "index.json", shards / "vocab.txt", *sorted(shards.glob("*.bin"))]:
+    streamed = ("continuations.bin", "checksums.bin")  # read only where shards are behind a URL
+    files = [file for file in sorted(shards.glob("*.bin")) if not file.name.endswith(streamed)]
+    for file in [shards / "index.json", shards / "vocab.txt", *files]:
         before = file.rename(tmp_path / "aside")
         for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
             make(file)

@@ -84,7 +84,7 @@ def test_a_preset_predicts_the_most_frequent_words(elmo: PretrainConfig, caplog:
     pretrain(config)
     model = fastbert.load(config.out / "model")
     assert (model.config.vocab_size, model.config.output_size) == (36, 20)
-    assert not caplog.records
+    assert not [record for record in caplog.records if "repeat" not in record.getMessage()]
     with caplog.at_level(logging.WARNING, logger="fastbert"):  # a corpus that is too small
         pretrain(replace(config, vocab_size=500, architecture=None, objective="bilm", overwrite=True))
     assert "only 36 of 500 words" in caplog.text

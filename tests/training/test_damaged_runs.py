@@ -69,11 +69,13 @@ def read_model(run: Path) -> Content:
     return {"weights": content(model.state_dict()), "config": model.config.to_dict(), **read_vocabulary(run / "model")}
 
 
+CARD = ("README.md", "loss.png")
 PARTS: dict[str, tuple[Callable[[Path], Content], Callable[[Path], list[Path]]]] = {
     "configuration": (read_configuration, lambda run: [run / "config.json"]),
     "vocabulary": (lambda run: read_vocabulary(run / "tokenizer"), lambda run: sorted((run / "tokenizer").iterdir())),
     "checkpoints": (read_checkpoints, lambda run: sorted((run / "checkpoints").glob("*/*"))),
-    "model": (read_model, lambda run: sorted((run / "model").iterdir())),
+    # The model card and its picture are for people.
+    "model": (read_model, lambda run: sorted({*(run / "model").iterdir()} - {run / "model" / name for name in CARD})),
 }
 
 

@@ -77,7 +77,7 @@ def test_flags_out_of_range_are_named(values: dict, message: str) -> None:
 
 
 def test_configuration_survives_json() -> None:
-    config = PretrainConfig(corpus=(Path("a.txt"), Path("b")), model="mini", hours=2.0, tokenizer=Path("v"))
+    config = PretrainConfig(corpus=("a.txt", "b"), model="mini", hours=2.0, tokenizer=Path("v"))
     assert PretrainConfig.from_dict(config.to_dict()) == config
     other = replace(config, mask_replacement=(0.0, 25.0, 75.0))
     assert PretrainConfig.from_dict(json.loads(json.dumps(other.to_dict()))) == other
