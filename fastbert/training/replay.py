@@ -82,6 +82,7 @@ def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None
             trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter(), first - 1).trainer
             _check_processes(folder, world, reporter)
             begin = trainer.resume(at_most=first - 1)
+            trainer.omitted |= {line.step for line in recorded.values() if line.omitted}
             start = f"the checkpoint of step {begin:,}" if begin else "the first weights"
             reporter.on_message(f"computing steps {begin + 1:,} to {last:,}, from {start}")
             if config.hours is not None:

@@ -1,7 +1,8 @@
 """The loss and the gradient's norm of every step, exactly, in steps.jsonl, so that `fastbert replay` can compare them.
 
 A line per step: {"step", "loss", "gradient_norm"}, numbers that read back to the same bits, and on steps that have a
-line in metrics.jsonl "weights", the sum of all weights' bits after the step.
+line in metrics.jsonl "weights", the sum of all weights' bits after the step. A step that was left out, since its loss
+had been a spike, is "omitted".
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ class ExactStep:
     loss: float | None
     gradient_norm: float | None
     weights: int | None = None
+    omitted: bool = False
 
     @classmethod
-    def of(cls, step: int, loss: float, gradient_norm: float, weights: int | None = None) -> ExactStep:
+    def of(
+        cls, step: int, loss: float, gradient_norm: float, weights: int | None = None, *, omitted: bool = False
+    ) -> ExactStep:
         """Return the line of a step."""
         finite = [value if math.isfinite(value) else None for value in (loss, gradient_norm)]
-        return cls(step, finite[0], finite[1], weights)
+        return cls(step, finite[0], finite[1], weights, omitted)
 
 
 class StepLog:
@@ -42,10 +46,14 @@ class StepLog:
         """Start an empty log, or continue that of a run which resumes after the step `after`."""
         self._log = MetricsLog(folder / FILE, (lambda line: int(line["step"]) <= after) if after else None)
 
-    def append(self, step: int, loss: float, gradient_norm: float, weights: int | None) -> None:
+    def append(self, line: ExactStep) -> None:
         """Append the line of a step."""
-        line = vars(ExactStep.of(step, loss, gradient_norm, weights))
-        self._log.append({name: value for name, value in line.items() if name != "weights" or value is not None})
+        values = vars(line).copy()
+        if line.weights is None:
+            del values["weights"]
+        if not line.omitted:
+            del values["omitted"]
+        self._log.append(values)
 
     def sync(self) -> None:
         """Flush all lines to the disk."""

@@ -19,7 +19,7 @@ from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, Window
 from fastbert.training.monitors import Monitors
 from fastbert.training.reporter import Reporter
-from fastbert.training.step_log import StepLog
+from fastbert.training.step_log import ExactStep, StepLog
 from fastbert.training.step_spec import StepCounts
 
 MOST_SKIPPED = 50
@@ -144,7 +144,8 @@ class StepReports:
             self._skip(step)
         self.reporter.on_step(metrics.record(), step.finished)
         if self.steps is not None:
-            self.steps.append(step.number, metrics.loss, step.norm, step.weights)
+            line = ExactStep.of(step.number, metrics.loss, step.norm, step.weights, omitted=step.omitted)
+            self.steps.append(line)
         if step.logs:
             self._write_window(step)
         self.monitors.computed(seconds)

@@ -1,0 +1,182 @@
+"""What happens in the course of a run: schedules and phases, skipped steps, roll-backs, the clock, and replays."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrain_runs import stop_at, timeless, weights
+
+from fastbert import cli
+from fastbert.errors import UserError
+from fastbert.training.config import PretrainConfig
+from fastbert.training.monitors import Monitors
+from fastbert.training.optimizer import AdamW, GradientError
+from fastbert.training.pretrain import pretrain
+from fastbert.training.reporter import Reporter
+from fastbert.training.step_reports import TrainingError
+from fastbert.training.stopping import Stopped
+
+
+def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int]], None]:
+    """Make the gradients of some steps, numbered from 1 over all runs of a test, not finite."""
+
+    def fail(steps: set[int]) -> None:
+        original, calls = AdamW.clip_gradients, 0
+
+        def clipped(self: AdamW, max_norm: float) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls in steps:
+                raise GradientError("a weight, of shape (2,), is nan at [1]")
+            return original(self, max_norm)
+
+        monkeypatch.setattr(AdamW, "clip_gradients", clipped)
+
+    return fail
+
+
+def test_schedules_and_phases_resume_bit_for_bit(config: PretrainConfig) -> None:
+    """Batch, length, mask rate and learning rate follow the run, and so do those of one that was stopped twice."""
+    flags: dict[str, Any] = {
+        "batch_schedule": "2:8@0.5,6", "length_schedule": "16@0.5,32", "mask_schedule": "0.4:0.1", "schedule": "wsd",
+        "decay_fraction": 0.5, "max_length": 128, "log_every": 1, "eval_every": 4,
+    }  # fmt: skip
+    whole = replace(config, out=config.out.with_name("whole"), **flags)
+    pretrain(whole)
+    cut = replace(config, **flags)
+    for step in (3, 8):
+        with pytest.raises(Stopped):
+            pretrain(replace(cut, resume=True), stop_at(step))
+    pretrain(replace(cut, resume=True))
+    assert timeless(cut.out) == timeless(whole.out)
+    for name, value in weights(whole.out).items():
+        assert torch.equal(value, weights(cut.out)[name]), name
+    steps = [line for line in lines(whole.out) if line["split"] == "train"]
+    tokens = [b["tokens"] - a["tokens"] for a, b in zip([{"tokens": 0}, *steps], steps)]
+    assert tokens[0] <= 3 * 16
+    assert tokens[5] > 6 * 12
+    assert tokens[-1] > 6 * 20
+    assert steps[4]["learning_rate"] == pytest.approx(config.lr, rel=1e-6)
+    assert steps[-1]["learning_rate"] < 0.2 * config.lr
+
+
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped(
+    config: PretrainConfig, failing: Callable[[set[int]], None]
+) -> None:
+    """Named and counted; without --on-nan skip it ends the run."""
+    failing({3, 7})
+    messages: list[str] = []
+    flags = replace(config, log_every=1, on_nan="skip")
+    pretrain(flags, Reporter(on_message=messages.append))
+    assert "step 3: the gradient is not finite; it is skipped (1 so far)" in messages
+    assert "step 7: the gradient is not finite; it is skipped (2 so far)" in messages
+    train = [line for line in lines(config.out) if line["split"] == "train"]
+    assert [line["step"] for line in train] == [1, 2, 4, 5, 6, 8, 9, 10, 11, 12]
+    assert [line.get("skipped_steps") for line in train] == [None, None, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert [line["gradient_norm"] is None for line in lines(config.out, "steps.jsonl")].count(True) == 2
+
+
+def test_a_run_that_only_skips_ends(config: PretrainConfig, failing: Callable[[set[int]], None]) -> None:
+    failing(set(range(5, 1000)))
+    with pytest.raises(TrainingError, match="step 54: the gradients of 50 steps in a row were not finite numbers"):
+        pretrain(replace(config, steps=100, on_nan="skip", eval_samples=8))
+
+
+def test_a_gradient_that_is_not_finite_ends_a_run(config: PretrainConfig, failing: Callable[[set[int]], None]) -> None:
+    failing({2})
+    with pytest.raises(TrainingError, match=r"step 2: .*a weight, of shape \(2,\), is nan at \[1\].*--on-nan skip"):
+        pretrain(config)
+
+
+def test_a_spike_rolls_the_run_back(config: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last checkpoint, from which the step is left out; a resumed run leaves it out too."""
+    seen: list[int] = []
+
+    def judge(self: Monitors, step: int, loss: float, phase: int) -> str | None:
+        seen.append(step)
+        return "step 7: the loss is far above" if step == 7 and seen.count(7) == 1 else None
+
+    monkeypatch.setattr(Monitors, "judge", judge)
+    messages: list[str] = []
+    flags = replace(config, on_spike="rollback", checkpoint_every=3, log_every=1)
+    pretrain(flags, Reporter(on_message=messages.append))
+    assert "step 7: the loss is far above: back to step 6; step 7 will be left out" in messages
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert [line["gradient_norm"] is None for line in lines(config.out, "steps.jsonl")].index(True) == 6
+    assert cli.main(["replay", str(config.out), "--steps", "7:12", "--quiet"]) == 0
+
+    seen.clear()
+    cut = replace(flags, out=config.out.with_name("cut"))
+    with pytest.raises(Stopped):
+        pretrain(cut, stop_at(10))
+    pretrain(replace(cut, resume=True))
+    assert timeless(cut.out) == timeless(config.out)
+    seen.clear()
+    with pytest.raises(TrainingError, match="there is no checkpoint before it to return to"):
+        pretrain(replace(flags, out=config.out.with_name("none"), checkpoint_every=100))
+
+
+def test_a_run_by_the_clock_repeats_its_schedule(config: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resumed, its steps have the progress that they had, and a replay finds the same bits."""
+    flags = replace(config, steps=None, hours=0.4 / 3600, log_every=1, checkpoint_every=4, keep_checkpoints=99)
+    with pytest.raises(Stopped):
+        pretrain(flags, stop_at(6))
+    before = lines(config.out, "schedule.jsonl")
+    pretrain(replace(flags, resume=True))
+    after = lines(config.out, "schedule.jsonl")
+    assert after[: len(before)] == before
+    progress = [line["progress"] for line in after[1:]]
+    assert progress == sorted(progress)
+    assert cli.main(["replay", str(config.out), "--steps", "3:9"]) == 0
+    assert capsys.readouterr().out.count("equal\n") == 7
+
+
+def test_a_replay_finds_what_was_changed(config: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """A difference of one bit ends it with 1; nothing is written."""
+    pretrain(replace(config, checkpoint_every=4, keep_checkpoints=9, log_every=5))
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in sorted(config.out.rglob("*")) if path.is_file()}
+    assert cli.main(["replay", str(config.out), "--steps", "6:10"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in shown] == ["6", "7", "8", "9", "10"]
+    assert all(line.endswith("equal") for line in shown)
+    assert before == {path: path.read_bytes() for path in sorted(config.out.rglob("*")) if path.is_file()}
+
+    steps = config.out / "steps.jsonl"
+    recorded = steps.read_text()
+    loss = lines(config.out, "steps.jsonl")[7]["loss"]
+    steps.write_text(recorded.replace(repr(loss), repr(loss + 2**-50)))
+    assert cli.main(["replay", str(config.out), "--steps", "6:10"]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3
+    assert "different: the run had loss" in shown[-1]
+    steps.write_text(re.sub(r'"weights": (\d+)', lambda found: f'"weights": {int(found[1]) + 1}', recorded))
+    assert cli.main(["replay", str(config.out), "--steps", "10"]) == 1
+    assert cli.main(["replay", str(config.out), "--steps", "12:13"]) == 2
+    assert "has taken 12 steps; name earlier ones" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mask_schedule": "0:0.3"}, "--mask-schedule 0:0.3: fractions must be above 0"),
+        ({"batch_schedule": "0:8"}, "--batch-schedule 0:8: batches must have at least 1 sequence"),
+        ({"length_schedule": "16:32"}, "--length-schedule 16:32: lengths are whole numbers in steps"),
+        ({"length_schedule": "16,32"}, "--length-schedule 16,32: part 1 needs @"),
+        ({"length_schedule": "2@0.5,32"}, "lengths must be from 3 to"),
+        ({"parallel": "fsdp", "teacher": "somewhere"}, "--parallel fsdp and --teacher exclude each other"),
+    ],
+)
+def test_wrong_schedules_are_named(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        PretrainConfig(corpus=("text",), **flags)
