@@ -67,7 +67,7 @@ class PretrainingBatches:
 
     def spec(self, number: int, cursor: Cursor, progress: float) -> StepSpec:
         """Return step `number`, from 1, at the finished fraction `progress` of the run."""
-        phase = self._phase(progress)
+        phase = self.phase_at(progress)
         first = cursor[phase]
         if self.batch_tokens is None:
             samples = self._steps[phase].next_step(first, sequences=max(round(self.batch_size.at(progress)), 1))
@@ -113,7 +113,7 @@ class PretrainingBatches:
     ) -> list[PackedBatch]:
         """Return one process's part of the first `samples` samples of the validation split of the phase at `progress`,
         or of all where it has fewer."""
-        phase = self._phase(progress)
+        phase = self.phase_at(progress)
         data = self.phases[phase].validation
         indices = np.arange(min(samples, data.samples_per_epoch(0)))[rank::size]
         step = self._scaled(micro_batch, phase)
@@ -127,7 +127,7 @@ class PretrainingBatches:
                 counts += np.bincount(batch.labels.numpy(), minlength=vocab_size)
         return counts
 
-    def _phase(self, progress: float) -> int:
+    def phase_at(self, progress: float) -> int:
         """Return the index of the phase at the finished fraction `progress` of the run."""
         return next((index for index, phase in enumerate(self.phases) if progress < phase.end), len(self.phases) - 1)
 

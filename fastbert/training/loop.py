@@ -149,6 +149,11 @@ class Trainer:
                 replicas=self.replicas,
             )  # fmt: skip
 
+    @property
+    def progress(self) -> float:
+        """Return the finished fraction of the run."""
+        return self.budget.progress(self.step, self.seconds)
+
     def report_to(self, reporter: Reporter) -> None:
         """Report to other hooks from now on."""
         self.reporter = self.reports.reporter = reporter

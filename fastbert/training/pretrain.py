@@ -191,7 +191,9 @@ def _train(
         before: list[Metrics] = []
         with contextlib.suppress(UserError):  # damaged lines are reported when the run opens its log
             before = [line for line in read_metrics(config.out / "metrics.jsonl") if line.step <= trainer.step]
-        trainer.report_to(watched(trainer.reporter, facts, before))
+        trainer.report_to(
+            watched(trainer.reporter, facts, before, phase=lambda step: batches.phase_at(trainer.progress))
+        )
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
     settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
