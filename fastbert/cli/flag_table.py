@@ -39,7 +39,7 @@ class Flag:
     alias: str | None = None
     """Its second name, which no help lists."""
     separator: str | None = None
-    """What may stand between its values in one word."""
+    """The character that separates its values in one word."""
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from fastbert.data.shards import IndexReader
 
 @dataclass(frozen=True)
 class DedupReport:
-    """What was dropped from a corpus; bytes are those of the text."""
+    """Counts of the lines and documents dropped from a corpus; bytes are those of the text."""
 
     mode: Dedup
     lines: int

@@ -40,7 +40,7 @@ class Drawn:
 
     number: int
     source: NDArray[np.uint8]
-    """Of each sample: uint8 (samples,)."""
+    """The source of each sample, uint8 (samples,)."""
     counter: NDArray[np.int64]
     """The sample's counter in its source: int64 (samples,)."""
 

@@ -151,7 +151,7 @@ class _TokenizedBatch:
     ids: NDArray[Any]
     """In the dtype of the shards."""
     offsets: NDArray[np.int64]
-    """Of each sentence in the ids, and their end."""
+    """The offset of each sentence in the ids, and the end of the last, int64 (sentences + 1,)."""
     document_ends: NDArray[np.int64]
     """The number of sentences before each end of a document; some documents may have none."""
     unigrams: NDArray[np.int64]

@@ -75,7 +75,7 @@ class SentenceSample:
     """The sample of a folder of shards."""
 
     hashes: NDArray[np.uint64]
-    """Of the sentences, uint64 (sampled,)."""
+    """The hash of each sentence, uint64 (sampled,)."""
     sentences: NDArray[np.int64]
     """Their numbers in the corpus, in rising order, int64 (sampled,)."""
     level: int

@@ -65,7 +65,7 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """How shards behind a URL are cached; local ones have no use for it."""
+    """The cache of shards behind a URL; local shards ignore it."""
 
     cache_dir: Path | None = None
     """Folder of the cache; None: `default_cache`."""
