@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -24,10 +24,11 @@ from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
 
 Value = TypeVar("Value")
-_FAILURE, _FIRST = "fastbert/failure", "fastbert/failure-of-first"
+_FAILURE, _FIRST, _HANDLED = "fastbert/failure", "fastbert/failure-of-first", "fastbert/failure-handled"
 SAME_ERROR_SECONDS = 1.0  # to wait for the same error in the first process
 _POLL_SECONDS, _LONGEST_POLL = 0.01, 0.5
 REASON_SECONDS = 5.0  # to wait for the reason of a process that has closed its connections
+HANDLED_SECONDS = 20.0  # to wait until the first process has handled its error
 # How gloo and NCCL describe a peer that is gone.
 _SIGNS = (
     *("connection closed", "connection reset", "broken pipe", "connection refused", "timed out", "remote process"),
@@ -158,6 +159,19 @@ class World:
                 time.sleep(_POLL_SECONDS)
         return False
 
+    def await_handling(self) -> None:
+        """After an error of the first process, wait in the others until it has handled it: torchrun ends all processes
+        as soon as one has ended, and the message would be lost."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            if self.is_main:
+                self.store.set(_HANDLED, "")
+                return
+            if not self.store.check([_FAILURE]) or json.loads(self.store.get(_FAILURE))["rank"] != 0:
+                return
+            deadline = time.monotonic() + HANDLED_SECONDS
+            while not self.store.check([_HANDLED]) and time.monotonic() < deadline:
+                time.sleep(0.05)
+
     def _failure(self, cure: str = "", lost: Exception | None = None) -> PeerFailure:
         """Return the error for the process that has ended first; waits for its reason for a few seconds. `lost` is the
         error of the connection."""
@@ -169,8 +183,8 @@ class World:
             if self.store.check([_FAILURE]):
                 reason = json.loads(self.store.get(_FAILURE))
         if reason is None:
-            first_line = "" if lost is None else f": {str(lost).splitlines()[0]}"
-            message = f"another process of the run has ended without a message (killed, or out of memory{first_line})"
+            sign = "" if lost is None else f": {_sign_of(lost) or str(lost).splitlines()[0]}"
+            message = f"another process of the run has ended without a message (killed, or out of memory{sign})"
         else:
             message = f"process {reason['rank']} of {self.size} has ended: {reason['reason']}"
         return PeerFailure(f"{message}; {cure}" if cure else message, self.rank)
@@ -182,8 +196,13 @@ def _is_lost_connection(error: Exception) -> bool:
         return False
     if isinstance(error, dist.DistError):
         return True
+    return _sign_of(error) is not None
+
+
+def _sign_of(error: Exception) -> str | None:
+    """Return the words by which an error is one of a lost connection, None if it is not."""
     text = str(error).lower()
-    return any(sign in text for sign in _SIGNS)
+    return next((sign for sign in _SIGNS if sign in text), None)
 
 
 @contextlib.contextmanager
@@ -226,11 +245,15 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
             f"the {size} processes of the run do not reach each other ({str(error).splitlines()[0]}); start them with"
             " torchrun, on machines whose --rdzv-endpoint is open"
         ) from error
+    world = World(rank, size, local_rank, dist.PrefixStore("run", store))
     try:
         groups = [dist.new_group(backend="gloo") for _ in range(2)]
-        yield World(rank, size, local_rank, dist.PrefixStore("run", store), *groups)
+        yield replace(world, host_group=groups[0], ahead_group=groups[1])
         # The store may live in the first process: none may end while another one reads from it.
         dist.barrier(group=groups[0])
+    except Exception:
+        world.await_handling()
+        raise
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

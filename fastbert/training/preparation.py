@@ -275,16 +275,24 @@ def _shards(run: Run, tokenizer: Tokenizer, reporter: Reporter) -> tuple[TokenSh
 
 
 def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> tuple[TokenShards, ...]:
-    """Return the shards that an earlier start of the run completed, none if they are missing or damaged."""
+    """Return the shards that an earlier start of the run completed, none if they are missing or damaged. Raises
+    `UserError` for damaged ones whose corpus is not there, and leaves them as they are."""
     if run.data is None or not folder.exists():
         return ()
     try:
         shards = TokenShards.open(folder)
         if fingerprint((shards,)) == run.data:
             return (shards,)
-        reporter.on_message(f"{folder}: not the shards that the run began with; tokenizing the corpus again")
+        problem = f"{folder}: not the shards that the run began with"
     except UserError as error:
-        reporter.on_message(f"{error}: tokenizing the corpus again")
+        problem = str(error)
+    try:
+        run.config.find_corpus()
+    except UserError as error:
+        raise UserError(
+            f"{problem}, but the corpus is not there ({error}); put it back, and repeat the command"
+        ) from None
+    reporter.on_message(f"{problem}: tokenizing the corpus again")
     remove_run(run.config.out, (folder.name,))
     return ()
 

@@ -17,7 +17,7 @@ from fastbert.data.mixing import MixedData
 from fastbert.data.pretraining import unigram_cross_entropy
 from fastbert.data.streamed_shards import StreamedShards
 from fastbert.distillation.models import DISTILLATION
-from fastbert.distributed.world import World, joined
+from fastbert.distributed.world import PeerFailure, World, joined
 from fastbert.errors import UserError
 from fastbert.flags import flag
 from fastbert.io.atomic_write import sync, sync_tree
@@ -213,10 +213,11 @@ def _train(
             for each in shards:
                 if isinstance(each, StreamedShards):
                     reporter.on_message(each.described_stats())
-    except (Exception, KeyboardInterrupt):
-        # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
+    except (Exception, KeyboardInterrupt) as error:
+        # The plot helps to understand why a run ended early; an error of plotting must not hide the reason. Where
+        # another process has ended, torchrun ends this one too, and there is no time for it.
         with contextlib.suppress(OSError, UserError):
-            if world.is_main:
+            if world.is_main and not isinstance(error, PeerFailure):
                 plot_runs([config.out], loss_curve, unigram=unigram, most_frequent=most_frequent)
         raise
     if trainer.replicas.gathers:

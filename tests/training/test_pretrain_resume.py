@@ -95,9 +95,17 @@ def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: 
     shutil.rmtree(folder)  # made again, and compared
     (config.out / "config.json").unlink()  # taken from the checkpoint
     (config.out / "data" / "unigrams.bin").write_bytes(b"")  # tokenized again
+    messages: list[str] = []
+    corpus = config.corpus[0]
+    elsewhere = corpus.rename(corpus.with_suffix(".moved"))
+    with pytest.raises(
+        UserError, match=r"unigrams\.bin.*, but the corpus is not there \(no such file or folder: .*put it"
+    ):
+        pretrain(PretrainConfig(out=config.out, resume=True), Reporter(on_message=messages.append))
+    assert (config.out / "data" / "unigrams.bin").exists()
+    elsewhere.rename(corpus)
     log = config.out / "metrics.jsonl"
     log.write_text(log.read_text() + "nonsense\n" + "[" * 100_000 + "\n[]\n")
-    messages: list[str] = []
     pretrain(PretrainConfig(out=config.out, resume=True), Reporter(on_message=messages.append))
     assert any("config.json is missing: the configuration is taken from" in message for message in messages)
     assert any("tokenizing the corpus again" in message for message in messages)
