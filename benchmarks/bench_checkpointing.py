@@ -66,7 +66,12 @@ def _row(
     common = options.flags(model)
     plan = make_plan(
         PlanFlags(
-            data=shards, device="cpu", utilisation="1", vocab_size=planned_run.VOCABULARY, **common, **MODES[mode]
+            data=(str(shards),),
+            device="cpu",
+            utilisation="1",
+            vocab_size=planned_run.VOCABULARY,
+            **common,
+            **MODES[mode],
         )
     )
     return {

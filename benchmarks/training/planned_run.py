@@ -119,7 +119,9 @@ class Prediction:
         from fastbert.planning.flags import PlanFlags
         from fastbert.planning.plan import make_plan
 
-        plan = make_plan(PlanFlags(data=self.shards, device="cpu", measure=True, **self.flags), clock=self.clock)
+        plan = make_plan(
+            PlanFlags(data=(str(self.shards),), device="cpu", measure=True, **self.flags), clock=self.clock
+        )
         assert plan.measured is not None
         return {
             "seconds": plan.times.step,
