@@ -11,8 +11,6 @@ matmuls, `layer` saves the input of each layer.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -20,14 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks import bench_plan
-from fastbert.benchmarks.bench_plan import Options
 from fastbert.benchmarks.harness import records
-from fastbert.benchmarks.harness.command_line import check_files
 from fastbert.benchmarks.training import planned_run
+from fastbert.benchmarks.training.planned_options import Options, options_of, parser, run
 from fastbert.benchmarks.training.planned_run import prepare_shards
-from fastbert.config import PRESETS
-from fastbert.errors import UserError
 from fastbert.planning.flags import PlanFlags
 from fastbert.planning.plan import make_plan
 
@@ -47,7 +41,7 @@ def measure(options: Options, folder: Path, say: Callable[[str], None] = print) 
         runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
         for _ in range(options.rounds):
             for mode, flags in MODES.items():
-                runs[mode].append(bench_plan.run(model, options, shards, folder, **flags))
+                runs[mode].append(run(model, options, shards, folder, **flags))
         plain: dict[str, Any] | None = None
         for mode, measured in runs.items():
             row = _row(model, mode, options, measured, shards, plain)
@@ -69,7 +63,7 @@ def _row(
     tokens = statistics.mean(each["tokens"] for each in measured)
     peaks = [each["peak_bytes"] for each in measured if each["peak_bytes"] is not None]
     peak = round(statistics.median(peaks)) if peaks else None
-    common = bench_plan.flags_of(model, options)
+    common = options.flags(model)
     plan = make_plan(
         PlanFlags(
             data=shards, device="cpu", utilisation="1", vocab_size=planned_run.VOCABULARY, **common, **MODES[mode]
@@ -104,30 +98,7 @@ def shown(row: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the tiny model, four sequences per step, one round")
-    parser.add_argument("--models", nargs="+", choices=sorted(PRESETS), help="sizes (default: mini small base)")
-    parser.add_argument("--batch-size", type=int, help="sequences per step (default: 32)")
-    parser.add_argument("--max-length", type=int, default=128, help="tokens per sequence (default: 128)")
-    parser.add_argument("--threads", type=int, help="threads (default: all cores)")
-    parser.add_argument("--rounds", type=int, help="runs per mode (default: 3)")
-    parser.add_argument("--processor-time", action="store_true", help="report processor seconds, of one thread")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(arguments)
-    threads = 1 if flags.processor_time else len(os.sched_getaffinity(0))
-    try:
-        options = Options(
-            models=tuple(flags.models or (("tiny",) if flags.quick else Options.models)),
-            batch_size=flags.batch_size or (4 if flags.quick else 32),
-            max_length=flags.max_length,
-            threads=threads if flags.threads is None else flags.threads,
-            rounds=flags.rounds or (1 if flags.quick else 3),
-            steps=4 if flags.quick else None,
-            processor_time=flags.processor_time,
-        )
-        check_files(flags.json, None)
-    except UserError as error:
-        parser.error(str(error))
+    options, flags = options_of(parser(__doc__, rounds="runs per mode"), arguments)
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
         rows = measure(options, Path(folder))
     if flags.json is not None:

@@ -10,8 +10,6 @@ dropout; a step is forward pass, backward pass, clipping to norm 1 and AdamW. bf
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -25,11 +23,9 @@ from torch import Tensor, nn
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.measure import FASTBERT, Row, interleave, make_rows, timed
 from fastbert.benchmarks.training.plain_elmo import PlainElmo, padded_batch, padded_characters
-from fastbert.config import PRESETS
-from fastbert.data.corpus import Corpus
+from fastbert.benchmarks.training.step_options import documents_of, parser, values
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
-from fastbert.data.python_text import python_documents
 from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.packing import PackedBatch
@@ -40,7 +36,6 @@ PLAIN = "PyTorch, padded"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CLOSE = {"fp32": 1e-5, "bf16": 0.01}  # of losses, relative
 CLOSE_GRADIENTS = {"fp32": 1e-3, "bf16": 0.05}  # of their joint norms, relative
-TEXT_BYTES = 4_000_000  # of Python's documentation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +57,7 @@ class Options:
 def batches_of(options: Options) -> tuple[ElmoConfig, tuple[str, ...], list[PackedBatch]]:
     """Return the model's config, the words of its vocabulary, and batches of the text."""
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
-        if options.text is None:
-            documents = list(python_documents(TEXT_BYTES))
-        else:
-            documents = list(Corpus.find((options.text,), text_format="lines").documents())
+        documents = documents_of(options.text)
         tokenizer = word_tokenizer((sentence for document in documents for sentence in document), 0)
         shards = prepare(documents, tokenizer, Path(folder) / "shards")
         data = PretrainingData(shards, objective="bilm", max_length=options.max_length)
@@ -167,25 +159,15 @@ def show(rows: Sequence[Row]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the tiny model, 2,000 words, one batch, two rounds")
-    parser.add_argument("--model", choices=sorted(PRESETS), help="size of the model (default: mini)")
-    parser.add_argument("--text", type=Path, help="one sentence per line (default: Python's documentation)")
-    parser.add_argument("--vocab-size", type=int, help="words that are predicted (default: 20,000)")
-    parser.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES), help="dtypes of matmuls (default: both)")
-    parser.add_argument("--threads", type=int, help="threads of both (default: all cores)")
-    parser.add_argument("--rounds", type=int, help="rounds per contender (default: 5)")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(arguments)
+    line = parser(__doc__, quick="the tiny model, 2,000 words, one batch, two rounds")
+    line.add_argument("--vocab-size", type=int, help="words that are predicted (default: 20,000)")
+    line.add_argument("--dtypes", nargs="+", choices=sorted(DTYPES), help="dtypes of matmuls (default: both)")
+    flags = line.parse_args(arguments)
     options = Options(
-        model=flags.model or ("tiny" if flags.quick else "mini"),
-        text=flags.text,
+        **values(flags),
         vocab_size=flags.vocab_size or (2_000 if flags.quick else 20_000),
         batches=1 if flags.quick else 4,
         dtypes=tuple(flags.dtypes or DTYPES),
-        threads=flags.threads or len(os.sched_getaffinity(0)),
-        rounds=flags.rounds or (2 if flags.quick else 5),
-        json=flags.json,
     )
     rows = measure(options)
     show(rows)

@@ -11,9 +11,7 @@ files included. Outputs are compared before anything is reported.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness import child_process, process_memory, records
 from fastbert.benchmarks.harness.measure import FASTBERT, Row, Timing, make_rows
 from fastbert.config import PRESETS, BertConfig
 
@@ -36,7 +34,6 @@ WORKLOADS = {
     "first-batch": (128, 17, 64, 33, 96, 24, 80, 48, 12, 110, 56, 40, 72, 20, 30, 100),
 }
 CLOSE = 2e-5
-_RESET_PEAK = "5"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +76,13 @@ def measure(options: Options, folder: Path) -> list[Row]:
 
 
 def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.bench_loading"]
-    words = ["--child", contender, workload, str(folder), str(threads)]
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{contender}, {workload}: {done.stderr.strip().splitlines()[-1]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    words = (contender, workload, folder, threads)
+    return child_process.answer_of("fastbert.benchmarks.bench_loading", words, f"{contender}, {workload}", environment)
 
 
-def child(contender: str, workload: str, folder: str, threads: str) -> None:
-    """Load the model, compute once, and print time, memory and output as JSON."""
+def child(contender: str, workload: str, folder: str, threads: str) -> dict[str, Any]:
+    """Load the model, compute once; return time, memory and output."""
     import torch
 
     torch.set_num_threads(int(threads))
@@ -106,28 +98,21 @@ def child(contender: str, workload: str, folder: str, threads: str) -> None:
     width = max(lengths, default=0)
     mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long() if lengths else None
     ids = torch.randint(1000, 30000, (len(lengths), width), generator=torch.Generator().manual_seed(0))
-    Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
-    before, start, processor = _peak(), time.perf_counter(), time.process_time()
+    process_memory.forget_high_water()
+    before, start, processor = process_memory.high_water(), time.perf_counter(), time.process_time()
     model = Model.from_pretrained(folder)
     output = torch.empty(0, 0)
     if mask is not None:
         with torch.no_grad():
             output = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
-    answer = {
+    return {
         "seconds": seconds,
         "processor": processor,
-        "peak_bytes": _peak() - before,
+        "peak_bytes": (process_memory.high_water() or 0) - (before or 0),
         "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
         "output": output[::16, ::32].flatten().tolist(),
     }
-    print(json.dumps(answer))
-
-
-def _peak() -> int:
-    """Return the process's peak memory in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -143,8 +128,7 @@ def show(rows: Sequence[Row]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    if argv[:1] == ["--child"]:
-        child(*argv[1:])
+    if child_process.answered(argv, child):
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the mini model, three rounds")

@@ -16,8 +16,6 @@ pass, backward pass, clipping to norm 1 and AdamW. Rates count tokens of text an
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,11 +29,10 @@ from torch import Tensor, nn
 from fastbert import BertForPreTraining
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.measure import FASTBERT, Row, interleave, make_rows, timed
-from fastbert.config import PRESETS, BertConfig
-from fastbert.data.corpus import Corpus
+from fastbert.benchmarks.training.step_options import documents_of, parser, values
+from fastbert.config import BertConfig
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
-from fastbert.data.python_text import python_documents
 from fastbert.data.step_samples import StepSamples
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 from fastbert.tokenizers.piece_training import train_tokenizer
@@ -44,7 +41,6 @@ from fastbert.training.optimizer import adamw
 PADDED_CALL, COMPUTED = "fastbert, padded call", "fastbert, padding computed"
 ATTENTION = ("sdpa", "eager")
 CLOSE = 1e-4  # of losses, relative
-TEXT_BYTES = 4_000_000  # of Python's documentation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +76,7 @@ class Batches:
 def batches_of(options: Options) -> Batches:
     """Return batches of the text: packed ones have as many tokens as a padded one has slots."""
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
-        if options.text is None:
-            documents = list(python_documents(TEXT_BYTES))
-        else:
-            documents = list(Corpus.find((options.text,), text_format="lines").documents())
+        documents = documents_of(options.text)
         sentences = (sentence for document in documents for sentence in document)
         tokenizer = train_tokenizer(sentences, "wordpiece", options.vocab_size, lower_case=True)
         shards = prepare(documents, tokenizer, Path(folder) / "shards")
@@ -245,28 +238,18 @@ def show(rows: Sequence[Row]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the tiny model, a vocabulary of 2,048, two batches")
-    parser.add_argument("--model", choices=sorted(PRESETS), help="size of the model (default: mini)")
-    parser.add_argument("--text", type=Path, help="one sentence per line (default: Python's documentation)")
-    parser.add_argument("--max-length", type=int, default=128, help="tokens per sequence (default: 128)")
-    parser.add_argument("--batch-size", type=int, default=32, help="sequences per padded batch (default: 32)")
-    parser.add_argument("--objective", choices=["mlm+nsp", "mlm"], default="mlm+nsp", help="default: mlm+nsp")
-    parser.add_argument("--threads", type=int, help="threads of all (default: all cores)")
-    parser.add_argument("--rounds", type=int, help="rounds per contender (default: 5)")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(arguments)
+    line = parser(__doc__, quick="the tiny model, a vocabulary of 2,048, two batches")
+    line.add_argument("--max-length", type=int, default=128, help="tokens per sequence (default: 128)")
+    line.add_argument("--batch-size", type=int, default=32, help="sequences per padded batch (default: 32)")
+    line.add_argument("--objective", choices=["mlm+nsp", "mlm"], default="mlm+nsp", help="default: mlm+nsp")
+    flags = line.parse_args(arguments)
     options = Options(
-        model=flags.model or ("tiny" if flags.quick else "mini"),
-        text=flags.text,
+        **values(flags),
         vocab_size=2048 if flags.quick else 8192,
         max_length=flags.max_length,
         batch_size=flags.batch_size,
         objective=flags.objective,
         batches=2 if flags.quick else 4,
-        threads=flags.threads or len(os.sched_getaffinity(0)),
-        rounds=flags.rounds or (2 if flags.quick else 5),
-        json=flags.json,
     )
     rows = measure(options)
     show(rows)

@@ -11,48 +11,19 @@ processor.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.harness import records
-from fastbert.benchmarks.harness.command_line import check_files
-from fastbert.benchmarks.harness.isolation import Isolated
 from fastbert.benchmarks.training import planned_run
+from fastbert.benchmarks.training.planned_options import Options, call, options_of, parser, run
 from fastbert.benchmarks.training.planned_run import prepare_shards
-from fastbert.config import PRESETS
-from fastbert.errors import UserError
 
-MODULE = "fastbert.benchmarks.training.planned_run"
-STEPS = {"tiny": 30, "mini": 30, "small": 12, "medium": 10, "base": 6, "large": 4}
 GOAL = 0.15  # of the issue: predictions within 15 % of measurements
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The selection and size of the measurement."""
-
-    models: tuple[str, ...] = ("mini", "small", "base")
-    batch_size: int = 32
-    max_length: int = 128
-    threads: int = 1
-    rounds: int = 3
-    steps: int | None = None
-    processor_time: bool = False
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "threads", "rounds"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
-        if self.processor_time and self.threads != 1:
-            raise UserError(f"--processor-time is for --threads 1, not {self.threads}: threads that wait use it too")
 
 
 def measure(options: Options, folder: Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
@@ -70,38 +41,11 @@ def measure(options: Options, folder: Path, say: Callable[[str], None] = print) 
     return rows
 
 
-def flags_of(model: str, options: Options) -> dict[str, Any]:
-    """Return the flags that the prediction and the run have in common."""
-    size = {"model": model, "batch_size": options.batch_size, "max_length": options.max_length}
-    # A copy of the model, from which checkpoints are written, would hide the memory of a step.
-    return {**size, "dtype": options.dtype, "async_save": "off"}
-
-
 def predict(model: str, options: Options, shards: Path, **flags: Any) -> dict[str, Any]:
     """Return a prediction, from a process of its own."""
     arguments = {"shards": str(shards), "threads": options.threads, "processor_time": options.processor_time}
-    flags = {**flags_of(model, options), "vocab_size": planned_run.VOCABULARY, **flags}
-    return _call("Prediction", "predict", {**arguments, "flags": flags}, options.threads)
-
-
-def run(model: str, options: Options, shards: Path, folder: Path, **flags: Any) -> dict[str, Any]:
-    """Return the measurements of a run, from a process of its own."""
-    arguments = {"shards": str(shards), "scratch": str(folder / "scratch"), "threads": options.threads}
-    flags = {**flags_of(model, options), **flags}
-    steps = STEPS[model] if options.steps is None else options.steps
-    measured = _call("PlannedRun", "run", {**arguments, "flags": flags}, options.threads, steps=steps)
-    if options.processor_time:
-        measured["seconds"] = measured["processor_seconds"]
-    return measured
-
-
-def _call(kind: str, method: str, arguments: dict[str, Any], threads: int, **values: Any) -> dict[str, Any]:
-    process = Isolated(f"{MODULE}:{kind}", arguments, {"OMP_NUM_THREADS": str(threads)})
-    try:
-        result: dict[str, Any] = process.call(method, **values)
-    finally:
-        process.close()
-    return result
+    flags = {**options.flags(model), "vocab_size": planned_run.VOCABULARY, **flags}
+    return call("Prediction", "predict", {**arguments, "flags": flags}, options.threads)
 
 
 def _row(
@@ -148,30 +92,7 @@ def shown(row: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 1 if a prediction is more than 15 % off."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the tiny model, four sequences per step, one round")
-    parser.add_argument("--models", nargs="+", choices=sorted(PRESETS), help="sizes (default: mini small base)")
-    parser.add_argument("--batch-size", type=int, help="sequences per step (default: 32)")
-    parser.add_argument("--threads", type=int, help="threads (default: all cores)")
-    parser.add_argument("--rounds", type=int, help="predictions and runs per model (default: 3)")
-    parser.add_argument("--dtype", choices=("auto", "bf16", "fp32"), default="auto", help="dtype of matmuls")
-    parser.add_argument("--processor-time", action="store_true", help="compare processor seconds, of one thread")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(arguments)
-    threads = 1 if flags.processor_time else len(os.sched_getaffinity(0))
-    try:
-        options = Options(
-            models=tuple(flags.models or (("tiny",) if flags.quick else Options.models)),
-            batch_size=flags.batch_size or (4 if flags.quick else 32),
-            threads=threads if flags.threads is None else flags.threads,
-            rounds=flags.rounds or (1 if flags.quick else 3),
-            steps=4 if flags.quick else None,
-            processor_time=flags.processor_time,
-            dtype=flags.dtype,
-        )
-        check_files(flags.json, None)
-    except UserError as error:
-        parser.error(str(error))
+    options, flags = options_of(parser(__doc__, rounds="predictions and runs per model"), arguments)
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
         rows = measure(options, Path(folder))
     if flags.json is not None:

@@ -12,11 +12,9 @@ The shards of all numbers of workers must be the same files before anything is r
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -27,7 +25,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness import child_process, process_memory, records
 from fastbert.benchmarks.harness.measure import FASTBERT, Row, Timing, make_rows
 
 LAYOUTS = ("lines", "paragraphs", "prose")
@@ -157,17 +155,12 @@ def _source(options: Options, folder: Path) -> tuple[list[list[str]], Path]:
 
 
 def _in_a_process(path: Path, layout: str, tokenizer: Path, out: Path, workers: int, mode: str) -> dict[str, Any]:
-    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.bench_prepare"]
-    words = ["--child", str(path), layout, str(tokenizer), str(out), str(workers), mode]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{path.name}, {workers} workers: {done.stderr.strip().splitlines()[-1]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    words = (path, layout, tokenizer, out, workers, mode)
+    return child_process.answer_of("fastbert.benchmarks.bench_prepare", words, f"{path.name}, {workers} workers")
 
 
-def child(path: str, layout: str, tokenizer: str, out: str, workers: str, mode: str) -> None:
-    """Prepare a text, and print time, memory and the hash of the shards' index as JSON."""
+def child(path: str, layout: str, tokenizer: str, out: str, workers: str, mode: str) -> dict[str, Any]:
+    """Prepare a text; return time, memory and the hash of the shards' index."""
     from fastbert.data.corpus import Corpus
     from fastbert.data.prepare import prepare
     from fastbert.io.checksums import sha256
@@ -177,21 +170,14 @@ def child(path: str, layout: str, tokenizer: str, out: str, workers: str, mode: 
     corpus = Corpus.find(path, text_format=layout)  # type: ignore[arg-type]  # one of LAYOUTS
     start, processor = time.perf_counter(), time.process_time()
     shards = prepare(corpus, loaded, out, overwrite=True, workers=int(workers), dedup=mode)  # type: ignore[arg-type]
-    answer = {
+    return {
         "seconds": time.perf_counter() - start,
         "processor": time.process_time() - processor,
-        "peak_bytes": _peak(),
+        "peak_bytes": process_memory.high_water(),
         "tokens": shards.num_tokens,
         "sentences": shards.num_sentences,
         "index": sha256(shards.folder / "index.json"),
     }
-    print(json.dumps(answer))
-
-
-def _peak() -> int:
-    """Return the process's peak memory in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -207,8 +193,7 @@ def show(rows: Sequence[Row]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    if argv[:1] == ["--child"]:
-        child(*argv[1:])
+    if child_process.answered(argv, child):
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 MB, one round")

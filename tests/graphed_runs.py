@@ -86,14 +86,14 @@ class Run:
             reporter=Reporter(on_step=self.on_step, on_message=self.messages.append),
         )  # fmt: skip
         if buckets is not None:
-            self.trainer.graphs = GraphedStep(
+            self.trainer.computer.graphs = GraphedStep(
                 model, self.trainer.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype, buckets=buckets,
                 recorder=self.recorder if device == "cpu" else None,
             )  # fmt: skip
         elif launched:
-            self.trainer.device_step = DeviceStep(
-                self.trainer.loss, self.trainer.optimizer, self.trainer.scaler, max_grad_norm=config.max_grad_norm,
-                dtype=dtype,
+            computer = self.trainer.computer
+            computer.device_step = DeviceStep(
+                computer.loss, computer.optimizer, computer.scaler, max_grad_norm=config.max_grad_norm, dtype=dtype,
             )  # fmt: skip
         elif device == "cpu":
             # What is recorded stands for a GPU's steps, whose norm is torch's.

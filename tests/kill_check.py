@@ -58,6 +58,25 @@ class Kills:
     def total(self) -> int:
         return self.at_random + self.in_saves.total()
 
+    def count(self, operation: str | None) -> None:
+        """Count a kill, inside an operation of a save or at random."""
+        if operation is None:
+            self.at_random += 1
+        else:
+            self.in_saves[operation] += 1
+
+    def row(self, runs: int, expected: str) -> dict[str, Any]:
+        """What a record has of so many runs, which should end with these weights."""
+        return {
+            "runs": runs,
+            "starts": self.starts,
+            "kills": self.total,
+            "kills_in_saves": self.in_saves.total(),
+            "operations_killed": dict(sorted(self.in_saves.items())),
+            "weights_sha256": expected,
+            "different_weights": runs - self.weights[expected],
+        }
+
 
 def kill_run(commands: Commands, arguments: list[str], out: Path, draw: random.Random, seconds: float) -> Kills:
     """Start a run until it ends by itself; kill every second start inside a save, the others at a random moment."""
@@ -70,10 +89,8 @@ def kill_run(commands: Commands, arguments: list[str], out: Path, draw: random.R
             times = draw.randint(1, SAVES * OCCURS.get(operation, 1))
             ending = {"fault": times, "operations": [operation], "within": "checkpoints"}
         code, _ = commands.run([*arguments, "--out", str(out)], **ending)
-        if code == -signal.SIGKILL and operation is not None:
-            kills.in_saves[operation] += 1
-        elif code == -signal.SIGKILL:
-            kills.at_random += 1
+        if code == -signal.SIGKILL:
+            kills.count(operation)
         else:
             assert code == 0, commands.output.read_text()
             kills.weights[weights_sha256(out)] += 1
@@ -97,15 +114,29 @@ def kill_runs(commands: Commands, folder: Path, seed: int, least: int, least_in_
     return {
         "workload": "kill -9 of a pre-training run with asynchronous saves",
         "seed": seed,
-        "runs": runs,
-        "starts": total.starts,
-        "kills": total.total,
-        "kills_in_saves": total.in_saves.total(),
-        "operations_killed": dict(sorted(total.in_saves.items())),
-        "weights_sha256": expected,
-        "different_weights": runs - total.weights[expected],
+        **total.row(runs, expected),
         "seconds": round(time.monotonic() - started),
     }
+
+
+def write_rows(rows: list[dict[str, Any]], command: str, path: Path | None) -> None:
+    """Print a record of rows; write it to a file, in which rows of other workloads stay."""
+    from fastbert.benchmarks.harness import records
+
+    note = "A check of correctness, whose results do not depend on the machine."
+    rows = [{**row, "command": command} for row in rows]
+    record = {**records.record("restart-checks", rows), "machine": None, "note": note}
+    print(json.dumps(record, indent=1))
+    if path is None:
+        return
+    if path.exists():
+        # The versions and the commit of a record are those of its first row's.
+        stored, new = json.loads(path.read_text()), {row["workload"] for row in rows}
+        kept = [row for row in stored["rows"] if row["workload"] not in new]
+        if kept:
+            added = [{**row, "commit": record["commit"], "versions": record["versions"]} for row in rows]
+            record = {**stored, "rows": [*kept, *added]}
+    records.write(path, record)
 
 
 def main() -> None:
@@ -115,8 +146,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the record")
     options = parser.parse_args()
-    from fastbert.benchmarks.harness import records
-
     with tempfile.TemporaryDirectory() as folder:
         commands = Commands(Path(folder))
         try:
@@ -124,12 +153,7 @@ def main() -> None:
         finally:
             commands.close()
     names = f"--kills {options.kills} --in-saves {options.in_saves} --seed {options.seed}"
-    row["command"] = f"python tests/kill_check.py {names}"
-    note = "A check of correctness, whose results do not depend on the machine."
-    record = {**records.record("restart-checks", [row]), "machine": None, "note": note}
-    print(json.dumps(record, indent=1))
-    if options.json is not None:
-        records.write(options.json, record)
+    write_rows([row], f"python tests/kill_check.py {names}", options.json)
 
 
 if __name__ == "__main__":

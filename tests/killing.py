@@ -102,12 +102,15 @@ def _serve(output: str) -> None:
 
 def _wait(child: int, seconds: float) -> None:
     """Until a process has ended or used so much processor time: how far it comes in that hangs on no other load."""
-    while True:
-        with open(f"/proc/{child}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        if fields[0] == "Z" or int(fields[11]) + int(fields[12]) >= seconds * os.sysconf("SC_CLK_TCK"):
-            return
+    while processor_time(child) < seconds:
         time.sleep(0.002)
+
+
+def processor_time(process: int) -> float:
+    """The processor time of a process so far, in seconds; infinite for one that has ended."""
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return float("inf") if fields[0] == "Z" else (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _work(request: dict[str, Any]) -> None:
@@ -116,7 +119,7 @@ def _work(request: dict[str, Any]) -> None:
     code = 1
     try:
         if request.get("fault") is not None:
-            _arrange_fault(**{name: value for name, value in request.items() if name != "arguments"})
+            arrange_fault(**{name: value for name, value in request.items() if name != "arguments"})
         code = main(request["arguments"])
     finally:
         if sys.exc_info()[0] is not None:
@@ -126,7 +129,7 @@ def _work(request: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def _arrange_fault(
+def arrange_fault(
     fault: int,
     error: bool = False,
     terminate: bool = False,

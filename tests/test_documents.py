@@ -13,6 +13,7 @@ from fastbert.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = (".py", ".pyi", ".cpp", ".h", ".md")
 README = (ROOT / "README.md").read_text()
 by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 
@@ -70,6 +71,14 @@ def test_links_lead_to_files_that_exist(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", document.read_text())
     missing = [name for name in targets if "://" not in name and not (document.parent / name).exists()]
     assert missing == []
+
+
+def test_documents_that_code_names_exist() -> None:
+    folders = ("fastbert", "kernels", "csrc", "benchmarks", "tests", "docs")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in CODE]
+    named = {(name, file) for file in files for name in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text())}
+    assert len(named) > 10
+    assert [f"{file}: {name}" for name, file in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_the_readme_lists_every_command() -> None:

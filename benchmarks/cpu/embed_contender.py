@@ -11,7 +11,7 @@ import numpy as np
 
 from fastbert.benchmarks.cpu.contender import CpuContender
 from fastbert.benchmarks.cpu.lineup import Lineup, Result
-from fastbert.benchmarks.cpu.workloads import Workload, encoder_operations
+from fastbert.benchmarks.cpu.workloads import Workload, layer_operations
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.embeddings.folder import read_settings
 from fastbert.models import registry
@@ -59,12 +59,11 @@ def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
     config, tokenizer = registry.read_config(model_folder), load_tokenizer(model_folder)
     limit = min(settings.max_length or tokenizer.model_max_length, config.max_sequence_length)
     lengths = np.diff(tokenizer.encode_ragged(list(texts), True, max_length=limit)[1]).tolist()
-    pooler = 2.0 * config.hidden_size**2 * len(lengths)  # not computed by any contender
     tokens = sum(lengths)
     return TextWorkload(
         name=name,
         tokens=tokens,
-        operations=encoder_operations(config, lengths) - pooler,
+        operations=layer_operations(config, lengths),  # no contender computes a pooler
         arrays=text_arrays(texts, texts[:WARMING_TEXTS]),
         note=f"{len(texts):,} texts, {tokens:,} tokens with special ones, at most {limit} each",
         texts=len(texts),

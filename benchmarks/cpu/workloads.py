@@ -73,13 +73,18 @@ def batches(config: BertConfig, quick: bool = False) -> list[Workload]:
     ]
 
 
-def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
-    """Count 8 H^2 + 4 H I operations per token and layer, 4 S^2 H per sequence and layer, and 2 H^2 per sequence in the
-    pooler."""
+def layer_operations(config: BertConfig, lengths: Sequence[int]) -> float:
+    """Count the operations of a forward pass through the layers: 8 H^2 + 4 H I per token and layer, and 4 S^2 H per
+    sequence and layer."""
     width, inner = config.hidden_size, config.intermediate_size
     matmuls = sum(lengths) * (8 * width * width + 4 * width * inner)
     attention = 4 * width * sum(length * length for length in lengths)
-    return float(config.num_hidden_layers * (matmuls + attention) + 2 * width * width * len(lengths))
+    return float(config.num_hidden_layers * (matmuls + attention))
+
+
+def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
+    """Count the operations of the layers, and 2 H^2 per sequence in the pooler."""
+    return layer_operations(config, lengths) + 2.0 * config.hidden_size**2 * len(lengths)
 
 
 def unread_operations(config: BertConfig) -> float:

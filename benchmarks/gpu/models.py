@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastbert.benchmarks.cpu.workloads import layer_operations
 from fastbert.benchmarks.gpu.check import judge
 from fastbert.benchmarks.gpu.device import Device, open_device
 from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_states
@@ -62,10 +63,7 @@ def small(config: BertConfig, dry: bool) -> BertConfig:
 def operations_per_token(config: BertConfig, lengths: Sequence[int]) -> float:
     """Count the operations per token of a forward pass through the encoder layers, the mean over sequences of these
     lengths: two per weight, and attention's."""
-    width, inner = config.hidden_size, config.intermediate_size
-    weights = 4 * width * width + 2 * width * inner
-    attended = sum(length * length for length in lengths) / sum(lengths)
-    return float(config.num_hidden_layers * (2 * weights + 4 * attended * width))
+    return layer_operations(config, lengths) / sum(lengths)
 
 
 # Inference

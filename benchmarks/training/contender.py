@@ -12,6 +12,7 @@ import numpy as np
 
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu.contender import MOST_CALLS, TURN_SECONDS, CpuContender
+from fastbert.benchmarks.harness import process_memory
 from fastbert.benchmarks.harness.measure import Timing, clock
 from fastbert.benchmarks.training import memory, profile, workloads
 
@@ -39,7 +40,7 @@ class TrainingContender(CpuContender):
             phase()
         del toy
         gc.collect()
-        self.before = memory.resident()
+        self.before = process_memory.resident()
         self.peer = make(self.folder, **options)
 
     def open(self, path: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class TrainingContender(CpuContender):
             details = self.peer.open(dict(arrays))
         # Before the first step, which changes the weights.
         self.compared = self.peer.values()
-        self.counted_anew = memory.forget_high_water()
+        self.counted_anew = process_memory.forget_high_water()
         self.cycle = len(self.peer.batches)
         self.calls = self.cycle
         first = self.time().seconds
@@ -83,7 +84,7 @@ class TrainingContender(CpuContender):
 
     def memory(self) -> dict[str, Any] | None:
         """Return the high-water mark of the steps so far and its parts, in bytes; None except on Linux."""
-        peak = memory.high_water()
+        peak = process_memory.high_water()
         if peak is None or self.before is None:
             return None
         steps = (self.peer.phases() for _ in range(self.cycle))

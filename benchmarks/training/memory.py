@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,37 +17,10 @@ from torch import Tensor, nn
 
 from fastbert import _C
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PARTS = ("weights", "weight_copies", "gradients", "optimizer", "activations", "scratch", "other")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 # Autograd nodes between a weight and its copy in a different dtype, made by autocast.
 COPYING = re.compile(r"(ToCopy|T|View|Transpose|Permute)Backward\d*")
-
-
-def resident() -> int | None:
-    """Return the resident bytes of this process; None except on Linux."""
-    return _status("VmRSS")
-
-
-def high_water() -> int | None:
-    """Return the peak resident bytes of this process since `forget_high_water`; None except on Linux."""
-    return _status("VmHWM")
-
-
-def forget_high_water() -> bool:
-    """Reset the high-water mark; return False if the system does not allow it."""
-    try:
-        CLEAR.write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _status(field: str) -> int | None:
-    if not STATUS.exists():
-        return None
-    match = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    return int(match[1]) << 10 if match else None
 
 
 class _Alive:

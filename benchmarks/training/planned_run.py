@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.training import memory
+from fastbert.benchmarks.harness import process_memory
 
 VOCABULARY = 30522  # of the released models
 CORPUS_BYTES = 1_500_000
@@ -71,7 +71,7 @@ class PlannedRun:
         from fastbert.training.reporter import Reporter
 
         gc.collect()
-        before, reset = memory.resident(), memory.forget_high_water()
+        before, reset = process_memory.resident(), process_memory.forget_high_water()
         seconds: list[float] = []
         processor: list[float] = []
         tokens: list[int] = []
@@ -87,7 +87,7 @@ class PlannedRun:
             eval_samples=8, eval_every=steps + 1, checkpoint_every=steps + 1, keep_checkpoints=1, device="cpu", **flags,
         )  # fmt: skip
         pretrain(config, Reporter(on_step=on_step))
-        peak = memory.high_water()
+        peak = process_memory.high_water()
         taken, used, read = (_differences(values)[WARMING_STEPS - 1 :] for values in (seconds, processor, tokens))
         return {
             "seconds": statistics.median(taken) if taken else None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastbert.checkpoints.formats.names import PICKLED, PICKLED_INDEX, TENSORFLOW_INDEX, WEIGHTS, WEIGHTS_INDEX
 from fastbert.checkpoints.hub import MAIN
@@ -14,10 +14,14 @@ from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.config import read_config_file
 from fastbert.data.corpus import Corpus, CorpusFlags
 from fastbert.errors import UserError
+from fastbert.io.locations import is_remote, local_path
 from fastbert.io.output_files import check_writable
 from fastbert.io.text import plain_name
 from fastbert.io.untrusted_input import require_regular_file
 from fastbert.tasks.text_files import TextFile
+
+if TYPE_CHECKING:
+    from fastbert.data.streamed_shards import StreamOptions
 
 STDIN = "-"
 SMALL = 1 << 16
@@ -79,6 +83,19 @@ def check_folder(flag: str, path: Path | None) -> None:
     """Raise `UserError` for a missing folder; None passes."""
     if path is not None and not path.is_dir():
         raise UserError(f"{flag} {path}: " + ("is not a folder; name one" if path.exists() else "no such folder"))
+
+
+def check_shards(locations: Sequence[str], options: StreamOptions) -> None:
+    """Raise `UserError` for a --data, a folder or a URL, that holds no token shards."""
+    from fastbert.data.streamed_shards import open_index
+
+    for location in locations:
+        with named("--data"):
+            is_url = is_remote(location)
+        if not is_url:
+            check_folder("--data", local_path(location))
+        with named("--data"):
+            open_index(location, options)
 
 
 def check_new_file(flag: str, path: Path | None) -> None:

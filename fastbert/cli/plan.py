@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
-from fastbert.cli.checks import check_file, check_folder, named
-from fastbert.data.shards import IndexReader
+from fastbert.cli.checks import check_file, check_shards
 from fastbert.planning.flags import PlanFlags as Config
 from fastbert.planning.plan import make_plan
 
@@ -22,10 +20,8 @@ def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.model.endswith(".json"):
         check_file("--model", config.model)
-    check_folder("--data", config.data)
     if config.data is not None:
-        with named("--data"):
-            IndexReader(Path(config.data))
+        check_shards(config.data, config.stream_options)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -10,16 +10,13 @@ from fastbert.cli.checks import (
     check_corpus,
     check_exists,
     check_file,
-    check_folder,
     check_model,
     check_new_folder,
     check_no_run,
-    named,
+    check_shards,
 )
 from fastbert.cli.training_view import shown
-from fastbert.data.streamed_shards import open_index
 from fastbert.distributed.environment import is_main_process
-from fastbert.io.locations import is_remote, local_path
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
@@ -59,13 +56,8 @@ def check(config: Config) -> None:
         check_corpus(config)
     if config.model.endswith(".json"):
         check_file("--model", config.model)
-    for data in config.data or ():
-        with named("--data"):
-            is_url = is_remote(data)
-        if not is_url:
-            check_folder("--data", local_path(data))
-        with named("--data"):
-            open_index(data)
+    if config.data is not None:
+        check_shards(config.data, config.stream_options)
     check_exists("--tokenizer", config.tokenizer)
     check_model("--teacher", config.teacher)
     if config.initial_folder is not None:

@@ -51,7 +51,7 @@ from fastbert.io.locations import Location, is_remote, local_path
 from fastbert.io.locking import awaited_folder
 from fastbert.io.remote_files import RemoteFolder
 
-OPENING_PATIENCE = 10.0  # seconds for which the first read is repeated: the address may be wrong
+PATIENCE, OPENING_PATIENCE = 300.0, 10.0  # seconds; the address of the first read may be wrong
 LEAST_BLOCKS = 256
 DOWNLOADS = 8  # files at a time
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -71,8 +71,13 @@ class StreamOptions:
     """Folder of the cache; None: `default_cache`."""
     cache_bytes: int = 10**10
     """Most bytes of one corpus in the cache."""
-    patience: float = 300.0
-    """Seconds for which a failing read is repeated."""
+    patience: float | None = None
+    """Seconds for which a failing read is repeated; None: 300, and 10 for the first one."""
+
+    @property
+    def opening_patience(self) -> float:
+        """Return the seconds for which the first read of a URL is repeated."""
+        return OPENING_PATIENCE if self.patience is None else self.patience
 
 
 def open_shards(
@@ -94,12 +99,12 @@ def open_shards(
     return StreamedShards.stream(os.fspath(location), options or StreamOptions(), verify=verify, on_stage=on_stage)
 
 
-def open_index(location: Location) -> IndexReader:
+def open_index(location: Location, options: StreamOptions | None = None) -> IndexReader:
     """Read the index of token shards. Raises UserError for a location that holds none."""
     if not is_remote(location):
         return IndexReader(local_path(location))
     remote = RemoteFolder(os.fspath(location))
-    return IndexReader(Path(), _index_of(remote), remote.address(INDEX))
+    return IndexReader(Path(), _index_of(remote, options or StreamOptions()), remote.address(INDEX))
 
 
 def tokenizer_folder(location: Location, options: StreamOptions | None = None) -> Path:
@@ -239,9 +244,9 @@ def _reopen(url: str, options: StreamOptions) -> StreamedShards:
     return StreamedShards.stream(url, options, verify=False)
 
 
-def _index_of(remote: RemoteFolder) -> bytes:
+def _index_of(remote: RemoteFolder, options: StreamOptions) -> bytes:
     try:
-        return remote.read(INDEX, patience=min(remote.patience, OPENING_PATIENCE))
+        return remote.read(INDEX, patience=options.opening_patience)
     except UserError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise UserError(
@@ -253,8 +258,8 @@ def _index_of(remote: RemoteFolder) -> bytes:
 
 def _open_remote(url: str, options: StreamOptions) -> tuple[RemoteFolder, IndexReader, bytes]:
     """Return the folder of a URL, its index with the local folder of its small files, and the content of the index."""
-    remote = RemoteFolder(url, patience=options.patience)
-    index = _index_of(remote)
+    remote = RemoteFolder(url, patience=PATIENCE if options.patience is None else options.patience)
+    index = _index_of(remote, options)
     folder = (options.cache_dir or default_cache()) / hashlib.sha256(index).hexdigest() / "files"
     reader = IndexReader(folder, index, remote.address(INDEX))
     reader.check_format()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.planning.flops import WINDOWS_PER_WORD, BatchStatistics
+
+if TYPE_CHECKING:
+    from fastbert.data.streamed_shards import StreamOptions
 
 MEAN_FILL = 0.86
 """The mean length of pre-training samples of whole sentences, as a fraction of the maximum."""
@@ -38,24 +42,31 @@ def planned_batch(
 
 
 def batch_of_shards(
-    folder: Path, sequences: int, max_length: int, objective: str, mask_prob: float
+    locations: Sequence[str],
+    mix: Sequence[float] | None,
+    options: StreamOptions,
+    sequences: int,
+    max_length: int,
+    objective: str,
+    mask_prob: float,
 ) -> tuple[BatchStatistics, int]:
-    """Return the statistics of a batch of samples of token shards, and the tokens that the shards hold.
+    """Return the statistics of a batch of samples of token shards, mixed with the weights `mix`, and the tokens that
+    the shards hold.
 
-    Up to 512 samples are read. Raises `UserError` for a folder that is not of token shards.
+    Up to 512 samples are read. Raises `UserError` for a folder or URL without token shards, and for shards that cannot
+    be mixed.
     """
-    from fastbert.data.pretraining import PretrainingData
-    from fastbert.data.shards import TokenShards
+    from fastbert.data.mixing import open_data
+    from fastbert.data.streamed_shards import open_shards
 
-    shards = TokenShards.open(folder)
+    shards = [open_shards(location, options) for location in locations]
     kind = "mlm" if objective == "rtd" else objective
-    data = PretrainingData(shards, objective=kind, max_length=max_length, mask_prob=mask_prob)  # type: ignore[arg-type]
+    data = open_data(shards, mix, objective=kind, max_length=max_length, mask_prob=mask_prob)
     count = min(SAMPLED, data.samples_per_epoch(0))
     step = max(1, min(sequences, count))
     total = BatchStatistics(sequences=0, tokens=0, squared_lengths=0, predictions=0)
     for first in range(0, count - step + 1, step):
         total += BatchStatistics.of([data.samples(range(first, first + step))])
     if not total.sequences:
-        raise UserError(f"--data {folder}: holds no sample of up to {max_length} tokens")
-    batch = total * (sequences / total.sequences)
-    return batch, shards.num_tokens
+        raise UserError(f"--data {' '.join(locations)}: holds no sample of up to {max_length} tokens")
+    return total * (sequences / total.sequences), sum(each.num_tokens for each in shards)

@@ -14,7 +14,9 @@ from fastbert.planning import peak
 from fastbert.training.config import Objective
 from fastbert.training.optimizer_flags import OptimizerName
 from fastbert.training.precision_flags import PrecisionFlags
+from fastbert.training.sampling_flags import MixtureFlags
 from fastbert.training.saving_flags import AsyncSaveFlags
+from fastbert.training.stream_flags import StreamCacheFlags
 
 MOST_GPUS = 1 << 20
 MOST_TOKENS = 1e18
@@ -52,8 +54,9 @@ class _Data:
     """Tokens to train on, such as 3e11; or give --steps (default: 1000 steps)."""
     epochs: float = rare(1.0)
     """Passes over the corpus that these tokens make, for the size of its shards."""
-    data: Path | None = None
-    """Token shards, to read the lengths of their samples instead of assuming --mean-length."""
+    data: tuple[str, ...] | None = None
+    """Token shards, to read the lengths of their samples instead of assuming --mean-length: folders and URLs, mixed as
+    `pretrain` does (--mix)."""
     max_length: int = 128
     """Tokens per sequence, special tokens included."""
     mean_length: float | None = rare(None)
@@ -122,7 +125,17 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFlags(PrecisionFlags, _Machine, AsyncSaveFlags, _Output, _Training, _Data, _Model):
+class PlanFlags(
+    PrecisionFlags,
+    _Machine,
+    AsyncSaveFlags,
+    _Output,
+    _Training,
+    MixtureFlags,
+    StreamCacheFlags,
+    _Data,
+    _Model,
+):
     """Predict the size of a pre-training run before paying for it: parameters, memory per device, FLOPs, time,
     communication and disk."""
 
@@ -133,6 +146,8 @@ class PlanFlags(PrecisionFlags, _Machine, AsyncSaveFlags, _Output, _Training, _D
                 raise UserError(f"{flag(name)} {getattr(self, name)} must be {words}")
 
     def __post_init__(self) -> None:
+        data = (self.data,) if isinstance(self.data, str | Path) else self.data
+        object.__setattr__(self, "data", tuple(map(str, data)) if data else None)
         positive, mean = "a number above 0", self.mean_length
         self.require(
             ("tokens", self.tokens is None or 0 < self.tokens <= MOST_TOKENS, f"above 0 and at most {MOST_TOKENS:g}"),
@@ -153,6 +168,8 @@ class PlanFlags(PrecisionFlags, _Machine, AsyncSaveFlags, _Output, _Training, _D
         )  # fmt: skip
         PrecisionFlags.check_flags(self)
         AsyncSaveFlags.check_flags(self)
+        StreamCacheFlags.check_flags(self)
+        self.check_mixture()
         if self.tokens is not None and self.steps is not None:
             raise UserError("--tokens and --steps exclude each other; leave one out")
         if self.data is not None and self.mean_length is not None:

@@ -208,7 +208,7 @@ def _linear_part(name: str, forward: Counts, *, trains: bool = True, recomputed:
 def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_attention: bool) -> list[PartFlops]:
     width, inner, layers, name = stack.width, stack.inner, stack.layers, stack.name
     every: Counts = {"tokens": 1.0}
-    last = _read_rows(stack)
+    last = last_layer_rows(stack)
     again = checkpointing == "layer"
     counted = []
     if stack.embedding != width:
@@ -240,8 +240,8 @@ def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_atte
     return counted
 
 
-def _read_rows(stack: EncoderShape) -> Counts:
-    """Return the rows of the last layer behind its attention: those that a head reads."""
+def last_layer_rows(stack: EncoderShape) -> Counts:
+    """Return the rows of the last layer behind its attention, those that a head reads, per unit of each statistic."""
     if stack.head == "detection":
         return {"tokens": 1.0}
     return {"predictions": 1.0, "sequences": 1.0} if stack.pooler else {"predictions": 1.0}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fastbert.planning.flops import BatchStatistics, Checkpointing
+from fastbert.planning.flops import BatchStatistics, Checkpointing, last_layer_rows
 from fastbert.planning.parameters import PartParameters, parameters, total
 from fastbert.planning.shape import ElmoShape, EncoderShape, ModelShape
 
@@ -183,9 +183,7 @@ def _last_layer(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> fl
 
 def rows_of_last_layer(stack: EncoderShape, batch: BatchStatistics) -> float:
     """Return the tokens that the last layer of an encoder computes behind its attention."""
-    if stack.head == "detection":
-        return batch.tokens
-    return min(batch.predictions + (batch.sequences if stack.pooler else 0), batch.tokens + batch.sequences)
+    return min(batch.dot(last_layer_rows(stack)), batch.tokens + batch.sequences)
 
 
 def _encoder_activations(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:

@@ -257,7 +257,8 @@ def _batch_of_one(flags: PlanFlags, objective: str) -> tuple[BatchStatistics, in
     if flags.data is None:
         batch = planned_batch(flags.batch_size, flags.max_length, objective, flags.mask_prob, flags.mean_length)
         return batch * (1 / flags.batch_size), None
-    batch, tokens = batch_of_shards(flags.data, CPU_MICRO_BATCH, flags.max_length, objective, flags.mask_prob)
+    sizes = CPU_MICRO_BATCH, flags.max_length, objective, flags.mask_prob
+    batch, tokens = batch_of_shards(flags.data, flags.mix, flags.stream_options, *sizes)
     return batch * (1 / CPU_MICRO_BATCH), tokens
 
 

@@ -20,6 +20,7 @@ ENOUGH_TOKENS = 6_000_000  # a small corpus is repeated until the model has seen
 DROPOUT_EPOCHS = 10
 STEPS = 2_000  # of a run whose batches are smaller than the paper's, at least
 EVALUATIONS = 10
+CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # as many in a run, and every so many steps
 EVALUATION_COST = 0.04  # of the time of training
 FORWARD_COST = 1 / 3  # of a training step's time: no backward pass, no update
 SAMPLES, LEAST_SAMPLES = 1024, 32
@@ -82,3 +83,13 @@ def evaluation_samples(training_samples: float, evaluations: int = EVALUATIONS) 
     power of two, from 32 to 1,024."""
     affordable = training_samples * EVALUATION_COST / FORWARD_COST / max(evaluations, 1)
     return min(max(2 ** math.floor(math.log2(max(affordable, 1))), LEAST_SAMPLES), SAMPLES)
+
+
+def due(step: int, every: int | None, parts: int, steps: int | None, before: float, now: float) -> bool:
+    """Return whether an action follows a step: each `every` steps if given, else at each of `parts` equal parts of the
+    run and each `steps` steps; always at its end. `before` and `now` are its finished fractions around the step."""
+    if now >= 1.0:
+        return True
+    if every is not None:
+        return step % every == 0
+    return int(now * parts) > int(before * parts) or (steps is not None and step % steps == 0)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from fastbert import cpu_capability
 from fastbert.errors import UserError
-from fastbert.ops import gpu
+from fastbert.ops import dispatch, gpu
 from fastbert.ops.dispatch import HAS_TRITON, fastest_dtype
 
 KERNEL_TABLE = "kernels.json"
@@ -43,6 +44,13 @@ def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) ->
     if chosen == torch.bfloat16 and gpu.lacks_bf16(selected):
         on_message("this GPU emulates bf16 matmuls: --dtype fp16 is faster")
     return selected, chosen
+
+
+def described_kernels(device: torch.device) -> str:
+    """Return in one line which kernels compute on a CPU."""
+    if not any(choice.backend == "native" for choice in dispatch.report(device)):
+        return "kernels: PyTorch"
+    return f"kernels: native ({cpu_capability.current()}), PyTorch for unsupported operations"
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def _open(
 ) -> TokenShards:
     again = f"continue with --resume --data, followed by the place of the run's own (SHA-256 of {INDEX}: {expected})"
     try:
-        index = open_index(location)
+        index = open_index(location, options)
     except UserError as error:
         if expected is None:
             raise

@@ -16,10 +16,9 @@ from torch import Tensor
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.log import logger
-from fastbert.io.untrusted_input import UntrustedFile, require_regular_file, shown
+from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
 from fastbert.models.electra.pretraining import DISCRIMINATOR_WEIGHT
 from fastbert.models.outputs import PreTrainingOutput
-from fastbert.training.checkpoint import require
 
 PERPLEXITIES = ("forward_perplexity", "backward_perplexity")
 DETECTION = ("rtd_loss", "rtd_accuracy", "rtd_precision", "rtd_recall", "rtd_replaced")
@@ -297,54 +296,3 @@ class Window:
     totals: Totals
     tokens: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """A checkpoint's state with its types checked."""
-
-    step: int
-    tokens: int
-    seconds: float
-    window: Window
-    vocabulary: str
-    data: str
-    scaler: dict[str, Any]
-    samples: tuple[int, ...] | None
-    """Samples drawn per phase; None in checkpoints of runs that had as many in each step."""
-    skipped: int
-    """Steps that changed no weight."""
-    meters: dict[str, Any]
-    """State of `RunMeters`."""
-    spikes: dict[str, Any]
-    """State of `SpikeDetector`."""
-    omitted: tuple[int, ...]
-    """Steps that the run leaves out."""
-
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> TrainerState:
-        """Read the state that `Trainer.save` wrote. Raises `CheckpointError`."""
-        window, samples = require(state, "window", dict), state.get("samples")
-        if samples is not None and not (isinstance(samples, list) and all(type(count) is int for count in samples)):
-            raise CheckpointError(f"the numbers of samples drawn are {shown(samples)}")
-        return cls(
-            step=require(state, "step", int),
-            tokens=require(state, "tokens", int),
-            seconds=require(state, "seconds", float),
-            window=Window(Totals.from_state(window), require(window, "tokens", int), require(window, "seconds", float)),
-            vocabulary=require(state, "vocabulary", str),
-            data=require(state, "data", str),
-            scaler=require(state, "scaler", dict),
-            samples=None if samples is None else tuple(samples),
-            skipped=require({"skipped": 0, **state}, "skipped", int),
-            meters=require({"meters": {}, **state}, "meters", dict),
-            spikes=require({"spikes": {}, **state}, "spikes", dict),
-            omitted=tuple(_steps(state.get("omitted", []))),
-        )
-
-
-def _steps(numbers: Any) -> list[int]:
-    """Return the numbers of steps in a checkpoint's state. Raises `CheckpointError` for anything else."""
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-        raise CheckpointError(f"the steps that the run leaves out are {shown(numbers)}")
-    return numbers

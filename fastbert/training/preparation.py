@@ -81,7 +81,7 @@ def check_inputs(config: PretrainConfig) -> None:
     if config.corpus:
         config.find_corpus()
     for data in config.data or ():
-        open_index(data)
+        open_index(data, config.stream_options)
     if config.tokenizer is not None:
         tokenizer = load_tokenizer(config.tokenizer)
         if config.objective == "bilm":
@@ -131,7 +131,7 @@ def read_inputs(run: Run) -> Inputs:
         if not path.exists():
             raise UserError(f"no such folder: {path}; {shared}")
     for data, expected in zip(locations, (run.data or "").split(), strict=True):
-        if open_index(data).sha256 != expected:
+        if open_index(data, config.stream_options).sha256 != expected:
             raise UserError(f"{data}: holds other token shards than in process 0; {shared}")
     tokenizer = load_tokenizer(config.out / TOKENIZER)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)

@@ -54,6 +54,7 @@ from fastbert.training.run_files import (
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.trackers.recording import logged_lines, tracked
 from fastbert.training.trackers.tracker import flat_settings
+from fastbert.training.validating import validation_samples
 from fastbert.training.verdict import verdict
 from fastbert.training.watching import facts_of, watched
 
@@ -170,7 +171,9 @@ def _train(
     if isinstance(train, MixedData):
         reporter.on_message(train.described())
     reporter.on_message(described(config, assembled.budget, train.samples_per_epoch(0)))
-    masked = assembled.outputs(batches.validation_labels(trainer.validation_samples(), shards[0].vocab_size))
+    masked = assembled.outputs(
+        batches.validation_labels(validation_samples(config, assembled.budget, trainer.position), shards[0].vocab_size)
+    )
     unigram = unigram_cross_entropy(counts, masked if masked.any() else assembled.held_out)
     if config.compare is not None:
         reference = find_reference(config.compare, config.objective)
@@ -273,7 +276,7 @@ def _cures(trainer: Trainer) -> list[str]:
     cures = gpu.smaller("--micro-batch", trainer.micro_batch)
     if not trainer.config.checkpoint_activations:
         cures.append("--checkpoint-activations")
-    if trainer.graphs is not None:
+    if trainer.computer.graphs is not None:
         cures.append("--cuda-graphs off")
     return cures
 

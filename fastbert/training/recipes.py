@@ -67,7 +67,7 @@ RECIPES: dict[str, Recipe] = {
     "short": Recipe(
         "for minutes to hours on a small machine: masked LM alone, structured initial weights, small batches at a high"
         " rate, no dropout, linear decay",
-        "docs/recipes.md",
+        "docs/pretraining.md",
         MappingProxyType(
             {
                 "objective": "mlm", "mask_prob": 0.15, "max_length": 128, "short_sequence_prob": 0.0, "batch_size": 32,

@@ -86,7 +86,9 @@ def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None
             start = f"the checkpoint of step {begin:,}" if begin else "the first weights"
             reporter.on_message(f"computing steps {begin + 1:,} to {last:,}, from {start}")
             if config.hours is not None:
-                trainer.recorded = {line.step: line.progress for line in scheduled_steps(folder / SCHEDULE, begin + 1)}
+                trainer.schedule.recorded = {
+                    line.step: line.progress for line in scheduled_steps(folder / SCHEDULE, begin + 1)
+                }
             for step in trainer.replayed(last):
                 if step.step >= first:
                     yield ReplayedStep(step, recorded.get(step.step))

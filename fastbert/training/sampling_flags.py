@@ -29,7 +29,7 @@ class _Masks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Mixture:
+class MixtureFlags:
     """How several corpora are mixed."""
 
     GROUP: ClassVar = DATA
@@ -37,6 +37,17 @@ class _Mixture:
     mix: tuple[float, ...] | None = rare(None)
     """Weight of each --data in the samples of an epoch, of any sum (default: by their sizes). Small ones repeat; large
     ones are sampled without replacement."""
+
+    def check_mixture(self) -> None:
+        """Raise `UserError` for weights that are out of range, or not as many as there are --data."""
+        data = getattr(self, "data", None)
+        if self.mix is not None and data is None and not getattr(self, "resume", False):
+            raise UserError("--mix weighs several --data; give their folders with --data")
+        if self.mix is not None and data is not None and len(self.mix) != len(data):
+            raise UserError(f"--mix has {len(self.mix)} weights for {len(data)} --data; give one for each")
+        for weight in self.mix or ():
+            if not 0 < weight < math.inf:
+                raise UserError(f"--mix {weight:g} must be above 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +76,7 @@ class _Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingFlags(_Mixture, _Masks, _Batches, _Work):
+class SamplingFlags(MixtureFlags, _Masks, _Batches, _Work):
     """Masks, mixtures and batches."""
 
     def check_flags(self) -> None:
@@ -86,14 +97,7 @@ class SamplingFlags(_Mixture, _Masks, _Batches, _Work):
             value, longest = getattr(self, name), getattr(self, "longest", 1)
             if value is not None and value < longest:
                 raise UserError(f"{flag(name)} {value} is less than one sequence of {longest} tokens; raise it")
-        data = getattr(self, "data", None)
-        if self.mix is not None and data is None and not getattr(self, "resume", False):
-            raise UserError("--mix weighs several --data; give their folders with --data")
-        if self.mix is not None and data is not None and len(self.mix) != len(data):
-            raise UserError(f"--mix has {len(self.mix)} weights for {len(data)} --data; give one for each")
-        for weight in self.mix or ():
-            if not 0 < weight < math.inf:
-                raise UserError(f"--mix {weight:g} must be above 0 and finite")
+        self.check_mixture()
 
     @property
     def mask_unit(self) -> Masking:

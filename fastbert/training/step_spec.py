@@ -17,6 +17,24 @@ Cursor = tuple[int, ...]
 """The number of samples drawn so far, per phase of the run."""
 
 
+@dataclass
+class Position:
+    """Where a run stands after its last step."""
+
+    cursor: Cursor
+    step: int = 0
+    """The number of steps taken."""
+    tokens: int = 0
+    """Tokens of all steps."""
+    seconds: float = 0.0
+    """Seconds of training."""
+
+    def take(self, loaded: LoadedStep) -> None:
+        """Count a step that was taken."""
+        self.step, self.cursor = loaded.spec.number, loaded.spec.after
+        self.tokens += round(loaded.counts.tokens)
+
+
 @dataclass(frozen=True)
 class StepSpec:
     """An optimiser step before its batches are made."""

@@ -11,14 +11,14 @@ import pytest
 
 from fastbert.benchmarks import bench_checkpointing, bench_plan
 from fastbert.benchmarks.harness.isolation import Local
-from fastbert.benchmarks.training import planned_run
+from fastbert.benchmarks.training import planned_options, planned_run
 from fastbert.config import PRESETS
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure a toy in this process, on little text."""
-    monkeypatch.setattr(bench_plan, "Isolated", lambda path, arguments, _: Local(path, arguments))
+    monkeypatch.setattr(planned_options, "Isolated", lambda path, arguments, _: Local(path, arguments))
     monkeypatch.setitem(PRESETS, "tiny", (3, 64, 1))
     for name, value in {"CORPUS_BYTES": 60_000, "LEARNED": 300, "VOCABULARY": 512}.items():
         monkeypatch.setattr(planned_run, name, value)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fastbert import _C
+from fastbert.benchmarks.harness import process_memory
 from fastbert.benchmarks.peers.training import PlainUpdate
 from fastbert.benchmarks.training import memory, profile
 from fastbert.ops.native import matmul
@@ -69,18 +70,18 @@ def test_packed_weights_are_found_wherever_they_are_held() -> None:
 
 
 def test_the_high_water_mark_can_be_forgotten() -> None:
-    if memory.high_water() is None or not memory.forget_high_water():
+    if process_memory.high_water() is None or not process_memory.forget_high_water():
         pytest.skip("this system keeps no high-water mark that can be set back")
-    start = memory.high_water()
+    start = process_memory.high_water()
     assert start is not None
     block = bytearray(64 << 20)
     block[::4096] = b"x" * len(block[::4096])
     del block
-    peak = memory.high_water()
+    peak = process_memory.high_water()
     assert peak is not None
     assert peak - start > 60 << 20
-    memory.forget_high_water()
-    assert (memory.high_water() or 0) < peak - (30 << 20)
+    process_memory.forget_high_water()
+    assert (process_memory.high_water() or 0) < peak - (30 << 20)
 
 
 # Where the time goes

@@ -82,6 +82,8 @@ MISTAKES = {
     "plan --gpus 8": "--model is missing: a model size (tiny to large), or the path of a config.json",
     "plan --model mini --data empty": "--data empty is not a folder of token shards: it has no index.json",
     "plan --model mini --data nope": "--data nope: no such folder",
+    "plan --model mini --data memory://nothing": "--data memory://nothing holds no token shards: there is no index",
+    "plan --model mini --data empty --mix 1 2": "--mix has 2 weights for 1 --data; give one for each",
     "plan --gpus 100 --batch-size 64": "--batch-size 64 is fewer sequences than --gpus 100; raise it",
     "plan --gpus 4 --device cpu": "--gpus 4 and --device cpu exclude each other; leave one out",
     "plan --gpus 1 --parallel fsdp": "--parallel fsdp divides the model among devices; give --gpus 2",

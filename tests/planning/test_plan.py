@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert.cli import main
 from fastbert.config import BertConfig
+from fastbert.data.prepare import prepare
 from fastbert.errors import UserError
 from fastbert.planning import peak
 from fastbert.planning.batches import planned_batch
@@ -23,6 +25,7 @@ from fastbert.planning.flops import BatchStatistics
 from fastbert.planning.measure import layers_to_measure, measure_steps, random_batch
 from fastbert.planning.parameters import PartParameters
 from fastbert.planning.plan import make_plan
+from fastbert.tokenizers import WordPieceTokenizer
 
 
 def test_a_plan_of_the_paper() -> None:
@@ -142,3 +145,26 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["measured"]["layers"] == [1, 2]
     assert plan["seconds"] > 0
     assert plan["memory"]["parts"]["framework"] > 1 << 20
+
+
+def test_shards_are_mixed_as_a_run_mixes_them(tmp_path: Path) -> None:
+    """Documents of 6 and of 28 words: the mean length of samples follows the weights."""
+    tokenizer = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
+    places = []
+    for words in (6, 28):
+        prepare([[" ".join("a" * words)]] * 60, tokenizer, tmp_path / str(words))
+        places.append(str(tmp_path / str(words)))
+    flags = {"model": "tiny", "objective": "mlm", "max_length": 32, "utilisation": "0.5", "gpus": 1}
+
+    def tokens(data: Any, mix: Any = None) -> float:
+        plan = make_plan(PlanFlags(**flags, batch_size=1, data=data, mix=mix))  # type: ignore[arg-type]
+        return plan.tokens_per_step
+
+    assert tokens(places[0]) == 8
+    assert tokens(f"file://{places[1]}") == 30
+    assert tokens(places, (1.0, 1.0)) == pytest.approx(19, rel=0.1)
+    assert tokens(places, (4.0, 1.0)) == pytest.approx(12.4, rel=0.1)
+    other = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "b"])
+    prepare([["b b b b"]] * 60, other, tmp_path / "other")
+    with pytest.raises(UserError, match="tokenizer"):
+        tokens((*places, str(tmp_path / "other")))

@@ -27,9 +27,10 @@ def run(folder: Path, data: Data, *, captured: bool, **flags) -> Run:
     made = Run(folder, data, EXACT if captured else None, steps=3, **flags)
     if not captured:
         trainer = made.trainer
-        trainer.device_step = DeviceStep(
-            trainer.loss, trainer.optimizer, trainer.scaler, max_grad_norm=trainer.config.max_grad_norm,
-            dtype=trainer.dtype,
+        computer = trainer.computer
+        computer.device_step = DeviceStep(
+            computer.loss, computer.optimizer, computer.scaler, max_grad_norm=trainer.config.max_grad_norm,
+            dtype=computer.dtype,
         )  # fmt: skip
     return made
 
@@ -45,7 +46,7 @@ def test_a_flat_run_is_that_of_ordinary_parameters(
         for name in ("whole", "parts", "parts")
     )
     active: list[int] = []
-    original = whole.trainer.loss.model.forward
+    original = whole.trainer.computer.loss.model.forward
     monkeypatch.setattr(
         whole.trainer.model, "forward", lambda *a, **k: (active.append(len(flat_layer._active)), original(*a, **k))[1]
     )
@@ -58,7 +59,6 @@ def test_a_flat_run_is_that_of_ordinary_parameters(
         assert whole.recorder.captures == 2
 
     # Stopped after its second step, and resumed: the same bits.
-    first.trainer.budget = type(first.trainer.budget)(steps=3)
     first.trainer.reporter.on_step = lambda metrics, finished: setattr(first.trainer.stop, "number", 2)
     with pytest.raises(loop.Stopped):
         first.trainer.run()

@@ -43,7 +43,7 @@ def test_batches_filled_up_to_buckets_train_the_same(tmp_path: Path, seed: int) 
     plain.trainer.run()
     graphed.trainer.run()
     assert_same(plain, graphed, tolerance=2e-6)
-    report = graphed.trainer.graphs.report()
+    report = graphed.trainer.computer.graphs.report()
     assert sum(use.calls for use in report) == 10
     assert graphed.recorder.captures == len(report) + 1
     assert graphed.recorder.replays == sum(use.replays for use in report) + 4
@@ -95,10 +95,10 @@ def test_resuming_drops_what_was_recorded_before(tmp_path: Path, seed: int) -> N
     run = Run(tmp_path / "run", Data(seed, same=True), EXACT, checkpoint_every=5)
     run.trainer.run()
     expected = run.weights()
-    run.trainer.step = 0
+    run.trainer.position.step = 0
     assert run.trainer.resume() == 5
     assert run.recorder.forgotten == 2
-    graphs = run.trainer.graphs
+    graphs = run.trainer.computer.graphs
     graphs([graphs.prepare(Data(seed, same=True).batch(0, 0, 3))], lr=0.0)
     assert run.recorder.captures == 4
     for name, value in expected.items():
@@ -106,7 +106,7 @@ def test_resuming_drops_what_was_recorded_before(tmp_path: Path, seed: int) -> N
 
 
 def test_a_replay_draws_the_masks_of_its_own_keys(tmp_path: Path, seed: int) -> None:
-    graphs = Run(tmp_path, Data(seed), COARSE).trainer.graphs
+    graphs = Run(tmp_path, Data(seed), COARSE).trainer.computer.graphs
     batch = Data(seed).batch(0, 0, 3)
     other = replace(batch, dropout_key=batch.dropout_key + 1)
     losses = [
@@ -125,7 +125,7 @@ def test_an_optimiser_that_loaded_a_state_is_made_capturable_again(tmp_path: Pat
     plain, graphed = Run(tmp_path / "a", data, None), Run(tmp_path / "b", data, EXACT)
     plain.trainer.run()
     graphed.trainer.run()
-    optimizer, graphs = graphed.trainer.optimizer, graphed.trainer.graphs
+    optimizer, graphs = graphed.trainer.optimizer, graphed.trainer.computer.graphs
     optimizer.load_state_dict(plain.trainer.optimizer.state_dict())
     found = graphs([graphs.prepare(data.batch(5, 0, 3))], lr=1e-3)
     assert torch.isfinite(torch.tensor(found.read()[1]))
@@ -140,7 +140,7 @@ def test_gradients_or_weights_that_moved_are_noticed(tmp_path: Path, seed: int, 
     def steps(run: Run) -> dict[str, torch.Tensor]:
         data, trainer = Data(seed, same=True), run.trainer
         for step in range(4):
-            graphs = trainer.graphs
+            graphs = trainer.computer.graphs
             graphs([graphs.prepare(data.batch(step, 0, 3))], lr=1e-3)
             if step == 1 and run is changed and change == "gradients":
                 trainer.model.zero_grad(set_to_none=True)
@@ -191,10 +191,10 @@ class TestOnAGpu:
         for run in runs:
             run.trainer.run()
         assert_same(*runs, tolerance=1e-6)
-        assert [(use.how, use.replays) for use in runs[1].trainer.graphs.report()] == [("graph", 9)]
+        assert [(use.how, use.replays) for use in runs[1].trainer.computer.graphs.report()] == [("graph", 9)]
 
     def test_a_replay_does_not_wait(self, tmp_path: Path, seed: int) -> None:
-        graphs = Run(tmp_path, Data(seed), Buckets(), "cuda").trainer.graphs
+        graphs = Run(tmp_path, Data(seed), Buckets(), "cuda").trainer.computer.graphs
         batches = [graphs.prepare(Data(seed, same=True).batch(step, 0, 3)) for step in range(4)]
         for batch in batches[:2]:
             graphs([batch], lr=1e-3)

@@ -89,7 +89,7 @@ def test_a_step_that_raised_leaves_nothing_to_the_next(tmp_path: Path, seed: int
     bad = replace(data.batch(1, 3, 3), token_type_ids=torch.full_like(data.batch(1, 3, 3).input_ids, 9))
     runs = [Run(tmp_path / str(i), data, EXACT) for i in range(2)]
     for i, run in enumerate(runs):
-        graphs = run.trainer.graphs
+        graphs = run.trainer.computer.graphs
         for step in range(3):
             if i == step == 1:
                 with pytest.raises(UserError, match="token_type_ids holds 9"):
@@ -104,7 +104,7 @@ def test_a_step_that_raised_leaves_nothing_to_the_next(tmp_path: Path, seed: int
 def test_a_capture_that_fails_later_leaves_the_graphs_before_it(tmp_path: Path, seed: int) -> None:
     data = Data(seed, same=True)
     run = Run(tmp_path, data, EXACT)
-    graphs = run.trainer.graphs
+    graphs = run.trainer.computer.graphs
     small, large = (graphs.prepare(data.batch(0, 0, sequences)) for sequences in (3, 5))
     graphs([small], lr=1e-3)
     run.recorder.failing = "it waits"
@@ -120,7 +120,7 @@ def test_a_failed_capture_trains_on_without(tmp_path: Path, seed: int, caplog: p
     with caplog.at_level(logging.WARNING, "fastbert"):
         failed.trainer.run()
     assert_same(plain, failed, tolerance=2e-6)
-    assert {(use.how, use.reason) for use in failed.trainer.graphs.report()} == {
+    assert {(use.how, use.reason) for use in failed.trainer.computer.graphs.report()} == {
         ("eager", "the capture failed: it waits")
     }
     assert len(caplog.records) == 1
@@ -128,7 +128,7 @@ def test_a_failed_capture_trains_on_without(tmp_path: Path, seed: int, caplog: p
 
 def test_where_there_are_no_graphs_the_run_says_so_in_a_line(tmp_path: Path) -> None:
     run = Run(tmp_path, Data(), None, cuda_graphs="on")
-    assert run.trainer.graphs is None
+    assert run.trainer.computer.graphs is None
     assert run.messages[0].startswith("kernels: native (")
     assert run.messages[1:] == ["--cuda-graphs has no effect: there are no CUDA graphs on a device of type cpu"]
     assert Run(tmp_path, Data(), None).messages == run.messages[:1], "silent on a CPU unless it was asked for"
