@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
@@ -40,6 +39,7 @@ from fastbert.training.optimizer import GradientError, set_learning_rate
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.parallel import Replicas, Shards
 from fastbert.training.precision import narrow_weights, restore_masters
+from fastbert.training.processes import CONTINUE
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
@@ -50,11 +50,9 @@ from fastbert.training.step_log import ExactStep, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
 from fastbert.training.step_reports import SpikeError, Step, StepReports, TrainingError
 from fastbert.training.step_spec import Cursor, LoadedStep, StepCounts, StepSource, StepSpec
-from fastbert.training.stopping import Stopped, StopRequest
+from fastbert.training.stopping import Stopped, StopRequest, agreed_signal, signal_flags
 
 CHECKPOINTS, CHECKPOINT_STEPS = 20, 1000  # a run's defaults, unless flags say otherwise
-
-CONTINUE = "its checkpoints are whole: continue with --resume"
 
 
 class Trainer:
@@ -134,7 +132,6 @@ class Trainer:
         self.omitted: set[int] = set()
         """Steps that change no weight, since their loss was a spike from which the run was rolled back."""
         self._last_progress = 0.0
-        self._agreements = 0
         self._repeats_schedule = True
         self.stop = StopRequest(self.reporter.on_message)
         if device.type == "cpu":
@@ -204,18 +201,13 @@ class Trainer:
                 return self.checkpoints.save_async(tensors, state, flush, owned=self.replicas.gathers)
             return self.checkpoints.save(tensors, state, flush)
 
-    def _unique(self, name: str) -> str:
-        """Return the name of an agreement of all processes that may be made more than once."""
-        self._agreements += 1
-        return f"{name}-{self._agreements}"
-
     def resume(self, at_most: int | None = None) -> int:
         """Continue from the newest whole checkpoint, of step `at_most` or before, whatever the number of processes that
         wrote it; return its step, 0 if there is none."""
         loaded = self.checkpoints.load_last(TrainerState.of, at_most)
         step = 0 if loaded is None else loaded[1].step
         self.world.require_equal(
-            self._unique("checkpoint"),
+            self.world.unique("checkpoint"),
             {"checkpoint of step": step},
             "--out must be on a file system that all machines share",
         )
@@ -362,7 +354,7 @@ class Trainer:
         """Return to the last checkpoint before a spike, and leave the step out from now on. Raises `TrainingError`
         where there is no checkpoint."""
         self.checkpoints.wait()
-        self.world.wait(self._unique("spike"))
+        self.world.wait(self.world.unique("spike"))
         omitted = {*self.omitted, spike.step}
         self.reports.pending.clear()
         step = self.resume(spike.step - 1)
@@ -419,7 +411,7 @@ class Trainer:
                 self.schedule.close()
             self.schedule = ScheduleLog(path, self.step or None, replay=self._repeats_schedule)
         steps = self.world.shared(
-            self._unique("schedule"), lambda: {str(line.step): line.progress for line in self._scheduled()}
+            self.world.unique("schedule"), lambda: {str(line.step): line.progress for line in self._scheduled()}
         )
         self.recorded = {int(step): progress for step, progress in steps.items()}
 
@@ -433,7 +425,7 @@ class Trainer:
         if self.world.size == 1:
             return stop
         numbers = torch.zeros(3 + Totals.NUMBERS, dtype=torch.float64)
-        numbers[0], numbers[1] = stop == signal.SIGINT, stop == signal.SIGTERM
+        numbers[:2] = torch.tensor(signal_flags(stop))
         numbers[2] = self.seconds if self.world.is_main else 0.0
         if isinstance(losses, Totals):
             numbers[3:] = losses.numbers()
@@ -441,7 +433,7 @@ class Trainer:
         self.seconds = float(numbers[2])
         if isinstance(losses, Totals):
             losses.set_numbers(numbers[3:])
-        return signal.SIGINT if numbers[0] else signal.SIGTERM if numbers[1] else None
+        return agreed_signal(numbers[:2].tolist())
 
     def _specs(self) -> Iterator[StepSpec]:
         """Yield the steps that follow."""
