@@ -192,12 +192,13 @@ class Fit:
         every = config.eval_every or self.per_epoch
         pending: tuple[Record, HostCopy] | None = None
         last_stage, layers = -1, self.model.config.num_hidden_layers
+        self.loss.wrap()
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
             stage = recipe.stage(now.step, self.per_epoch, self.total, layers)
             if config.gradual_unfreezing and stage != last_stage:
                 recipe.freeze(self.model, recipe.unfrozen(stage, layers))
-                self.loss.forget()
+                self.loss.wrap()
             last_stage = stage
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor_of(config, now.step, self.total)

@@ -57,9 +57,11 @@ class TrialLoss:
         self.model, self.objective, self.items, self.world, self.dtype = model, objective, items, world, dtype
         self._replica: Any = None
 
-    def forget(self) -> None:
-        """Set up the sum of gradients anew before the next pass: other parameters require them."""
-        self._replica = None
+    def wrap(self) -> None:
+        """Set up the sum of the gradients of the parameters that require them now, in all processes at the same time;
+        call it before the first step, and after other parameters were frozen."""
+        if self.world.size > 1:
+            self._replica = replicated(_Module(self.model, self.objective), self.dtype)
 
     def share(
         self, rows: Rows, units: np.ndarray, keys: np.ndarray, micro_batch: int | None, signal: int | None = None
@@ -104,23 +106,17 @@ class TrialLoss:
         if self.world.size == 1:
             result = self.objective(self.model, batch, items)
             return result if isinstance(result, Losses) else Losses(result)
-        total, *parts = self._wrapped()(batch, items)
+        total, *parts = self._replica(batch, items)
         if not step.counts:
             total, parts = total * 0.0, [torch.zeros_like(part) for part in parts]
         return Losses(total, tuple(parts))
 
     def accumulating(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         """Return the context of a micro-batch's forward and backward pass: only that of the `last` sums gradients."""
-        if self.world.size == 1 or last:
+        if self._replica is None or last:
             return contextlib.nullcontext()
-        context: contextlib.AbstractContextManager[None] = self._wrapped().no_sync()
+        context: contextlib.AbstractContextManager[None] = self._replica.no_sync()
         return context
-
-    def _wrapped(self) -> Any:
-        """Return the loss as DDP wraps it."""
-        if self._replica is None:
-            self._replica = replicated(_Module(self.model, self.objective), self.dtype)
-        return self._replica
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Sum a tensor of the device over all processes, in place."""
