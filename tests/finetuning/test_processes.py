@@ -12,10 +12,13 @@ import pytest
 import torch
 from finetune_runs import config, same, weights
 from ranks import Ranks
-from toy_tasks import choices, echoes, feelings, questions, sentiment, tagged
+from toy_tasks import VOCABULARY, choices, echoes, feelings, questions, sentiment, tagged
 
+from fastbert import WordPieceTokenizer
 from fastbert.finetuning.run import finetune
 from fastbert.flags import flag
+from fastbert.models import registry
+from fastbert.models.gpt2.config import GPT2Config
 
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
@@ -38,12 +41,26 @@ def files(place: Path) -> None:
     choices(place / "choices.jsonl", 13, seed=1)
     feelings(place / "sets.tsv", 13, seed=1)
     echoes(place / "echoes.tsv", 13, seed=1)
+    shape: dict[str, Any] = {
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    (place / "new.json").write_text(json.dumps({"model_type": "transformer", **shape}))
+    gpt = GPT2Config(**shape, vocab_size=len(VOCABULARY), max_position_embeddings=64)
+    registry.head_class(gpt, "ForCausalLM")(gpt).save_pretrained(place / "gpt")
+    WordPieceTokenizer(list(VOCABULARY)).save_pretrained(place / "gpt")
 
 
 def flags_of(place: Path, flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of a short run, with the paths of its files."""
     chosen = {**FEW, **flags}
     chosen["train"] = place / chosen["train"]
+    if "model" in chosen:
+        chosen["model"] = str(place / chosen["model"])
+    if "tokenizer" in chosen:
+        chosen["tokenizer"] = place / chosen["tokenizer"]
     if "eval" in chosen:
         chosen["eval"] = tuple(place / name for name in chosen["eval"])
     return chosen
@@ -116,6 +133,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "pairs": {"task": "regression", "train": "pairs-dev.tsv", "eval": ("pairs-dev.tsv",), "pair_order": "both",
               "steps": 3},
     "lora": {"lora": 2, "eval": ("dev.tsv",)},
+    "language model": {"model": "gpt", "lm_weight": 0.5, "eval": ("dev.tsv",), "micro_batch": 2},
+    "new": {"task": "seq2seq", "architecture": "transformer", "model": "new.json", "tokenizer": "model",
+            "train": "echoes.tsv", "eval": ("echoes.tsv",), "max_target_length": 6, "batch_size": (7,)},
+    "bilstm": {"bilstm": 0, "eval": ("dev.tsv",)},
 }  # fmt: skip
 FAST = ("tagging", "teacher")
 
