@@ -98,6 +98,8 @@ def assert_close(parts: Path, whole: Path) -> None:
             assert first["scores"][file] == pytest.approx(second["scores"][file], rel=1e-4, abs=1e-3)
     assert (parts / "predictions").exists() == (whole / "predictions").exists()
     for name, value in weights(whole / "model").items():
+        if name.endswith("key.bias"):  # its gradient is zero but for rounding, which AdamW scales up
+            continue
         torch.testing.assert_close(weights(parts / "model")[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
