@@ -11,6 +11,7 @@ from fastbert.cli import finetune as finetune_command
 from fastbert.cli import pretrain as pretrain_command
 from fastbert.cli.keyword_options import config_of, signature_of
 from fastbert.cli.training_view import shown
+from fastbert.distributed.environment import is_main_process
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.flags import check_required
 from fastbert.training.config import PretrainConfig
@@ -105,7 +106,8 @@ def _run(
 ) -> Result:
     """Check the options as the command does, and run it."""
     check_required(config)
-    check(config)
+    if is_main_process():  # the others would see what the first one writes
+        check(config)
     if reporter is not None:
         return run(reporter)
     out: Path = config.out
