@@ -83,7 +83,8 @@ class ExactTrainer(transformers.Trainer):
             progress = (step + 0.5) / num_training_steps
             return min(progress / warmup, (1 - progress) / (1 - warmup))
 
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+        chosen: Any = optimizer or self.optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, factor)
         return self.lr_scheduler
 
     def compute_loss(
@@ -91,7 +92,7 @@ class ExactTrainer(transformers.Trainer):
     ) -> Any:
         """Return the loss of a micro-batch: the model's own if it is the whole step."""
         if self.args.world_size == 1 and self.settings.accumulation == 1:
-            loss = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **options)
+            loss: Any = super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch, **options)
             self.kept.append(loss.detach())
             return loss
         labels = inputs.pop("labels")
