@@ -105,6 +105,7 @@ class Trainer:
         self.replicas = kind(self.loss, self.world, dtype)
         self.optimizer = pretraining_optimizer(model, config, self.lr, masters=masters)
         self.optimizer.reduce_sums = self.replicas.reduce_sums
+        self.optimizer.share(self.world.rank, self.world.size, self.replicas.sum)
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
         if self.world.size == 1:
