@@ -32,7 +32,8 @@ def pretrain(
     """Pre-train a model, as `fastbert pretrain` does: `pretrain(corpus="my-text", model="mini", out="runs/mine")`.
 
     Args:
-        config: all options in one object, instead of keyword arguments.
+        config: all options in one object, instead of keyword arguments; each of its values counts as given, so that
+            its recipe fills in none (`fastbert.training.recipes.with_recipe` does).
         reporter: hooks for steps, validations and messages, instead of the progress that is shown.
         quiet: show no progress; otherwise it is shown like that of the command where stderr is a terminal.
         **options: the flags of `fastbert pretrain`, as listed by its `--help-all`, with underscores: `max_length=128`.
