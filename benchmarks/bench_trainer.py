@@ -61,7 +61,7 @@ class Shape:
 
 
 PRETRAINING = (Shape(1, 1), Shape(2, 1), Shape(2, 2))
-FINETUNING = (Shape(1, 1), Shape(1, 2))
+FINETUNING = (*PRETRAINING, Shape(1, 2))
 
 
 @dataclass(frozen=True)
