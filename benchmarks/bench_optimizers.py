@@ -2,9 +2,9 @@
 
     python benchmarks/bench_optimizers.py --model base --rounds 9 --json rows.json
 
-A step clips the norm of all gradients and updates the weights. The peers are `torch.optim.AdamW(fused=True)`, and
-StableAdamW and LAMB in multi-tensor operations of PyTorch, as they are commonly written. Weights are compared after the
-first step; then contenders take turns.
+A step clips the norm of all gradients and updates the weights. The peers are `torch.optim.AdamW(fused=True)`,
+StableAdamW and LAMB in multi-tensor operations of PyTorch, as they are commonly written, and `torch.optim.Muon` beside
+AdamW. Weights are compared after the first step; then contenders take turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,13 @@ from fastbert.benchmarks.harness.measure import FASTBERT, Row, interleave, make_
 from fastbert.benchmarks.harness.report import show
 from fastbert.config import PRESETS, BertConfig
 from fastbert.models import BertForPreTraining
+from fastbert.training.muon import ORTHOGONAL, Muon, split_groups
 from fastbert.training.optimizer import OPTIMIZERS, decayed
-from fastbert.training.update_rules import Rule
+from fastbert.training.optimizer_flags import OptimizerName
 
 PEER = "PyTorch"
 LR, BETAS, EPS, DECAY, MAX_NORM = 1e-3, (0.9, 0.98), 1e-6, 0.01, 1.0
-CLOSE = 1e-5
+CLOSE, CLOSE_BF16 = 1e-5, 2e-4  # the latter for Muon, whose iterations are bf16 matmuls
 
 
 class ForeachOptimizer:
@@ -70,8 +71,28 @@ class ForeachOptimizer:
             torch._foreach_sub_(weights, updates)
 
 
-def parameter_groups(model: str, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the parameters of a model's size with gradients, grouped by weight decay; equal for equal seeds."""
+class MuonBesideAdamW:
+    """torch.optim.Muon for the matrices of the layers, and torch's fused AdamW for the rest."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
+        matrices, rest = (
+            [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups if g[ORTHOGONAL] == orthogonal]
+            for orthogonal in (True, False)
+        )
+        self.optimizers = (
+            torch.optim.Muon(matrices, lr=LR, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=LR, betas=BETAS, eps=EPS, fused=True),
+        )
+
+    def step(self) -> None:
+        """Take a step by the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def parameter_groups(model: str, seed: int = 0, *, split: bool = False) -> list[dict[str, Any]]:
+    """Return the parameters of a model's size with gradients, equal for equal seeds, grouped by weight decay, and by
+    Muon and AdamW if `split`."""
     with torch.device("meta"):
         shapes = BertForPreTraining(BertConfig.preset(model))
     generator = torch.Generator().manual_seed(seed)
@@ -79,21 +100,27 @@ def parameter_groups(model: str, seed: int = 0) -> list[dict[str, Any]]:
     for name, meta in shapes.named_parameters():
         parameter = nn.Parameter(torch.randn(meta.shape, generator=generator).mul_(0.02))
         parameter.grad = torch.randn(meta.shape, generator=generator).mul_(1e-4)
-        groups[not decayed(name, meta)]["params"].append(parameter)
-    return groups
+        groups[not decayed(name, meta)]["params"].append((name, parameter) if split else parameter)
+    return split_groups(groups) if split else groups
 
 
-def contenders(rule: Rule, model: str) -> dict[str, tuple[list[Tensor], Callable[[], None]]]:
+def contenders(rule: OptimizerName, model: str) -> dict[str, tuple[list[Tensor], Callable[[], None]]]:
     """Return the weights of each contender, and its step."""
-    own, theirs = parameter_groups(model), parameter_groups(model)
-    ours = OPTIMIZERS[rule](own, lr=LR, betas=BETAS, eps=EPS, fused=True)
-    peer: Any = (
-        torch.optim.AdamW(theirs, lr=LR, betas=BETAS, eps=EPS, fused=True)
-        if rule == "adamw"
-        else ForeachOptimizer(rule, theirs)
-    )
+    own, theirs = (parameter_groups(model, split=rule == "muon") for _ in range(2))
+    for group in theirs if rule == "muon" else ():
+        group["params"] = [parameter for _, parameter in group["params"]]
+    kind = Muon if rule == "muon" else OPTIMIZERS[rule]
+    ours = kind(own, lr=LR, betas=BETAS, eps=EPS, fused=True)
+    peer: Any
+    if rule == "muon":
+        peer = MuonBesideAdamW(theirs)
+    elif rule == "adamw":
+        peer = torch.optim.AdamW(theirs, lr=LR, betas=BETAS, eps=EPS, fused=True)
+    else:
+        peer = ForeachOptimizer(rule, theirs)
     weights = {
-        name: [p for group in groups for p in group["params"]] for name, groups in ((FASTBERT, own), (PEER, theirs))
+        name: [p for group in groups for p in group["params"]]
+        for name, groups in ((FASTBERT, ours.param_groups), (PEER, theirs))
     }
 
     def our_step() -> None:
@@ -107,14 +134,14 @@ def contenders(rule: Rule, model: str) -> dict[str, tuple[list[Tensor], Callable
     return {FASTBERT: (weights[FASTBERT], our_step), PEER: (weights[PEER], their_step)}
 
 
-def measure(rule: Rule, model: str, rounds: int) -> list[Row]:
+def measure(rule: OptimizerName, model: str, rounds: int) -> list[Row]:
     """Return the rows of an optimiser. Exits if the contenders' weights differ after a step."""
     both = contenders(rule, model)
     for _, step in both.values():
         step()
     (own, _), (theirs, _) = both.values()
     difference = max(float((p - q).detach().abs().max()) for p, q in zip(own, theirs, strict=True))
-    if not difference < CLOSE:
+    if not difference < (CLOSE_BF16 if rule == "muon" else CLOSE):
         sys.exit(f"{rule}: weights differ by {difference:.2g} after a step: there is nothing to compare")
     timings = interleave({name: timed(step) for name, (_, step) in both.items()}, rounds, warming=rounds > 1)
     differences, outputs = dict.fromkeys(timings, difference), dict.fromkeys(timings, "close")
@@ -135,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--rounds and --threads must be at least 1")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    rows = [row for rule in OPTIMIZERS for row in measure(rule, options.model, options.rounds)]
+    rows = [row for rule in get_args(OptimizerName) for row in measure(rule, options.model, options.rounds)]
     show(rows)
     if options.json is not None:
         settings = {"model": options.model, "clipped": True}

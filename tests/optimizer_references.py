@@ -1,4 +1,4 @@
-"""AdamW, StableAdamW and LAMB, written from their papers in float64, one parameter after the other."""
+"""AdamW, StableAdamW, LAMB and Muon, written from their papers in float64, one parameter after the other."""
 
 import torch
 from torch import Tensor
@@ -58,6 +58,20 @@ class Lamb(Reference):
         if decay and x.norm() > 0 and update.norm() > 0:
             ratio = float(x.norm() / update.norm())
         self.weights[index] = x - self.lr * ratio * update
+
+
+class Muon(Reference):
+    """Jordan et al. 2024, with Nesterov's momentum as a mean; scaled as in Liu et al. 2025, equation 4."""
+
+    def update(self, index: int, g: Tensor) -> None:
+        momentum = self.first[index] = 0.95 * self.first[index] + 0.05 * g
+        x = 0.05 * g + 0.95 * momentum
+        x = x / max(float(x.norm()), 1e-7)
+        for _ in range(5):
+            x = 3.4445 * x - 4.7750 * (x @ x.T) @ x + 2.0315 * (x @ x.T) @ (x @ x.T) @ x
+        theta = self.weights[index]
+        step = 0.2 * max(x.shape) ** 0.5 * x
+        self.weights[index] = theta - self.lr * (step + self.decays[index] * theta)
 
 
 REFERENCES = {"adamw": AdamW, "stableadamw": StableAdamW, "lamb": Lamb}

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -67,11 +69,20 @@ def _serve(folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
+    import torch._dynamo
     import torch.distributed.fsdp
     import tyro  # noqa: F401
 
+    import fastbert.cli.finetune
     import fastbert.cli.pretrain
+    import fastbert.finetuning.run
+    import fastbert.tasks.prediction_files
     import fastbert.training.pretrain  # noqa: F401
+
+    packages = ("sklearn.metrics", "scipy.stats", "seqeval.metrics", "matplotlib.backends.backend_agg")
+    for package in (*packages, "matplotlib.figure"):  # where they are installed
+        with contextlib.suppress(ImportError):
+            importlib.import_module(package)
 
     for line in sys.stdin:
         request = json.loads(line)

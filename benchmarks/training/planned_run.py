@@ -21,8 +21,9 @@ LEARNED = 4096  # entries from the text; the others are placeholders
 WARMING_STEPS = 2
 
 
-def prepare_shards(folder: Path) -> Path:
-    """Write token shards of the English that ships with Python, with a vocabulary of the released models' size."""
+def prepare_shards(folder: Path, vocab_size: int | None = None) -> Path:
+    """Write token shards of the English that ships with Python; `vocab_size` is that of the released models by
+    default."""
     from fastbert.data.corpus import Corpus
     from fastbert.data.prepare import prepare
     from fastbert.data.python_text import python_documents
@@ -33,7 +34,8 @@ def prepare_shards(folder: Path) -> Path:
     corpus = Corpus.find(path, text_format="lines")
     sentences = (sentence for document in corpus.documents() for sentence in document)
     vocabulary = train_vocabulary(sentences, LEARNED)
-    vocabulary = [*vocabulary, *(f"[unused{index}]" for index in range(VOCABULARY - len(vocabulary)))]
+    unused = (VOCABULARY if vocab_size is None else vocab_size) - len(vocabulary)
+    vocabulary = [*vocabulary, *(f"[unused{index}]" for index in range(unused))]
     prepare(corpus, WordPieceTokenizer(vocabulary), folder / "shards", overwrite=True)
     return folder / "shards"
 

@@ -15,6 +15,7 @@ from fastbert.cli.checks import (
     check_no_run,
 )
 from fastbert.cli.training_view import shown
+from fastbert.distributed.environment import is_main_process
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig as Config
 from fastbert.flags import check_required
@@ -88,6 +89,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     with shown("finetune", config.out, quiet) as reporter:
         result = finetune(config, reporter)
+    if not is_main_process():
+        return 0
     lines = _scores(result)
     points = {(trial.trial.lr, trial.trial.batch_size, trial.trial.epochs) for trial in result.trials}
     if len(points) > 1 and result.scores:

@@ -11,6 +11,7 @@ from fastbert.cli import finetune as finetune_command
 from fastbert.cli import pretrain as pretrain_command
 from fastbert.cli.keyword_options import config_of, signature_of
 from fastbert.cli.training_view import shown
+from fastbert.distributed.environment import is_main_process
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.flags import check_required
 from fastbert.training.config import PretrainConfig
@@ -31,7 +32,8 @@ def pretrain(
     """Pre-train a model, as `fastbert pretrain` does: `pretrain(corpus="my-text", model="mini", out="runs/mine")`.
 
     Args:
-        config: all options in one object, instead of keyword arguments.
+        config: all options in one object, instead of keyword arguments; each of its values counts as given, so that
+            its recipe fills in none (`fastbert.training.recipes.with_recipe` does).
         reporter: hooks for steps, validations and messages, instead of the progress that is shown.
         quiet: show no progress; otherwise it is shown like that of the command where stderr is a terminal.
         **options: the flags of `fastbert pretrain`, as listed by its `--help-all`, with underscores: `max_length=128`.
@@ -105,7 +107,8 @@ def _run(
 ) -> Result:
     """Check the options as the command does, and run it."""
     check_required(config)
-    check(config)
+    if is_main_process():  # the others would see what the first one writes
+        check(config)
     if reporter is not None:
         return run(reporter)
     out: Path = config.out

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,10 +109,7 @@ class StepSamples:
         numbers = np.asarray(counters, np.int64)
         if not by_tokens:
             return numbers[rank::world_size]
-        order = np.argsort(-self.lengths(numbers), kind="stable")
-        rounds, turn = np.divmod(np.arange(len(numbers)), world_size)
-        ranks = np.where(rounds % 2 == 0, turn, world_size - 1 - turn)
-        return numbers[np.sort(order[ranks == rank])]
+        return numbers[share_by_tokens(self.lengths(numbers), rank, world_size)]
 
     def micro_batches(
         self, counters: Counters, *, sequences: int | None = None, tokens: int | None = None
@@ -151,6 +148,18 @@ class StepSamples:
                     self._token_ends.popitem(last=False)
             self._token_ends.move_to_end(epoch)
             return self._token_ends[epoch]
+
+
+def share_by_tokens(lengths: NDArray[Any], rank: int, world_size: int) -> NDArray[np.int64]:
+    """Return the samples of one rank, int64 (samples,), ascending, of those with these lengths in tokens, (samples,).
+
+    Samples are dealt out from the longest to the shortest, in alternating direction, so that the tokens of two ranks
+    differ by less than the longest sample has. The sizes of shares differ by at most one.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    rounds, turn = np.divmod(np.arange(len(lengths)), world_size)
+    ranks = np.where(rounds % 2 == 0, turn, world_size - 1 - turn)
+    return np.sort(order[ranks == rank])
 
 
 def _cumulative(lengths: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -13,3 +13,8 @@ def is_launched() -> bool:
 def is_main_process() -> bool:
     """Return True for the process that checks, writes and prints: the first of several, or the only one."""
     return not is_launched() or os.environ["RANK"] == "0"
+
+
+def processes() -> int:
+    """Return the number of processes that torchrun started, 1 without it."""
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else 1

@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -58,6 +59,8 @@ class World:
     ahead_group: Any = None
     """A second one, for the thread that prepares batches."""
 
+    _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
+
     @property
     def is_main(self) -> bool:
         """Return True for the process that writes the run's folder."""
@@ -78,6 +81,11 @@ class World:
             text = self._wait_for(key)
         values: dict[str, Any] = json.loads(text)
         return values
+
+    def unique(self, name: str) -> str:
+        """Return the name of an agreement that may be made more than once, by all processes in the same order."""
+        self._counts[name] += 1
+        return f"{name}-{self._counts[name]}"
 
     def gathered(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the values of every process, in the order of ranks; `name` is unique within the run."""

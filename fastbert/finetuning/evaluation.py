@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert.distributed.world import World
 from fastbert.errors import UserError
 from fastbert.finetuning import order
 from fastbert.finetuning.config import FinetuneConfig
@@ -72,13 +73,17 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def predict(task: Task[Any], model: Any, file: Evaluation, reporter: Reporter) -> list[Prediction]:
-    """Return a model's predictions on a file."""
+def predict(
+    task: Task[Any], model: Any, file: Evaluation, reporter: Reporter, world: World | None = None
+) -> list[Prediction]:
+    """Return a model's predictions on a file, of which each of several processes computes a share; only the first one
+    has them."""
 
     def progress(rows: int, finished: float) -> None:
         reporter.on_prediction(file.name, rows, finished)
 
-    return task.decode(file.dataset, file.rows, outputs_of(task, model, file.rows, progress=progress))
+    outputs = outputs_of(task, model, file.rows, progress=progress, world=world)
+    return task.decode(file.dataset, file.rows, outputs) if world is None or world.is_main else []
 
 
 def describe(

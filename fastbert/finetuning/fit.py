@@ -1,14 +1,11 @@
-"""The training of one trial: batches in the order of its seed, schedule, evaluations, best model, and signals.
-
-One file: a trial's state, what it writes to checkpoints, and its loop belong together.
-"""
+"""The training of one trial: batches in the order of its seed, schedule, evaluations, best model, and signals."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,18 +13,20 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fastbert.errors import CheckpointError, UserError
+from fastbert.distributed.world import World
+from fastbert.errors import UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
-from fastbert.finetuning.losses import Losses, Objective
+from fastbert.finetuning.losses import Objective
+from fastbert.finetuning.shared_checkpoint import shared_checkpoint
+from fastbert.finetuning.trial_loss import StepShare, TrialLoss
+from fastbert.finetuning.trial_state import BEST, Progress, Scores, State, best_folder, best_step, hashes
 from fastbert.io.atomic_write import sync_tree
-from fastbert.io.checksums import sha256
 from fastbert.io.log import logger
-from fastbert.io.untrusted_input import read_json_file
 from fastbert.ops import gpu
 from fastbert.ops.kernel_failures import until_compiled
 from fastbert.tasks.predicting import autocast
-from fastbert.tasks.rows import Rows, TaskBatch, share_out
+from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.training import checkpoint
 from fastbert.training.device_step import HostCopy
 from fastbert.training.meters import RunMeters
@@ -38,93 +37,6 @@ from fastbert.training.reporter import Record, Reporter
 from fastbert.training.saving import Checkpoints
 from fastbert.training.snapshot import snapshot
 from fastbert.training.stopping import Stopped, StopRequest
-
-Scores = dict[str, dict[str, float]]
-
-
-@dataclass
-class Progress:
-    """The progress of a trial, which checkpoints store beside the tensors."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float | None = None
-    best_step: int = 0
-    best_scores: Scores | None = None
-    since_best: int = 0
-    """Consecutive evaluations without a better score."""
-    unlogged: list[float] = field(default_factory=list)
-    """Losses since the last line of metrics.jsonl."""
-    unlogged_parts: list[list[float]] = field(default_factory=list)
-    """Their parts, in the order of `Setting.parts`, per step."""
-
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> Progress:
-        """Read the progress from a checkpoint's state. Raises `CheckpointError`."""
-        none = type(None)
-        values = {
-            "step": checkpoint.require(state, "step", int),
-            "tokens": checkpoint.require(state, "tokens", int),
-            "seconds": checkpoint.require(state, "seconds", float),
-            "best": checkpoint.require(state, "best", (float, none)),
-            "best_step": checkpoint.require(state, "best_step", int),
-            "best_scores": checkpoint.require(state, "best_scores", (dict, none)),
-            "since_best": checkpoint.require(state, "since_best", int),
-            "unlogged": checkpoint.require(state, "unlogged", list),
-            "unlogged_parts": checkpoint.require({"unlogged_parts": [], **state}, "unlogged_parts", list),
-        }
-        parts = values["unlogged_parts"]
-        numbers = [values["unlogged"], *parts]
-        if not all(isinstance(row, list) and all(isinstance(loss, float | int) for loss in row) for row in numbers):
-            raise CheckpointError("the losses since the last line of metrics.jsonl are not numbers")
-        return cls(**values)
-
-
-@dataclass(frozen=True)
-class State:
-    """A trial's state in state.json of a checkpoint, with its types checked."""
-
-    trial: Trial
-    progress: Progress
-    best: dict[str, str]
-    """SHA-256 of the files of the best model so far, by their paths in its folder."""
-    scaler: dict[str, Any]
-    meters: dict[str, Any]
-
-    @classmethod
-    def reader(cls, folder: Path) -> Callable[[dict[str, Any]], State]:
-        """Return a function that reads a state of the checkpoints in `folder`, and compares the best model that it
-        names with its SHA-256. The function raises `CheckpointError`."""
-
-        def read(state: dict[str, Any]) -> State:
-            trial = checkpoint.require(state, "trial", dict)
-            kinds = {"lr": float, "batch_size": int, "epochs": float, "seed": int}
-            trial_state = cls(
-                Trial(**{name: checkpoint.require(trial, name, kind) for name, kind in kinds.items()}),
-                Progress.of(checkpoint.require(state, "progress", dict)),
-                checkpoint.require(state, "best", dict),
-                checkpoint.require(state, "scaler", dict),
-                checkpoint.require({"meters": {}, **state}, "meters", dict),
-            )
-            if trial_state.best != _hashes(best_folder(folder, trial_state.progress.best_step)):
-                raise CheckpointError(
-                    f"the best model that it names, of step {trial_state.progress.best_step:,}, is missing or damaged"
-                )
-            return trial_state
-
-        return read
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a folder; nothing for a missing folder."""
-    if not folder.is_dir():
-        return {}
-    return {
-        str(path.relative_to(folder)): sha256(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,43 +51,33 @@ class Setting:
     save: Callable[[Path], object]
     """Writes the current model to a folder."""
     evaluate: Callable[[Any], Scores] | None
-    """Returns a model's scores by file; None without evaluation files."""
+    """Returns a model's scores by file, the same in all processes; None without evaluation files."""
     choose: Callable[[Scores], float]
     """Returns the score that selects the best model; higher is better."""
     folder: Path
     device: torch.device
     dtype: torch.dtype
-    log: MetricsLog
+    log: MetricsLog | None
+    """The run's metrics.jsonl; None in all processes but the first."""
     reporter: Reporter
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """The content of config.json, which checkpoints store too."""
     parts: tuple[str, ...] = ()
     """Names in metrics.jsonl of the parts of the objective's `Losses`."""
+    world: World = field(default_factory=World)
+    """The processes of the run; the first one writes its folder."""
 
 
 KEEP = 2
 """Checkpoints of a trial: the previous one is used if the newest is damaged."""
-BEST = "best-"
-
-
-def best_folder(folder: Path, step: int) -> Path:
-    """Return the folder of a trial's best model, that of a step."""
-    return folder / f"{BEST}{step:08d}"
-
-
-def _best_step(folder: Path) -> int | None:
-    """Return the best step that a checkpoint names; None if its state cannot be read."""
-    try:
-        return Progress.of(read_json_file(folder / checkpoint.STATE)["progress"]).best_step
-    except (CheckpointError, KeyError, TypeError, AttributeError):
-        return None
 
 
 class Fit:
     """A trial in memory: model, optimiser and progress.
 
     `best_folder` holds the best model so far. The best model that a checkpoint names is kept as long as the checkpoint,
-    since a run that is resumed there may select a different one."""
+    since a run that is resumed there may select a different one. All processes of a run make the same trial; the first
+    one writes."""
 
     def __init__(self, model: Any, trial: Trial, setting: Setting, stop: StopRequest) -> None:
         self.model, self.trial, self.setting, self.stop = model.to(setting.device), trial, setting, stop
@@ -184,7 +86,9 @@ class Fit:
         if config.frozen:
             recipe.freeze(model, [model.config.num_hidden_layers + 1])
         self.optimizer = recipe.optimizer(model, config, trial.lr)
-        self.optimizer.flatten_if_faster(model, setting.device, setting.dtype)
+        if setting.world.size == 1:  # else gradients are summed in buckets of DDP's
+            self.optimizer.flatten_if_faster(model, setting.device, setting.dtype)
+        self.loss = TrialLoss(model, setting.objective, setting.items, setting.world, setting.dtype)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
         self.launches = setting.device.type != "cpu"
@@ -213,12 +117,16 @@ class Fit:
         """Write the model as the best of this trial."""
         setting, step = self.setting, self.progress.step
         self.progress.best_step, self.hashes = step, (0, {})
+        if not setting.world.is_main:
+            return
         setting.save(best_folder(setting.folder, step))
         self._keep_best()
 
     def resume(self) -> None:
         """Continue from the trial's newest whole checkpoint, if there is one."""
-        loaded = self.checkpoints.load_last(State.reader(self.setting.folder))
+        world = self.setting.world
+        loaded = self.checkpoints.load_last(State.reader(self.setting.folder)) if world.is_main else None
+        loaded = shared_checkpoint(world, loaded)
         if loaded is None:
             return
         last, state = loaded
@@ -226,15 +134,20 @@ class Fit:
         self.meters.restore(state.meters)
         checkpoint.restore(last, self.model, self.optimizer)
         self.progress, self.hashes = state.progress, (state.progress.best_step, state.best)
+        if not world.is_main:
+            return
         self.named = {
             folder.name: step
             for folder in checkpoint.find(self.setting.folder)
-            if (step := _best_step(folder)) is not None
+            if (step := best_step(folder)) is not None
         }
         self._keep_best()
 
     def save(self, *, behind: bool = False) -> Path:
-        """Save a checkpoint of the current step, `behind` the next ones if --async-save says so; return its folder."""
+        """Save a checkpoint of the current step, in the first process, `behind` the next ones if --async-save says so;
+        return its folder."""
+        if not self.setting.world.is_main:
+            return self.checkpoints.folder(self.progress.step)
         with self.meters.timed("checkpoint"):
             return self._save(behind)
 
@@ -243,7 +156,7 @@ class Fit:
         if step and self.hashes[0] != step:
             best = best_folder(setting.folder, step)
             sync_tree(best)
-            self.hashes = (step, _hashes(best))
+            self.hashes = (step, hashes(best))
         state = {
             "step": self.progress.step,
             "progress": vars(self.progress),
@@ -253,9 +166,11 @@ class Fit:
             "scaler": self.scaler.state_dict(),
             "meters": self.meters.to_state(),
             "torch": torch.__version__,
+            "processes": setting.world.size,
         }
         save = self.checkpoints.save_async if behind else self.checkpoints.save
-        saved = save(snapshot(self.model, self.optimizer), state, [setting.log.sync])
+        flush = [] if setting.log is None else [setting.log.sync]
+        saved = save(snapshot(self.model, self.optimizer), state, flush)
         self.named[saved.name] = step
         self._keep_best()
         return saved
@@ -267,7 +182,9 @@ class Fit:
         """
         setting, left = self.setting, self.total - self.progress.step
         say = setting.reporter.on_message
-        with StepProfiler.of(setting.config, setting.config.out, setting.device, say, steps_left=left) as profiler:
+        with StepProfiler.of(
+            setting.config, setting.config.out, setting.device, say, steps_left=left, writes=setting.world.is_main
+        ) as profiler:
             return self._run(profiler)
 
     def _run(self, profiler: StepProfiler) -> Progress:
@@ -275,52 +192,60 @@ class Fit:
         every = config.eval_every or self.per_epoch
         pending: tuple[Record, HostCopy] | None = None
         last_stage, layers = -1, self.model.config.num_hidden_layers
+        self.loss.wrap()
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
             stage = recipe.stage(now.step, self.per_epoch, self.total, layers)
             if config.gradual_unfreezing and stage != last_stage:
                 recipe.freeze(self.model, recipe.unfrozen(stage, layers))
+                self.loss.wrap()
             last_stage = stage
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor_of(config, now.step, self.total)
             with profiler.step():
-                numbers, tokens = self._step(epoch, units, rate)
+                numbers, step = self._step(epoch, units, rate)
             if pending is not None and self.launches:
                 self._report(*pending)  # the previous step, while the device computes this one
                 pending = None
             seconds = time.perf_counter() - started
-            now.step, now.tokens, now.seconds = now.step + 1, now.tokens + tokens, now.seconds + seconds
+            now.step, now.tokens, now.seconds = now.step + 1, now.tokens + step.tokens, now.seconds + seconds
             record = self._record("train", epoch=now.step / self.per_epoch, learning_rate=rate)
-            record["tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
+            record["tokens_per_second"] = round(step.tokens / max(seconds, 1e-9), 1)
             pending = (record, numbers)
             last = now.step == self.total
             due = setting.evaluate is not None and (now.step % every == 0 or last)
             saving = config.checkpoint_every is not None and now.step % config.checkpoint_every == 0 and not last
-            if not self.launches or due or saving or self.stop.number is not None or last:
+            if not self.launches or due or saving or self._stopping(step) is not None or last:
                 self._report(*pending)
                 pending = None
             if due and not self._evaluate():
                 break
-            if self.stop.number is not None:
-                raise Stopped(self.stop.number, self.save())
+            stopping = self.loss.agreed(self.stop.number) if due else self._stopping(step)
+            if stopping is not None:
+                saved = self.save()
+                setting.world.wait(setting.world.unique("stopped"))  # or torchrun would end the one that saves
+                raise Stopped(stopping, saved)
             if saving:
                 self.save(behind=True)
         if setting.evaluate is None:
             self._save_best()
         return now
 
-    def _step(self, epoch: int, units: Any, rate: float) -> tuple[HostCopy, int]:
-        """Take an optimiser step; return its loss, the parts of that and the norm of its gradient, and its tokens."""
+    def _stopping(self, step: StepShare) -> int | None:
+        """Return the signal after which the run stops: that of any process before the step, or of the only one."""
+        return self.stop.number if self.setting.world.size == 1 else step.signal
+
+    def _step(self, epoch: int, units: Any, rate: float) -> tuple[HostCopy, StepShare]:
+        """Take an optimiser step; return its loss, the parts of that and the norm of its gradient, and the share of it
+        that this process has computed."""
         self.model.train()
-        setting, rows = self.setting, self.setting.rows
-        size = setting.config.micro_batch or len(units)
+        setting = self.setting
         keys = order.dropout_keys(units, self.trial.seed, epoch)
         with self.meters.timed("data"):
-            parts = [rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)]
-            batches = share_out(parts)
-        items = sum(setting.items(batch) for batch in batches)
-        with gpu.out_of_memory(self._cures(min(size, len(units)))), self.optimizer.copies():
-            losses = until_compiled(lambda: self._backward(batches, items), self.optimizer.zero_grad)
+            step = self.loss.share(setting.rows, units, keys, setting.config.micro_batch, self.stop.number)
+        with gpu.out_of_memory(self._cures(step.micro_batch)), self.optimizer.copies():
+            losses = until_compiled(lambda: self._backward(step), self.optimizer.zero_grad)
+        losses = self.loss.sum(losses)
         recipe.set_rates(self.optimizer, rate)
         norm = self._clip(losses[0])
         if self.optimizer.flat is None:
@@ -329,18 +254,19 @@ class Fit:
             self.optimizer.zero_grad(set_to_none=True)
         else:
             self.optimizer.step(clear=True)
-        return HostCopy(torch.cat((losses.double(), norm.double()[None]))), sum(b.inputs.num_tokens for b in batches)
+        return HostCopy(torch.cat((losses.double(), norm.double()[None]))), step
 
-    def _backward(self, batches: Sequence[TaskBatch], items: float) -> Tensor:
-        """Add the gradients of a step's micro-batches; return its loss and the parts of it, fp32 (1 + parts,)."""
+    def _backward(self, step: StepShare) -> Tensor:
+        """Add the gradients of this process's micro-batches of a step, and those of all processes; return the loss of
+        the former and the parts of it, fp32 (1 + parts,)."""
         setting = self.setting
         total = torch.zeros(1 + len(setting.parts), device=setting.device)
-        for batch in batches:
+        for number, batch in enumerate(step.batches, start=1):
             batch = batch.pin_memory() if setting.device.type == "cuda" else batch
-            with autocast(setting.device, setting.dtype):
-                result = setting.objective(self.model, batch.to(setting.device, non_blocking=True), items or 1)
-            losses = result if isinstance(result, Losses) else Losses(result)
-            self.scaler.scale(losses.total).backward()
+            with self.loss.accumulating(last=number == len(step.batches)):
+                with autocast(setting.device, setting.dtype):
+                    losses = self.loss(batch.to(setting.device, non_blocking=True), step)
+                self.scaler.scale(losses.total).backward()
             total = total + torch.stack((losses.total, *losses.parts)).detach()
         return total
 
@@ -386,9 +312,7 @@ class Fit:
         if step == 1 or step % every == 0 or step == self.total:
             means = [sum(column) / len(window) for column in zip(*part_windows, strict=True)]
             costs = self.meters.fields(gradient_norm=norm)
-            self.setting.log.append(
-                {**record, "loss": sum(window) / len(window), **dict(zip(self.setting.parts, means)), **costs}
-            )
+            self._log({**record, "loss": sum(window) / len(window), **dict(zip(self.setting.parts, means)), **costs})
             window.clear()
             part_windows.clear()
 
@@ -399,7 +323,7 @@ class Fit:
         with self.optimizer.copies(), self.meters.timed("validation"):
             scores = setting.evaluate(self.model)
         record = self._record("validation", epoch=now.step / self.per_epoch, scores=scores)
-        setting.log.append(record)
+        self._log(record)
         setting.reporter.on_validation(record)
         value = setting.choose(scores)
         if now.best is None or value > now.best:
@@ -409,6 +333,11 @@ class Fit:
         now.since_best += 1
         patience = setting.config.early_stopping
         return patience is None or now.since_best < patience
+
+    def _log(self, record: Record) -> None:
+        """Append a line to metrics.jsonl, in the first process."""
+        if self.setting.log is not None:
+            self.setting.log.append(record)
 
     def _record(self, split: str, **values: Any) -> Record:
         now = self.progress

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastbert.errors import CheckpointError
 from fastbert.finetuning.config import Trial
-from fastbert.finetuning.fit import Progress, Scores
+from fastbert.finetuning.trial_state import Progress, Scores
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.training.run_files import is_sealed, sealed
@@ -49,6 +49,11 @@ class TrialResult:
             tokens=progress.tokens,
             seconds=round(progress.seconds, 3),
         )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrialResult:
+        """Return the result that `asdict` stored."""
+        return cls(**{**values, "trial": Trial(**values["trial"])})
 
 
 def point_of(trial: Trial) -> tuple[float, int, float]:
@@ -155,7 +160,7 @@ def read(folder: Path) -> list[TrialResult]:
     if not path.exists():
         return []
     try:
-        return [TrialResult(**{**values, "trial": Trial(**values["trial"])}) for values in _values(path)["trials"]]
+        return [TrialResult.from_dict(values) for values in _values(path)["trials"]]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); start again with --overwrite") from None
 

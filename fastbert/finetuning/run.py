@@ -1,61 +1,51 @@
 """Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions.
 
-One file: what a run does, from its inputs to its model, in that order.
+With several processes all of them read the examples and train; the first one alone reads and writes the run's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
-from fastbert.checkpoints.source import find_source
-from fastbert.checkpoints.tokenizer_files import holds_tokenizer
-from fastbert.checkpoints.weights import open_weights
-from fastbert.distillation.finetuning import load_teacher
+from fastbert.distributed.world import World, joined
 from fastbert.errors import UserError
-from fastbert.finetuning import baseline, defaults, language_model, new_model, order, results, start
-from fastbert.finetuning.adapters import require_peft
+from fastbert.finetuning import baseline, results, start
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.evaluation import (
     PREDICTIONS,
     REPORTS,
-    Evaluation,
     describe,
     file_names,
     is_described,
     predict,
-    split_off,
 )
-from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
+from fastbert.finetuning.fit import Fit, Setting
+from fastbert.finetuning.inputs import RunInputs
 from fastbert.finetuning.model_card import finetuning_card
+from fastbert.finetuning.result import FinetuneResult, ended, finished
 from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
-from fastbert.io.checksums import sha256
+from fastbert.finetuning.trial_state import Scores, State, best_folder
 from fastbert.models import registry
-from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Prediction
 from fastbert.tasks.finetuned_model import save_task
-from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
-from fastbert.tasks.registry import make_task
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.reports.files import contents
 from fastbert.tasks.reports.report import Baseline, by_key
-from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
-from fastbert.training.device import choose_device, deterministic_algorithms
+from fastbert.training.device import deterministic_algorithms
 from fastbert.training.metrics import MetricsLog, read_records
 from fastbert.training.model_card import write_card
-from fastbert.training.plot import plot_trials
+from fastbert.training.processes import CONTINUE, SAME_COMMAND, identity
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import check_configuration, locked_run, remove_run, save_tokenizer
 from fastbert.training.stopping import StopRequest
@@ -65,22 +55,6 @@ from fastbert.training.trackers.tracker import flat_settings
 MAX_NAMES = 6  # of new weights in a message
 
 
-@dataclass(frozen=True)
-class FinetuneResult:
-    """The run's folder, its trials, the best point of the grid (file -> metric -> mean, std, value per seed), and the
-    trial whose model was kept."""
-
-    folder: Path
-    metric: str
-    trials: list[results.TrialResult]
-    best: Trial
-    best_trial: Trial
-    scores: dict[str, dict[str, dict[str, Any]]]
-    model: Path
-    reports: Path
-    """The folder with a report per evaluation file, on the predictions of the kept model."""
-
-
 def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> FinetuneResult:
     """Fine-tune as `config` says, or continue the run in `config.out` when `config.resume` is set.
 
@@ -88,206 +62,121 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
     was interrupted at any moment, and returns at once where the run is finished. Raises `UserError` (one line: value,
     place, cure) for input that cannot be trained on, and `Stopped` after SIGINT or SIGTERM, when a checkpoint has been
     written. The same configuration and machine give the same model, bit for bit, also across interruptions.
+
+    Processes that torchrun started share each step and each evaluation; all of them return the same.
     """
-    reporter = reporter or Reporter()
-    with locked_run(config.out):
-        config = open_folder(config, reporter.on_message)
-        if config.resume and (done := _finished(config)) is not None:
+    with joined(config.device) as world, world.watched(CONTINUE):
+        reporter = (reporter or Reporter()) if world.is_main else Reporter()
+        world.require_equal("command", identity(config), SAME_COMMAND)
+        with locked_run(config.out) if world.is_main else contextlib.nullcontext():
+            return _finetune(config, reporter, world)
+
+
+def _finetune(config: FinetuneConfig, reporter: Reporter, world: World) -> FinetuneResult:
+    """Open the run's folder in the first process, and train in all of them."""
+
+    def opened() -> dict[str, Any]:
+        begun = open_folder(config, reporter.on_message)
+        done = finished(begun) if begun.resume else None
+        if done is not None:
             reporter.on_message(f"{config.out}: the run is finished; --seeds N adds more seeds")
-            return done
-        with deterministic_algorithms(config.deterministic):
-            return _Run(config, reporter).run()
+        return {"config": begun.to_dict(), "finished": None if done is None else done.to_dict()}
+
+    shared = world.shared("run", opened)
+    if shared["finished"] is not None:
+        return FinetuneResult.from_dict(config.out, shared["finished"])
+    config = FinetuneConfig.from_dict(shared["config"])
+    with deterministic_algorithms(config.deterministic):
+        return _Run(config, reporter, world).run()
 
 
-def _finished(config: FinetuneConfig) -> FinetuneResult | None:
-    """Return the result of a finished run, None if trials are left. Completes a run that was killed at its very end."""
-    out = config.out
-    done = results.read(out)
-    if not done or not {result.trial for result in done}.issuperset(config.trials()):
-        return None
-    model = out / "model"
-    if not all((model / name).is_file() for name in ("config.json", "model.safetensors")) or not holds_tokenizer(model):
-        raise UserError(f"{out / 'model'}: the finished run's model is gone; train it again with --overwrite")
-    if not is_described(out, file_names(config)):
-        return None  # a full disk or a kill came after the last trial
-    return _ended(out, results.metric(out), done)
+class _Run(RunInputs):
+    """The trials of a run on its inputs."""
 
-
-def _ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneResult:
-    """Plot the run and remove its checkpoints, unless that was done before."""
-    if (out / "checkpoints").exists() or not (out / "loss.png").exists():
-        with contextlib.suppress(UserError):
-            plot_trials(out, metric)
-    discard(out / "checkpoints")
-    best = results.best_point(done)
-    return FinetuneResult(
-        folder=out,
-        metric=metric,
-        trials=done,
-        best=best[0].trial,
-        best_trial=results.best_trial(done).trial,
-        scores=results.summary(best),
-        model=out / "model",
-        reports=out / REPORTS,
-    )
-
-
-class _Run:
-    """A run's data, read and encoded once, and its trials."""
-
-    def __init__(self, config: FinetuneConfig, reporter: Reporter) -> None:
-        if not config.resume:  # a run that is continued keeps its own
-            config = defaults.with_dropout(config)
-        self.config, self.reporter = config, reporter
-        assert config.task is not None
-        assert config.model is not None
-        assert config.train is not None
-        if config.lora is not None:
-            require_peft()
-        if config.baseline:
-            baseline.check(config.task)
-        self.task: Task[Any] = make_task(config.task, config.task_settings())
-        if self.task.main_metric not in self.task.metrics:
-            raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
-        train = self.task.read(str(config.train), labelled=True)
-        self.task.learn_labels(train)
-        train, held_out = split_off(train, config.validation_fraction)
-        self.source, self.tokenizer = new_model.source_of(config, train, reporter)
-        self.model_config = start.model_config(self.task, self.source, config)
-        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
-        self.task.fit_to(self.model_config)
-        evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
-        self.rows = self.task.encode(train, self.tokenizer, labelled=True)
-        for dataset in evaluations:
-            self.task.check_labels(dataset)
-        self.evaluations = [
-            Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
-            for name, dataset in zip(file_names(config), evaluations, strict=True)
-        ]
-        self.teacher = (
-            None if config.teacher is None else load_teacher(self.task, find_source(config.teacher), self.tokenizer)
-        )
-        if not self.rows.units:
-            raise UserError(f"{config.train}: no example can be trained on")
-        self.config = config = defaults.resolved(
-            config,
-            examples=self.rows.units,
-            classes=len(self.task.labels or ()),
-            hidden_size=self.model_config.hidden_size,
-        )
-        lm_weight = language_model.resolved_weight(config, self.task, self.source, self.model_config)
-        if lm_weight:
-            self.config = config = replace(config, lm_weight=lm_weight)
-            reporter.on_message(f"trains the language model too: its loss has the weight {lm_weight:g} (--lm-weight)")
-        self._check_metric()
-        self.train = train if self.evaluations else None
-        self.train_examples = len(train)
+    def __init__(self, config: FinetuneConfig, reporter: Reporter, world: World) -> None:
+        super().__init__(config, reporter, world)
         # By evaluation file: of the newest evaluation, and of the newest trial's best model where this process scored
         # it; forgotten unless that trial is the best.
         self.newest_predictions: list[list[Prediction]] = []
         self.best_predictions: list[list[Prediction]] | None = None
-        self.baselines = {file.name: self.task.baselines(file.dataset, self.train) for file in self.evaluations}
-        self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
-        # In the dtype of inference, so that evaluate and predict reproduce the scores.
-        self.scored = ScoringDtype.of_run(self.device, config.dtype)
-        if self.evaluations and self.scored.dtype != SHORT_NAMES[self.dtype]:
-            reporter.on_message(f"scores are computed in {self.scored.dtype}, as evaluate and predict do here")
-        if self.teacher is not None:
-            self.teacher.to(self.device)
-        counted = (
-            ", ".join(f"{len(file.dataset):,} in {file.name}" for file in self.evaluations) or "none to evaluate on"
-        )
-        sequences = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
-        reporter.on_message(
-            f"{len(train):,} training examples{sequences}, {len(self.rows.input_ids):,} tokens; evaluation: {counted}"
-        )
-        if self.task.labels is not None:
-            shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
-            reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
-        trials = config.trials()
-        if len(trials) == 1:  # those of a grid are named one by one
-            steps = order.steps_of(self.rows.units, trials[0].batch_size, trials[0].epochs, config.steps)[1]
-            reporter.on_message(f"{trials[0]}: {steps:,} steps")
-
-    def _fingerprint(self) -> str:
-        """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
-        digest = hashlib.sha256()
-        if isinstance(self.source, Path):
-            for path in sorted({stored.file for stored in open_weights(self.source).tensors.values()}):
-                digest.update(sha256(path).encode())
-        if self.teacher is not None:
-            digest.update(checkpoint.weights_fingerprint(self.teacher).encode())
-        for rows in (self.rows, *(file.rows for file in self.evaluations)):
-            for array in rows.arrays():
-                digest.update(np.ascontiguousarray(array).data)
-        for dataset in (file.dataset for file in self.evaluations):
-            digest.update(repr(dataset.examples).encode())
-        return digest.hexdigest()
-
-    def _check_metric(self) -> None:
-        """Raise `UserError` for a metric that is undefined on the first file, with labels of one class for example."""
-        metric = self.task.main_metric
-        for number, file in enumerate(self.evaluations):
-            defined = self.task.gold_scores(file.dataset)  # logs what is wrong with the gold labels, once per file
-            if number == 0 and metric not in defined:
-                raise UserError(
-                    f"--metric {metric}: is undefined on {file.dataset.path}, whose examples are all alike; choose one"
-                    f" of {', '.join(name for name in self.task.metrics if name in defined) or 'another file'}"
-                )
+        # Of the first process, which opens the folder.
+        self.log: MetricsLog | None = None
+        self.configuration: dict[str, Any] = {}
+        self.logged: list[Record] = []
+        self.linear: baseline.LinearScores | None = None
+        self.constant_loss: float | None = None
+        self.baselines: dict[str, tuple[Baseline, ...]] = {}
 
     def run(self) -> FinetuneResult:
+        """Train what trials are left; return the result of all."""
+        config, out, world = self.config, self.config.out, self.world
+        trials = config.trials()
+        begun = world.shared("trials", self._open)
+        done = [results.TrialResult.from_dict(values) for values in begun["done"]]
+        under_way = None if begun["under_way"] is None else Trial(**begun["under_way"])
+        completed = {result.trial for result in done}
+        stop = StopRequest(self.reporter.on_message)
+        # Signals are still handled while the reason of another process's end is awaited: torchrun sends one then.
+        with stop.listening(), world.watched(CONTINUE):
+            for number, trial in enumerate(trials, start=1):
+                if trial in completed:
+                    continue
+                self.reporter.on_trial(number, len(trials), str(trial))
+                done.append(self._trial(trial, stop, continued=trial == under_way))
+                if world.is_main:
+                    self._record(done, len(trials))
+                world.wait(world.unique("trial"))
+        return FinetuneResult.from_dict(out, world.shared("finished", lambda: self._end(done).to_dict()))
+
+    def _open(self) -> dict[str, Any]:
+        """Open the run's folder, in the first process; return the trials that are done, and the one under way."""
         config, out = self.config, self.config.out
         if config.overwrite:
             remove_run(out, NAMES)
         out.mkdir(parents=True, exist_ok=True)
-        parts = {
-            "model": self.model_config.to_dict(),
-            "vocabulary": self.tokenizer.fingerprint,
-            "data": self._fingerprint(),
-        }
-        self.configuration = record(config, parts, self.tokenizer)
-        trials = config.trials()
+        self.baselines = {file.name: self.task.baselines(file.dataset, self.train) for file in self.evaluations}
+        self.configuration = record(config, self.parts, self.tokenizer)
         done = results.read(out) if config.resume else []
-        finished = {result.trial for result in done}
         under_way = self._under_way() if config.resume else None
-        linear = self._linear_baseline() if config.baseline else None
+        self.linear = self._linear_baseline() if config.baseline else None
         labels_alone = self.teacher is None and not config.lm_weight
-        constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
+        self.constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
         self.logged = logged_lines(config, out) if config.resume else []
-        keep = _kept(finished, under_way) if config.resume else None
-        log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
-        stop = StopRequest(self.reporter.on_message)
-        with stop.listening():
-            for number, trial in enumerate(trials, start=1):
-                if trial in finished:
-                    continue
-                self.reporter.on_trial(number, len(trials), str(trial))
-                continued = under_way is not None and under_way.trial == trial
-                done.append(self._trial(trial, log, stop, continued))
-                is_best = results.best_trial(done) is done[-1]
-                if is_best:
-                    self._keep(done)
-                else:
-                    self.best_predictions = None
-                baselines = {name: by_key(values) for name, values in self.baselines.items()}
-                description = None if linear is None else linear.description
-                results.write(
-                    out,
-                    self.task.name,
-                    self.task.main_metric,
-                    done,
-                    len(trials),
-                    baselines,
-                    linear_baseline=description,
-                    constant_loss=constant_loss,
-                )
-                if is_best:  # the trial is recorded: a full disk, or an error in a report, does not lose it
-                    self._describe(done[-1])
-        if not is_described(out, file_names(config)):
+        keep = _kept({result.trial for result in done}, under_way) if config.resume else None
+        self.log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
+        return {
+            "done": [asdict(result) for result in done],
+            "under_way": None if under_way is None else vars(under_way.trial),
+        }
+
+    def _record(self, done: list[results.TrialResult], trials: int) -> None:
+        """Record the newest of the trials that are done, and keep its model if it is the best."""
+        is_best = results.best_trial(done) is done[-1]
+        if is_best:
+            self._keep(done)
+        else:
+            self.best_predictions = None
+        results.write(
+            self.config.out,
+            self.task.name,
+            self.task.main_metric,
+            done,
+            trials,
+            {name: by_key(values) for name, values in self.baselines.items()},
+            linear_baseline=None if self.linear is None else self.linear.description,
+            constant_loss=self.constant_loss,
+        )
+        if is_best:  # the trial is recorded: a full disk, or an error in a report, does not lose it
+            self._describe(done[-1])
+
+    def _end(self, done: list[results.TrialResult]) -> FinetuneResult:
+        """Complete the run's folder, and return the result."""
+        out = self.config.out
+        if not is_described(out, file_names(self.config)):
             self._describe(results.best_trial(done))
-        ended = _ended(out, self.task.main_metric, done)
+        result = ended(out, self.task.main_metric, done)
         self._write_card(out / "model", done)
-        return ended
+        return result
 
     def _write_card(self, folder: Path, done: list[results.TrialResult]) -> None:
         """Write README.md beside the model, of the trials that are done; a failure does not end the run."""
@@ -336,10 +225,10 @@ class _Run:
         check_configuration(self.config.out, self.configuration, *last, FinetuneConfig.CHANGEABLE)
         return read(last[1])
 
-    def _trial(self, trial: Trial, log: MetricsLog, stop: StopRequest, continued: bool) -> results.TrialResult:
+    def _trial(self, trial: Trial, stop: StopRequest, *, continued: bool) -> results.TrialResult:
         """Train a trial, from the beginning or from its checkpoint."""
         folder = self.config.out / "checkpoints"
-        if not continued:
+        if not continued and self.world.is_main:
             discard(folder)
         begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher, self.rows)
         self.best_predictions = None
@@ -365,19 +254,24 @@ class _Run:
             folder=folder,
             device=self.device,
             dtype=self.dtype,
-            log=log,
+            log=self.log,
             reporter=self.reporter,
             configuration=self.configuration,
+            world=self.world,
         )
         fit = Fit(model, trial, setting, stop)
         if continued:
             fit.resume()
-        with fit.checkpoints, self._tracked(trial, fit.progress.step) as log.on_line:
+        with fit.checkpoints, self._tracked(trial, fit.progress.step):
             return results.TrialResult.of(trial, fit.run(), fit.per_epoch)
 
     @contextlib.contextmanager
-    def _tracked(self, trial: Trial, step: int) -> Iterator[Callable[[Record], None]]:
-        """Yield the hook that passes lines of metrics.jsonl to trackers; several trials have curves of their own."""
+    def _tracked(self, trial: Trial, step: int) -> Iterator[None]:
+        """Pass lines of metrics.jsonl to trackers within the block, in the first process; several trials have curves of
+        their own."""
+        if self.log is None:
+            yield
+            return
         several = len(self.config.trials()) > 1
         flags = self.configuration["finetune"]
         settings = flat_settings({**flags, "model": self.configuration["model"], "torch": torch.__version__})
@@ -390,13 +284,20 @@ class _Run:
             logged=self.logged,
             trial=vars(trial) if several else None,
         ) as hooks:
-            yield hooks.on_line
+            self.log.on_line = hooks.on_line
+            yield
 
     def _evaluate(self, model: Any) -> Scores:
-        self.newest_predictions = [predict(self.task, model, file, self.reporter) for file in self.evaluations]
-        pairs = zip(self.evaluations, self.newest_predictions, strict=True)
-        with unlogged():  # `_check_metric` has logged what is wrong with the gold labels
-            return {file.name: self.task.score(file.dataset, predictions) for file, predictions in pairs}
+        """Return the scores by file; each process predicts a share, and the first one scores."""
+        files, world = self.evaluations, self.world
+        self.newest_predictions = [predict(self.task, model, file, self.reporter, world) for file in files]
+
+        def score() -> Scores:
+            pairs = zip(files, self.newest_predictions, strict=True)
+            with unlogged():  # `_check_metric` has logged what is wrong with the gold labels
+                return {file.name: self.task.score(file.dataset, predictions) for file, predictions in pairs}
+
+        return world.shared(world.unique("scores"), score)
 
     def _describe(self, best: results.TrialResult) -> None:
         """Write the predictions of the kept model, that of the best trial, and the reports on them."""

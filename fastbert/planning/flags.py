@@ -74,7 +74,7 @@ class _Training:
     batch_size: int = 256
     """Effective batch size: sequences per optimiser step, over all devices."""
     optimizer: OptimizerName = "adamw"
-    """Optimiser: adamw, stableadamw or lamb."""
+    """Optimiser: adamw, stableadamw, lamb or muon."""
 
 
 @dataclass(frozen=True, kw_only=True)

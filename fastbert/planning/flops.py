@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 Checkpointing = Literal["none", "layer", "selective"]
 Counts = dict[str, float]
 """Operations per unit of each statistic of a batch."""
-OPTIMIZER_FLOPS = {"adamw": 17, "stableadamw": 20, "lamb": 23}
+OPTIMIZER_FLOPS = {"adamw": 17, "stableadamw": 20, "lamb": 23, "muon": 17}
 """Operations per parameter: moments, bias correction, decay, step, and the norm of all gradients."""
+NEWTON_SCHULZ = 5  # iterations of Muon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,20 @@ def model_flops(
 ) -> float:
     """Return the model FLOPs of a training step: forward and backward pass, no recomputation."""
     return ModelFlops(config, objective, generator_size).of(statistics)
+
+
+def optimizer_flops(optimizer: str, shape: ModelShape, count: int) -> float:
+    """Return the operations of an optimiser's step on `count` parameters; those of Muon's matmuls are computed once,
+    whatever the number of processes is."""
+    flops = float(OPTIMIZER_FLOPS[optimizer] * count)
+    for stack in shape if optimizer == "muon" else ():
+        if isinstance(stack, EncoderShape):
+            matrices = ((4, stack.width, stack.width), (2, *sorted((stack.width, stack.inner))))
+            # x x', its square, and their product with x: 2 n per element of each result.
+            flops += stack.layers * sum(
+                n * NEWTON_SCHULZ * (4 * rows**2 * columns + 2 * rows**3) for n, rows, columns in matrices
+            )
+    return flops
 
 
 def _add(total: Counts, counts: Mapping[str, float], factor: float = 1.0) -> Counts:

@@ -6,18 +6,18 @@ step allocates and frees: gradients of a layer appear when its activations go.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fastbert.planning.flops import BatchStatistics, Checkpointing, last_layer_rows
-from fastbert.planning.parameters import parameters, total
+from fastbert.planning.parameters import PartParameters, parameters, total
 from fastbert.planning.shape import ElmoShape, EncoderShape, ModelShape
 
 Parallel = Literal["none", "ddp", "fsdp"]
 FP32 = 4
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
-STATE_BYTES = {"adamw": 8, "stableadamw": 8, "lamb": 8}
-"""Optimiser state per parameter: both moments in fp32."""
+MOMENT = 4  # bytes of a moment per parameter, in fp32
 CHUNK = 2048  # tokens of the feed-forward network at a time, on CPUs
 CPU_LOGITS, CPU_ROWS = 64 << 20, 128  # logits of a chunk: bytes, and rows at least
 GPU_LOGITS, GPU_SHARE = 128_000_000, 0.09 * 12  # bytes in one chunk; above, bytes per logit of all rows
@@ -61,7 +61,7 @@ class Setup:
     @property
     def flat(self) -> bool:
         """Return whether all parameters are in flat buffers with a bf16 copy: on one GPU, in bf16."""
-        plain = self.param_dtype == "fp32" and self.parallel == "none" and self.kernels
+        plain = self.param_dtype == "fp32" and self.parallel == "none" and self.kernels and self.optimizer != "muon"
         return self.device == "cuda" and self.dtype == "bf16" and plain
 
     @property
@@ -69,10 +69,12 @@ class Setup:
         """Return the bytes of a weight, and of its gradient."""
         return DTYPE_BYTES[self.param_dtype]
 
-    @property
-    def state(self) -> int:
-        """Return the bytes of optimiser state per parameter."""
-        return STATE_BYTES[self.optimizer] + (FP32 if self.param_dtype == "bf16" else 0)
+    def state(self, parts: Iterable[PartParameters]) -> int:
+        """Return the bytes of the optimiser's state: two moments of each parameter, one where it is Muon's, masters."""
+        master = FP32 if self.param_dtype == "bf16" else 0
+        return sum(
+            part.count * ((1 if self.optimizer == "muon" and part.is_layers else 2) * MOMENT + master) for part in parts
+        )
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,17 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
     counted = parameters(shape)
     count = total(counted)
     owned = -(-count // setup.devices) if setup.parallel == "fsdp" else count
-    fixed: dict[str, int] = {"weights": setup.weight * owned, "optimiser": setup.state * owned}
+    state = setup.state(counted)
+    sharded = state if setup.parallel != "fsdp" else -(-state // setup.devices)
+    fixed: dict[str, int] = {"weights": setup.weight * owned, "optimiser": sharded}
     if setup.flat:
         fixed["bf16 copy of the weights"] = 2 * count
     if setup.device == "cpu" and setup.kernels:
         # One copy for the forward pass and one for the gradient of the input.
         fixed["prepacked weights"] = 2 * setup.element * sum(part.multiplied for part in counted)
-    if setup.snapshot and setup.device == "cpu" and (setup.weight + setup.state) * count >= SMALLEST_SNAPSHOT:
-        fixed["copy for checkpoints"] = (setup.weight + setup.state) * count
+    saved = setup.weight * count + state
+    if setup.snapshot and setup.device == "cpu" and saved >= SMALLEST_SNAPSHOT:
+        fixed["copy for checkpoints"] = saved
     if setup.parallel == "ddp":
         fixed["DDP buckets"] = min(2 * DDP_BUCKET, setup.weight * count)
     if setup.parallel == "fsdp":

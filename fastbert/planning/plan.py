@@ -27,7 +27,7 @@ from fastbert.planning.fitting import (
     shortage,
 )
 from fastbert.planning.flags import DEFAULT_GPU, PlanFlags
-from fastbert.planning.flops import OPTIMIZER_FLOPS, BatchStatistics, StepFlops, parts, step_flops
+from fastbert.planning.flops import BatchStatistics, StepFlops, optimizer_flops, parts, step_flops
 from fastbert.planning.memory import FP32, MemoryPlan, Setup, memory
 from fastbert.planning.parameters import PartParameters, parameters, total
 from fastbert.planning.shape import ModelShape, model_shape
@@ -215,7 +215,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
     exchange = exchanged.seconds(bandwidth)
     exposed = exposed_seconds(exchange, passes, micro_batches, setup.parallel)
     steps = flags.steps or (DEFAULT_STEPS if flags.tokens is None else math.ceil(flags.tokens / batch.tokens))
-    checkpoint = (setup.weight + setup.state) * count
+    checkpoint = setup.weight * count + setup.state(counted)
     shard_tokens = corpus_tokens or steps * batch.tokens / flags.epochs
     return Plan(
         model=flags.model,
@@ -237,7 +237,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         memory_limit=limit,
         flops=flops,
         flops_parts=_by_part(shape, flags, batch),
-        optimizer_flops=OPTIMIZER_FLOPS[flags.optimizer] * count,
+        optimizer_flops=optimizer_flops(flags.optimizer, shape, count),
         peak=rate,
         utilisation=utilisation,
         times=Times(passes, update, exchange, exposed),

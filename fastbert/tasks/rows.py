@@ -64,16 +64,33 @@ class TaskBatch:
         )
 
 
-def share_out(batches: Sequence[TaskBatch]) -> list[TaskBatch]:
-    """Set the shares of the micro-batches of a batch."""
-    tokens, pairs = sum(batch.inputs.num_tokens for batch in batches), sum(batch.pairs for batch in batches)
-    rows = sum(len(batch.inputs) for batch in batches)
+@dataclass(frozen=True)
+class BatchSizes:
+    """The tokens of a batch, its rows, and its pairs of tokens in the same row."""
+
+    tokens: float
+    rows: float
+    pairs: float
+
+    @classmethod
+    def of(cls, batches: Sequence[TaskBatch]) -> BatchSizes:
+        """Return the sizes of a batch that these micro-batches make up."""
+        return cls(
+            sum(batch.inputs.num_tokens for batch in batches),
+            sum(len(batch.inputs) for batch in batches),
+            sum(batch.pairs for batch in batches),
+        )
+
+
+def share_out(batches: Sequence[TaskBatch], whole: BatchSizes | None = None) -> list[TaskBatch]:
+    """Set the shares of micro-batches in a batch of the sizes `whole`; by default they make up all of it."""
+    whole = whole or BatchSizes.of(batches)
     return [
         replace(
             batch,
-            token_share=batch.inputs.num_tokens / max(tokens, 1),
-            next_token_share=(batch.inputs.num_tokens - len(batch.inputs)) / max(tokens - rows, 1),
-            pair_share=batch.pairs / max(pairs, 1),
+            token_share=batch.inputs.num_tokens / max(whole.tokens, 1),
+            next_token_share=(batch.inputs.num_tokens - len(batch.inputs)) / max(whole.tokens - whole.rows, 1),
+            pair_share=batch.pairs / max(whole.pairs, 1),
         )
         for batch in batches
     ]
@@ -111,6 +128,12 @@ class Rows:
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row."""
         return np.diff(self.offsets)
+
+    def unit_lengths(self, units: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of each of these units, those of the decoder included."""
+        rows = self.of_units(units).reshape(-1, self.per_unit)
+        lengths: np.ndarray = self.lengths[rows].sum(axis=1)
+        return lengths if self.decoder is None else lengths + self.decoder.lengths[rows].sum(axis=1)
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield all arrays that the rows are made of."""

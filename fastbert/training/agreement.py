@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-
 import torch
 
 from fastbert.distributed.world import World
 from fastbert.training.device_step import StepStats
 from fastbert.training.metrics import Totals
+from fastbert.training.stopping import agreed_signal, signal_flags
 
 
 def agree(world: World, losses: Totals | StepStats, seconds: float, stop: int | None) -> tuple[float, int | None]:
@@ -17,11 +16,11 @@ def agree(world: World, losses: Totals | StepStats, seconds: float, stop: int | 
     if world.size == 1:
         return seconds, stop
     numbers = torch.zeros(3 + Totals.NUMBERS, dtype=torch.float64)
-    numbers[0], numbers[1] = stop == signal.SIGINT, stop == signal.SIGTERM
+    numbers[:2] = torch.tensor(signal_flags(stop))
     numbers[2] = seconds if world.is_main else 0.0
     if isinstance(losses, Totals):
         numbers[3:] = losses.numbers()
     world.sum(numbers)
     if isinstance(losses, Totals):
         losses.set_numbers(numbers[3:])
-    return float(numbers[2]), signal.SIGINT if numbers[0] else signal.SIGTERM if numbers[1] else None
+    return float(numbers[2]), agreed_signal(numbers[:2].tolist())

@@ -30,6 +30,7 @@ from fastbert.training.monitors import Monitors
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.parallel import Replicas, Shards
 from fastbert.training.precision import narrow_weights, restore_masters
+from fastbert.training.processes import CONTINUE
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_configuration, plain
@@ -44,8 +45,6 @@ from fastbert.training.step_spec import LoadedStep, Position, StepCounts, StepSo
 from fastbert.training.stopping import Stopped, StopRequest
 from fastbert.training.trainer_state import TrainerState
 from fastbert.training.validating import Validator, validation_samples
-
-CONTINUE = "its checkpoints are whole: continue with --resume"
 
 
 class Trainer:
@@ -95,6 +94,7 @@ class Trainer:
         self.replicas = kind(loss, self.world, dtype)
         self.optimizer = pretraining_optimizer(model, config, config.lr, masters=masters)
         self.optimizer.reduce_sums = self.replicas.reduce_sums
+        self.optimizer.share(self.world.rank, self.world.size, self.replicas.sum)
         self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
         if self.world.size == 1:
@@ -134,7 +134,6 @@ class Trainer:
         )
         self.omitted: set[int] = set()
         """Steps that change no weight, since their loss was a spike from which the run was rolled back."""
-        self._agreements = 0
         self.stop = StopRequest(self.reporter.on_message)
 
     @property
@@ -186,18 +185,13 @@ class Trainer:
                 return self.checkpoints.save_async(tensors, state, flush, owned=self.replicas.gathers)
             return self.checkpoints.save(tensors, state, flush)
 
-    def _unique(self, name: str) -> str:
-        """Return the name of an agreement of all processes that may be made more than once."""
-        self._agreements += 1
-        return f"{name}-{self._agreements}"
-
     def resume(self, at_most: int | None = None) -> int:
         """Continue from the newest whole checkpoint, of step `at_most` or before, whatever the number of processes that
         wrote it; return its step, 0 if there is none."""
         loaded = self.checkpoints.load_last(TrainerState.of, at_most)
         step = 0 if loaded is None else loaded[1].step
         self.world.require_equal(
-            self._unique("checkpoint"),
+            self.world.unique("checkpoint"),
             {"checkpoint of step": step},
             "--out must be on a file system that all machines share",
         )
@@ -258,7 +252,7 @@ class Trainer:
         reports = self.reports
         if self.world.is_main:
             reports.open(self.folder, self.step, self.position.seconds)
-        self.schedule.open(self.folder, self.world, self._unique("schedule"))
+        self.schedule.open(self.folder, self.world, self.world.unique("schedule"))
         finished = self.progress
         validation = self._validated() if finished >= 1.0 else None
         left = math.inf if self.budget.steps is None else self.budget.steps - self.step
@@ -336,7 +330,7 @@ class Trainer:
         """Return to the last checkpoint before a spike, and leave the step out from now on. Raises `TrainingError`
         where there is no checkpoint."""
         self.checkpoints.wait()
-        self.world.wait(self._unique("spike"))
+        self.world.wait(self.world.unique("spike"))
         omitted = {*self.omitted, spike.step}
         self.reports.pending.clear()
         step = self.resume(spike.step - 1)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fastbert import tuning_tables
+from fastbert.distributed.environment import processes
 from fastbert.errors import UserError
 from fastbert.flags import flag
 from fastbert.io.atomic_write import write_atomic
@@ -165,6 +166,8 @@ def environment(device: torch.device, seconds: float, last: Metrics | None = Non
     rows: list[list[object]] = [
         ["hardware", hardware if gpu else f"{hardware}, {threads} thread{'s' * (threads != 1)}"]
     ]
+    if processes() > 1:
+        rows.append(["processes", processes()])
     rows.append(["time of training", duration(seconds)])
     if last is not None and last.memory_bytes is not None:
         rows.append(["peak memory", size_text(last.memory_bytes)])

@@ -62,7 +62,7 @@ class AdamW(torch.optim.AdamW):
     reduce_sums: ReduceSums | None = None
     """Returns the sum of an fp64 tensor over the processes that hold shards of the parameters; None: not sharded."""
 
-    changed_by_torch: Sequence[Tensor] | None = None
+    changed_by_torch: list[Tensor] | None = None
     """The parameters that torch's step updated last; the prepacked copies of all others are up to date."""
     flat: FlatParameters | None = None
     """The flat buffers of all parameters after `flatten`."""
@@ -113,6 +113,9 @@ class AdamW(torch.optim.AdamW):
                 self.flat, reason = None, str(error)
         return reason
 
+    def share(self, rank: int, size: int, sum_over_processes: Callable[[Tensor], object]) -> None:
+        """Share out what each process would compute of a step in the same way: nothing of AdamW's."""
+
     def copies(self) -> contextlib.AbstractContextManager[None]:
         """Let layers multiply by the copies of their weights, if they are flat, in the passes of the block."""
         return contextlib.nullcontext() if self.flat is None else self.flat.active()
@@ -134,7 +137,6 @@ class AdamW(torch.optim.AdamW):
         with torch.no_grad():
             used = used_entries(self.param_groups)
             scaled = getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None
-            native = [] if scaled else [entry for entry in used if self._is_supported(entry)]
             clip, self._clip = self._clip, None
             if clip is None or clip.gradients != versions(used):
                 if clip is not None and clip.factor != 1.0:
@@ -142,10 +144,16 @@ class AdamW(torch.optim.AdamW):
                 if not scaled:
                     self._check(used)
             factor = 1.0 if clip is None else clip.factor
+            rest = self._special_step(used, factor, clear)
+            native = [] if scaled else [entry for entry in rest if self._is_supported(entry)]
             if native and not self._native_step(native, factor, clear):
                 native = []
             taken = {id(entry.parameter) for entry in native}
-            self._torch_step([entry for entry in used if id(entry.parameter) not in taken], factor, clear)
+            self._torch_step([entry for entry in rest if id(entry.parameter) not in taken], factor, clear)
+            if len(rest) < len(used):
+                left = {id(entry.parameter) for entry in rest}
+                changed = [entry.parameter for entry in used if id(entry.parameter) not in left]
+                self.changed_by_torch = [*(self.changed_by_torch or ()), *changed]
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -184,6 +192,10 @@ class AdamW(torch.optim.AdamW):
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
         self._clip = Clip(float(factor), versions(used))
         return norm
+
+    def _special_step(self, used: Sequence[Entry], factor: float, clear: bool) -> list[Entry]:
+        """Take the step of parameters that a subclass updates in a way of its own; return the other entries."""
+        return list(used)
 
     def _is_supported(self, entry: Entry) -> bool:
         """Return True if the native step supports a parameter; initialise its state like torch."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fastbert.training.muon import Muon, split_groups
 from fastbert.training.optimizer import OPTIMIZERS, AdamW, decayed
 from fastbert.training.optimizer_flags import BETAS, EPS, OptimizerFlags
 
@@ -26,8 +27,16 @@ def chosen_optimizer(
         usual, usual_eps = (usual if betas is None else (betas[0], betas[1])), (EPS if eps is None else eps)
     first, second = usual if flags.betas is None else flags.betas
     chosen_eps = usual_eps if flags.eps is None else flags.eps
-    kind = OPTIMIZERS[flags.optimizer]
-    return kind(groups, lr=lr, betas=(first, second), eps=chosen_eps, fused=True, masters=masters)
+    settings: dict[str, Any] = {
+        "lr": lr,
+        "betas": (first, second),
+        "eps": chosen_eps,
+        "fused": True,
+        "masters": masters,
+    }
+    if flags.optimizer == "muon":
+        return Muon(split_groups(groups), **settings)
+    return OPTIMIZERS[flags.optimizer](groups, **settings)
 
 
 def pretraining_optimizer(model: nn.Module, flags: OptimizerFlags, lr: float, *, masters: bool = False) -> AdamW:

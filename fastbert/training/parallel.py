@@ -28,6 +28,24 @@ Loss = Callable[[PackedBatch, Part], tuple[Tensor, PreTrainingOutput]]
 BUCKET_MB = 25
 
 
+def replicated(loss: nn.Module, dtype: torch.dtype) -> Any:
+    """Return DDP's wrapper of a loss: parameters become those of the first process, and backward sums gradients over
+    all processes, in bf16 if `dtype`, that of matmuls, is bf16.
+
+    Parameters that do not require gradients now are left out: wrap the loss again after freezing or unfreezing some.
+    """
+    replica = nn.parallel.DistributedDataParallel(
+        loss,
+        bucket_cap_mb=BUCKET_MB,
+        # Gradients are contiguous views of the buckets, which the optimiser reads without a copy.
+        gradient_as_bucket_view=True,
+        # Without it, buckets are laid out anew after the first step, in the order in which gradients arrived.
+        find_unused_parameters=True,
+    )
+    replica.register_comm_hook(None, _sum_in(torch.bfloat16 if dtype == torch.bfloat16 else None))
+    return replica
+
+
 class Replicas:
     """The loss of a model of which every process has a copy; backward sums the gradients over all processes.
 
@@ -37,17 +55,7 @@ class Replicas:
     def __init__(self, loss: StepLoss, world: World, dtype: torch.dtype) -> None:
         """Join the copies: parameters become those of the first process. `dtype` is that of matmuls."""
         self.loss, self.world = loss, world
-        self._replica: Any = None
-        if world.size > 1:
-            self._replica = nn.parallel.DistributedDataParallel(
-                loss,
-                bucket_cap_mb=BUCKET_MB,
-                # Gradients are contiguous views of the buckets, which the optimiser reads without a copy.
-                gradient_as_bucket_view=True,
-                # Without it, buckets are laid out anew after the first step, in the order in which gradients arrived.
-                find_unused_parameters=True,
-            )
-            self._replica.register_comm_hook(None, _sum_in(torch.bfloat16 if dtype == torch.bfloat16 else None))
+        self._replica: Any = replicated(loss, dtype) if world.size > 1 else None
 
     def __call__(self, batch: PackedBatch, part: Part) -> tuple[Tensor, PreTrainingOutput]:
         """Return a micro-batch's part of its step's loss, and the model's output."""

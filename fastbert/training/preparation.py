@@ -105,12 +105,17 @@ def prepare_run(run: Run, reporter: Reporter) -> Inputs:
     config = run.config
     assert config.objective is not None
     run.finished = None
-    run.write()
+    begun = run.data is not None
+    if not begun:
+        run.write()
     _set_vocabulary_size(run)
     tokenizer = _tokenizer(run, reporter)
     shards = _shards(run, tokenizer, reporter)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
     _bind_teacher(run, teacher)
+    if begun:
+        # Another place of the shards is recorded once they have been found there.
+        run.write()
     if run.model is None:
         run.model = _new_config(config, tokenizer, teacher).to_dict()
         run.write()

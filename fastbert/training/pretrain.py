@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from fastbert.data.streamed_shards import StreamedShards
 from fastbert.distillation.models import DISTILLATION
 from fastbert.distributed.world import PeerFailure, World, joined
 from fastbert.errors import UserError
-from fastbert.flags import flag
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
@@ -29,7 +27,7 @@ from fastbert.training.checkpoint import load_weights
 from fastbert.training.config import Objective, PretrainConfig, described
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.initialisation import can_be_structured
-from fastbert.training.loop import CONTINUE, Trainer
+from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics, read_metrics
 from fastbert.training.model_card import TextFacts, pretraining_card, write_card
 from fastbert.training.objectives import (
@@ -42,6 +40,7 @@ from fastbert.training.objectives import (
 from fastbert.training.plot import plot_runs
 from fastbert.training.precision import tf32_matmuls
 from fastbert.training.preparation import Inputs, check_inputs, prepare_run, read_inputs, usual_lr
+from fastbert.training.processes import CONTINUE, SAME_COMMAND, identity
 from fastbert.training.recipes import RECIPES
 from fastbert.training.reference_curves import ReferenceCurve, find_reference
 from fastbert.training.reporter import Record, Reporter
@@ -94,15 +93,9 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     """
     with joined(config.device) as world, world.watched(CONTINUE):
         reporter = (reporter or Reporter()) if world.is_main else Reporter()
-        world.require_equal("command", _identity(config), "start every process with the same command and software")
+        world.require_equal("command", identity(config), SAME_COMMAND)
         with locked_run(config.out) if world.is_main else contextlib.nullcontext():
             return _pretrain(config, world, reporter)
-
-
-def _identity(config: PretrainConfig) -> dict[str, Any]:
-    """Return what all processes of a run must have in common: flags and versions."""
-    flags = {flag(name): value for name, value in config.to_dict().items()}
-    return {"fastbert": version("fastbert-engine"), "torch": torch.__version__, **flags}
 
 
 def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> PretrainResult:

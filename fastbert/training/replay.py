@@ -15,8 +15,8 @@ from fastbert.errors import UserError
 from fastbert.training.assembly import assemble
 from fastbert.training.checkpoint import find, load_state, step_of
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
-from fastbert.training.loop import CONTINUE
 from fastbert.training.preparation import read_inputs
+from fastbert.training.processes import CONTINUE
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_folder import recorded_run
 from fastbert.training.schedule_log import FILE as SCHEDULE

@@ -68,11 +68,16 @@ def read_steps(folder: Path) -> dict[int, ExactStep]:
 
 @torch.no_grad()
 def weights_sum(model: nn.Module) -> int:
-    """Return the sum of a model's weights, read as integers of their width, modulo 2^64: equal weights have equal sums,
-    and a change of one bit changes it. It takes one pass over the weights."""
+    """Return a sum of a model's weights, read as integers of their width and weighted by the row and the parameter in
+    which they stand, modulo 2^64: equal weights have equal sums, and a change of one bit changes it. It takes one pass
+    over the weights."""
     total = 0
-    for parameter in model.parameters():
+    for index, parameter in enumerate(model.parameters()):
         plain = parameter.detach().contiguous()
+        if not plain.numel():
+            continue
         kind = {4: torch.int32, 2: torch.int16, 8: torch.int64}[plain.element_size()]
-        total += int(plain.view(kind).sum(dtype=torch.int64)) if plain.numel() else 0
+        rows = plain.view(kind).reshape(len(plain) if plain.dim() else 1, -1).sum(1, dtype=torch.int64)
+        odd = 2 * torch.arange(len(rows), device=rows.device) + 1  # odd factors lose no bit
+        total += int((rows * odd).sum()) * (2 * index + 1)
     return total % 2**64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +16,16 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}; continue with --resume")
         self.signal = number
         self.saved = saved
+
+
+def signal_flags(number: int | None) -> list[float]:
+    """Return the signal that a process has received as numbers that processes can sum; None stands for none."""
+    return [float(number == signal.SIGINT), float(number == signal.SIGTERM)]
+
+
+def agreed_signal(flags: Sequence[float]) -> int | None:
+    """Return the signal that any process has received, from the sum of their `signal_flags`."""
+    return signal.SIGINT if flags[0] else signal.SIGTERM if flags[1] else None
 
 
 class StopRequest:

@@ -186,6 +186,7 @@ def test_decays_of_pretraining_and_the_rate_that_they_end_at() -> None:
         ({}, "AdamW", (0.9, 0.999), 1e-6),
         ({"optimizer": "stableadamw"}, "StableAdamW", (0.9, 0.98), 1e-6),
         ({"optimizer": "lamb", "eps": 1e-5}, "Lamb", (0.9, 0.999), 1e-5),
+        ({"optimizer": "muon", "layer_decay": 0.5}, "Muon", (0.9, 0.98), 1e-6),
         ({"betas": (0.8, 0.9)}, "AdamW", (0.8, 0.9), 1e-6),
     ],
 )

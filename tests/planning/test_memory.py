@@ -88,6 +88,9 @@ def test_parts_add_up_and_shrink_as_they_should() -> None:
         for mode in ("layer", "selective")
     )
     assert layer < selective < alone.total
+    muon = memory(shape, one, replace(setup, optimizer="muon"))
+    layers = config.num_hidden_layers * (12 * config.hidden_size**2 + 13 * config.hidden_size)
+    assert muon.parts["optimiser"] == 8 * parameters - 4 * layers
     ddp = memory(shape, one, replace(setup, parallel="ddp", devices=8))
     fsdp = memory(shape, one, replace(setup, parallel="fsdp", devices=8))
     assert fsdp.parts["weights"] == -(-parameters // 8) * 4

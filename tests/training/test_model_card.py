@@ -92,6 +92,13 @@ def test_a_pretrained_model_has_data_recipe_curve_scores_and_command() -> None:
     assert "| 50 | 500 | 2.95 | 0.1 |" in text
 
 
+def test_a_run_of_several_processes_tells_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "| processes |" not in pretrained()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "| processes | 4 |" in pretrained()
+
+
 def test_shards_are_named_like_files() -> None:
     text = pretrained(replace(CONFIG, corpus=(), data=("s3://bucket/wiki/", "shards/books")))
     assert front(text)["datasets"] == ["wiki", "books"]

@@ -17,7 +17,7 @@ from fastbert.training.stopping import Stopped
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"optimizer": "sgd"}, "--optimizer sgd must be adamw, stableadamw or lamb"),
+        ({"optimizer": "sgd"}, "--optimizer sgd must be adamw, stableadamw, lamb or muon"),
         ({"betas": (0.9,)}, r"--betas 0\.9 must be two numbers"),
         ({"betas": (0.9, 1.0)}, "--betas 0.9 1 must be two numbers"),
         ({"betas": (0.9, float("nan"))}, "--betas 0.9 nan must be two numbers"),

@@ -81,6 +81,14 @@ def test_losses_do_not_depend_on_the_number_of_processes(
         assert_close(prepared.out, tmp_path / name)
 
 
+def test_matrices_are_shared_out_with_muon(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
+    """The losses of one process, but for the rounding of iterations in bf16."""
+    pretrain(replace(prepared, optimizer="muon"))
+    ended = ranks.run([words(prepared, tmp_path / "two", "--optimizer=muon")] * 2)
+    assert ended.codes == [0, 0], ended.outputs
+    assert losses(tmp_path / "two") == pytest.approx(losses(prepared.out), rel=1e-4)
+
+
 def test_a_process_that_is_killed_ends_the_others(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
     """They say so, the checkpoints are whole, and the run goes on with as many processes, or another number, as it
     would have."""

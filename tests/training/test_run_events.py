@@ -18,6 +18,7 @@ from fastbert.training.monitors import Monitors
 from fastbert.training.optimizer import AdamW, GradientError
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
+from fastbert.training.step_log import weights_sum
 from fastbert.training.step_reports import TrainingError
 from fastbert.training.stopping import Stopped
 
@@ -139,6 +140,21 @@ def test_a_run_by_the_clock_repeats_its_schedule(config: PretrainConfig, capsys:
     assert progress == sorted(progress)
     assert cli.main(["replay", str(config.out), "--steps", "3:9"]) == 0
     assert capsys.readouterr().out.count("equal\n") == 7
+
+
+def test_the_sum_of_all_weights_tells_their_places() -> None:
+    """A bit, two rows or two parameters that are changed."""
+    first, second = torch.randn(3, 4), torch.randn(3, 4)
+    third = first.clone()
+    third[1, 1] = torch.nextafter(first[1, 1], torch.tensor(9.0))
+
+    def total(*tensors: torch.Tensor) -> int:
+        return weights_sum(torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors]))
+
+    sums = {total(first, second), total(second, first), total(first.flip(0), second), total(third, second)}
+    assert len(sums) == 4
+    assert total(first, second) == total(first.clone(), second.clone())
+    assert total(torch.zeros(0), torch.tensor(1.0)) != total(torch.tensor(1.0), torch.zeros(0))
 
 
 def test_a_replay_finds_what_was_changed(config: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:

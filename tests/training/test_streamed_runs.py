@@ -97,6 +97,8 @@ def test_a_run_is_told_where_its_shards_may_be(prepared: PretrainConfig, corpus:
     tokens.unlink()
     assert "is missing or not a regular file; prepare the shards again" in refusal(replace(resumed, data=(str(moved),)))
     tokens.write_bytes(whole)
+    stored = json.loads((prepared.out / "config.json").read_text())["run"]["data"]
+    assert stored == [str(folder)], "a place that is refused is not kept"
     cache = folder.with_name("cache")
     pretrain(replace(resumed, data=(url,), cache_dir=cache, steps=4))  # from a folder to a URL
     pretrain(replace(resumed, data=(f"file://{moved}",), steps=6))  # and back
