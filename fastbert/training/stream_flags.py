@@ -53,6 +53,8 @@ class StreamCacheFlags:
 class StreamFlags(StreamCacheFlags):
     """Token shards that are streamed: their cache, and the order in which they are read."""
 
+    GROUP: ClassVar = DATA
+
     shuffle_window: float | None = rare(None)
     """Millions of tokens among which samples are shuffled, read from random places of the corpus (default: the whole
     corpus): a streamed corpus larger than its cache is then read once per epoch, except for the negatives of

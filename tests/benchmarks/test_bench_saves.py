@@ -41,7 +41,8 @@ def test_both_kinds_of_saves_are_measured(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_checkpoint_of_a_later_state_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(buffers: SnapshotBuffers, source: Snapshot) -> Snapshot:
-        return Snapshot({name: torch.zeros_like(tensor) for name, tensor in source.model.items()}, source.optimizer)
+        model = {name: torch.zeros_like(tensor) for name, tensor in source.model.items()}
+        return Snapshot(model, {name: tensor.clone() for name, tensor in source.optimizer.items()})
 
     training = bench_saves.Training("tiny", torch.device("cpu"), torch.float32)
     training.step()
