@@ -53,14 +53,16 @@ def split_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def orthogonalised(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix (..., rows, columns) with its singular values moved to about 1; `dtype` is that of matmuls."""
+    """Return a matrix, or a batch (matrices, rows, columns) of them, with singular values moved to about 1; `dtype` is
+    that of matmuls."""
     tall = matrix.shape[-2] > matrix.shape[-1]
     x = (matrix.mT if tall else matrix).float()
     x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=SMALLEST_NORM)).to(dtype)
     a, b, c = COEFFICIENTS
+    add_product = torch.addmm if x.dim() == 2 else torch.baddbmm
     for _ in range(ITERATIONS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
