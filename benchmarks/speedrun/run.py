@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         unknown = [name for name in options.entries if name not in ENTRIES]
         if unknown:
-            raise UserError(f"{unknown[0]}: is no entry; choose from {', '.join(ENTRIES)}")
+            raise UserError(f"{unknown[0]} is not an entry; choose from {', '.join(ENTRIES)}")
         if not options.entries and not options.report:
             raise UserError("name an entry to run, or give --report")
         if options.entries:

@@ -100,7 +100,7 @@ def test_the_page_has_the_tables_of_the_records() -> None:
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
-        (["best"], "best: is no entry; choose from bert-2018-20"),
+        (["best"], "best is not an entry; choose from bert-2018-20"),
         ([], "name an entry to run, or give --report"),
         (["short-20", "--data", "nowhere"], "--data nowhere: no such folder"),
     ):
