@@ -48,7 +48,9 @@ def split_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             if chosen:
                 split.append({**group, "params": chosen, ORTHOGONAL: orthogonal})
     if not any(group[ORTHOGONAL] for group in split):
-        raise UserError("--optimizer muon is for the matrices of Transformer layers, and this model trains none: use adamw")
+        raise UserError(
+            "--optimizer muon is for the matrices of Transformer layers, and this model has none: use adamw"
+        )
     return split
 
 
