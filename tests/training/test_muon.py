@@ -128,5 +128,5 @@ def test_what_it_is_not_for_is_refused(config: PretrainConfig) -> None:
     with pytest.raises(UserError, match="--optimizer muon needs whole matrices in every process: use --parallel ddp"):
         PretrainConfig(optimizer="muon", parallel="fsdp")
     assert FinetuneConfig(optimizer="muon").optimizer == "muon"
-    with pytest.raises(UserError, match="--optimizer muon is for the matrices of .*: use adamw"):
+    with pytest.raises(UserError, match=r"--optimizer muon is for the matrices of .*: use adamw"):
         muon.split_groups([{"params": [("word_embeddings.weight", nn.Parameter(torch.zeros(2, 2)))]}])
