@@ -33,7 +33,7 @@ from fastbert.io.atomic_write import write_atomic
 
 LOGS = Path(__file__).resolve().parent / "logs"
 KEPT = ("config.json", "metrics.jsonl", "schedule.jsonl", "loss.png")  # of a run's folder
-BUSY = 0.3  # load of other programs, per core, from which on a run would not have the machine to itself
+BUSY = 0.1  # share of the cores' time that other programs take, from which on a run has not the machine to itself
 
 
 def command(entry: Entry, data: SpeedrunData, seed: int, out: Path) -> list[str]:
@@ -51,9 +51,9 @@ def command(entry: Entry, data: SpeedrunData, seed: int, out: Path) -> list[str]
 
 def train(entry: Entry, data: SpeedrunData, seed: int, out: Path) -> dict[str, Any]:
     """Pre-train by an entry; return what it cost. Raises `UserError` if the command fails."""
-    load = os.getloadavg()[0]
-    if load > BUSY * (os.cpu_count() or 1):
-        print(f"warning: the load is {load:.1f}: other programs take time from this run", file=sys.stderr)
+    busy = busy_share()
+    if busy > BUSY:
+        print(f"warning: other programs take {busy:.0%} of the cores' time from this run", file=sys.stderr)
     environment = {**os.environ, "OMP_NUM_THREADS": str(entry.threads)}
     words, began = command(entry, data, seed, out), time.perf_counter()
     done = subprocess.run(words, stderr=subprocess.PIPE, text=True, env=environment)
@@ -68,8 +68,25 @@ def train(entry: Entry, data: SpeedrunData, seed: int, out: Path) -> dict[str, A
         "steps": last["step"],
         "tokens": last["tokens"],
         "tokens_per_second": round(last["tokens"] / last["seconds"], 1),
-        "load_before": round(load, 2),
+        "busy_before": round(busy, 3),
     }
+
+
+def busy_share(seconds: float = 3.0) -> float:
+    """Return the share of the time of all cores that programs use while this one waits; 0 where Linux does not tell."""
+    stat = Path("/proc/stat")
+    if not stat.is_file():
+        return 0.0
+
+    def ticks() -> tuple[int, int]:
+        user, nice, system, idle, waiting, *others = map(int, stat.read_text().splitlines()[0].split()[1:9])
+        busy = user + nice + system + sum(others)
+        return busy, busy + idle + waiting
+
+    before = ticks()
+    time.sleep(seconds)
+    busy, total = (after - start for after, start in zip(ticks(), before, strict=True))
+    return busy / max(1, total)
 
 
 def run(entry: Entry, seed: int, options: argparse.Namespace, data: SpeedrunData) -> dict[str, Any]:

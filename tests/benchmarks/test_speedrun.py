@@ -62,7 +62,7 @@ def test_a_run_is_scored_and_kept_once(tmp_path: Path, monkeypatch: pytest.Monke
     def train(entry: Any, given: Any, seed: int, out: Path) -> dict[str, Any]:
         out.mkdir(parents=True)
         (out / "metrics.jsonl").write_text("{}\n")
-        return {**COST, "load_before": 0.0}
+        return {**COST, "busy_before": 0.0}
 
     monkeypatch.setattr(evaluate, "_fastbert", command)
     monkeypatch.setattr(run, "train", train)
