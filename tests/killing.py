@@ -1,47 +1,36 @@
-"""Commands that are killed: each runs in a process that is forked from a warm one, so that a start costs no imports.
-
-`Commands` starts this file as a server in a fresh interpreter. The server imports what the commands need and computes
-nothing, so that no thread of it is lost in a fork.
-"""
+"""Commands that are killed: each runs in a process that is forked from a warm one (`warm_server`)."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from warm_server import WarmServer, end_with, serve
 
 # What changes the names of a folder, or waits for the disk: between any two of them a run may end.
 POINTS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 # The operations of a save, whose files are written piece by piece.
 SAVING = (*POINTS, "open", "write")
+MODULES = (
+    *("fastbert.cli.finetune", "fastbert.cli.pretrain", "fastbert.finetuning.run", "fastbert.tasks.prediction_files"),
+    "fastbert.training.pretrain",
+)
 
 
 class Commands:
     """Runs `fastbert` commands, and ends them when asked to."""
 
     def __init__(self, folder: Path) -> None:
-        self.output = folder / "output.txt"
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
-        self._server = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(self.output)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **one_thread},
-            cwd=folder,
-        )
-
-    def close(self) -> None:
-        self._server.communicate()
+        self.output = _output(folder)
+        self._server = WarmServer(__file__, folder)
+        self.close = self._server.close
 
     def run(self, arguments: list[str], **ending: Any) -> tuple[int, float]:
         """The exit code, negative for a signal, and the processor time that it took, in seconds.
@@ -50,11 +39,7 @@ class Commands:
         that kills the process, finds the disk full with `error`, or with `terminate` is preceded by two SIGTERM. With
         `operations` these are counted in place of `POINTS`, and with `within` only those in a folder of that name.
         """
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps({"arguments": arguments, **ending}) + "\n")
-        self._server.stdin.flush()
-        answer = json.loads(self._server.stdout.readline())
+        answer = self._server.ask({"arguments": arguments, **ending})
         return answer["code"], answer["seconds"]
 
 
@@ -68,26 +53,13 @@ def restart_until_done(commands: Commands, arguments: list[str], draw: random.Ra
     raise AssertionError("a thousand starts were not enough")
 
 
-def _serve(output: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), 1)
-    os.dup2(1, 2)
-    import torch
+def _output(folder: Path) -> Path:
+    return folder / "output.txt"
 
-    torch.set_num_threads(1)
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
-    import tyro  # noqa: F401
 
-    import fastbert.cli.finetune
-    import fastbert.cli.pretrain
-    import fastbert.finetuning.run
-    import fastbert.tasks.prediction_files
-    import fastbert.training.pretrain  # noqa: F401
-
-    for line in sys.stdin:
-        request = json.loads(line)
-        os.truncate(output, 0)
+def _serve(folder: Path) -> None:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        os.truncate(_output(folder), 0)
         child = os.fork()
         if not child:
             _work(request)
@@ -95,9 +67,9 @@ def _serve(output: str) -> None:
             _wait(child, request["kill_after"])
             os.kill(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)
-        seconds = used.ru_utime + used.ru_stime
-        answers.write(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": seconds}) + "\n")
-        answers.flush()
+        return {"code": os.waitstatus_to_exitcode(status), "seconds": used.ru_utime + used.ru_stime}
+
+    serve(_output(folder), MODULES, answer)
 
 
 def _wait(child: int, seconds: float) -> None:
@@ -113,20 +85,12 @@ def processor_time(process: int) -> float:
     return float("inf") if fields[0] == "Z" else (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _work(request: dict[str, Any]) -> None:
+def _work(request: dict[str, Any]) -> NoReturn:
     from fastbert.cli import main
 
-    code = 1
-    try:
-        if request.get("fault") is not None:
-            arrange_fault(**{name: value for name, value in request.items() if name != "arguments"})
-        code = main(request["arguments"])
-    finally:
-        if sys.exc_info()[0] is not None:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if request.get("fault") is not None:
+        arrange_fault(**{name: value for name, value in request.items() if name != "arguments"})
+    end_with(lambda: main(request["arguments"]))
 
 
 def arrange_fault(
@@ -164,4 +128,4 @@ def operand(value: Any, folder: int | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(Path(sys.argv[1]))

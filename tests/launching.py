@@ -1,7 +1,7 @@
 """Commands that torchrun's own agent starts in several processes, and that are killed: forked from a warm process.
 
-`Launches` starts this file as a server in a fresh interpreter. For each command the server forks an agent
-(`torch.distributed.launcher`), which forks the workers; when one of them dies, the agent ends the others.
+For each command the server (`warm_server`) forks an agent (`torch.distributed.launcher`), which forks the workers; when
+one of them dies, the agent ends the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -18,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # the server is started without it
-from killing import arrange_fault, processor_time
+from killing import MODULES, arrange_fault, processor_time
+from warm_server import WarmServer, serve, write_to
 
 LONGEST = 300  # seconds of a command
 
@@ -43,27 +42,13 @@ class Launches:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
-        self._server = subprocess.Popen(
-            [sys.executable, "-P", __file__, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **one_thread, "TORCH_CPP_LOG_LEVEL": "ERROR"},
-            cwd=folder,
-        )
-
-    def close(self) -> None:
-        self._server.communicate()
+        self._server = WarmServer(__file__, folder)
+        self.close = self._server.close
 
     def run(self, arguments: list[str], ranks: int, **ending: Any) -> Launched:
         """Run a command in `ranks` processes. `rank` is the one that is killed: after `kill_after` seconds of its
         processor time, or at its operation `fault`, as `killing.Commands.run` describes."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps({"arguments": arguments, "ranks": ranks, **ending}) + "\n")
-        self._server.stdin.flush()
-        answer = json.loads(self._server.stdout.readline())
+        answer = self._server.ask({"arguments": arguments, "ranks": ranks, **ending})
         output = "\n".join(_file(self.folder, "output", rank).read_text() for rank in range(ranks))
         codes = {int(rank): code for rank, code in answer["codes"].items()}
         return Launched(codes, answer["seconds"], output)
@@ -74,22 +59,7 @@ def _file(folder: Path, kind: str, rank: int) -> Path:
 
 
 def _serve(folder: Path) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    log = os.open(folder / "agent.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    import torch
-
-    torch.set_num_threads(1)
-    import torch.distributed.elastic.multiprocessing.api
-    import torch.distributed.launcher.api
-    import tyro  # noqa: F401
-
-    import fastbert.cli.pretrain
-    import fastbert.training.pretrain  # noqa: F401
-
-    for line in sys.stdin:
-        request = json.loads(line)
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         for rank in range(request["ranks"]):
             for kind in ("output", "process", "seconds"):
                 _file(folder, kind, rank).unlink(missing_ok=True)
@@ -113,9 +83,10 @@ def _serve(folder: Path) -> None:
             time.sleep(0.002)
         ended = _file(folder, "seconds", rank)
         codes = json.loads((folder / "codes.json").read_text())
-        answers.write(json.dumps({"codes": codes, "seconds": float(ended.read_text()) if ended.exists() else used}))
-        answers.write("\n")
-        answers.flush()
+        return {"codes": codes, "seconds": float(ended.read_text()) if ended.exists() else used}
+
+    agent_modules = ("torch.distributed.elastic.multiprocessing.api", "torch.distributed.launcher.api")
+    serve(folder / "agent.txt", (*MODULES, *agent_modules), answer)
 
 
 def _launch(folder: Path, request: dict[str, Any]) -> None:
@@ -146,9 +117,7 @@ def _launch(folder: Path, request: dict[str, Any]) -> None:
 def _work(folder: str, request: dict[str, Any]) -> None:
     """Be one process of the command."""
     rank = int(os.environ["RANK"])
-    output = os.open(_file(Path(folder), "output", rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    write_to(_file(Path(folder), "output", rank))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _file(Path(folder), "process", rank).write_text(str(os.getpid()))

@@ -31,16 +31,15 @@ def evaluate(model: Path, data: SpeedrunData, folder: Path, *, seed: int, seeds:
     computed again."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out, blimp = folder / "held-out.json", folder / "blimp" / "results.json"
-    commands = []  # the longest first
+    commands: list[tuple[str, ...]] = []  # the longest first
     for name, (train, dev) in data.tasks.items():
-        files = f"--model={model}", f"--train={train}", f"--eval={dev}", f"--out={folder / name}"
-        commands.append(("finetune", *files, *FINETUNING[name], f"--seed={seed}", f"--seeds={seeds}", "--resume"))
+        finetuning = f"--model={model}", f"--train={train}", f"--eval={dev}", f"--out={folder / name}"
+        commands.append(("finetune", *finetuning, *FINETUNING[name], f"--seed={seed}", f"--seeds={seeds}", "--resume"))
     if not blimp.is_file():
-        files = f"--model={model}", f"--data={data.blimp}", f"--out={blimp.parent}", "--overwrite"
-        commands.append(("evaluate", "--task=blimp", *files, f"--limit={PAIRS}"))
+        scoring = f"--model={model}", f"--data={data.blimp}", f"--out={blimp.parent}", "--overwrite"
+        commands.append(("evaluate", "--task=blimp", *scoring, f"--limit={PAIRS}"))
     if not held_out.is_file():
-        files = f"--model={model}", f"--data={data.held_out}", f"--json={held_out}"
-        commands.append(("evaluate", "--task=mlm", *files))
+        commands.append(("evaluate", "--task=mlm", f"--model={model}", f"--data={data.held_out}", f"--json={held_out}"))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda words: _fastbert(*words), commands))
     mlm, pairs = _read(held_out), _read(blimp)

@@ -26,7 +26,7 @@ from fastbert.errors import UserError
 
 Value = TypeVar("Value")
 _FAILURE, _FIRST, _HANDLED = "fastbert/failure", "fastbert/failure-of-first", "fastbert/failure-handled"
-SAME_ERROR_SECONDS = 1.0  # to wait for the same error in the first process
+SAME_ERROR_SECONDS = 3.0  # to wait for the same error in the first process
 _POLL_SECONDS, _LONGEST_POLL = 0.01, 0.5
 REASON_SECONDS = 5.0  # to wait for the reason of a process that has closed its connections
 HANDLED_SECONDS = 20.0  # to wait until the first process has handled its error

@@ -135,11 +135,11 @@ def _baselines(by_name: Mapping[str, Mapping[str, float]], metric: str) -> str:
 def _curve(lines: Sequence[Record], kept: TrialResult, metric: str) -> str:
     """Return the evaluations of the kept trial on the first file as a table."""
     trial = vars(kept.trial)
-    own = [
+    validations = [
         line for line in lines if line.get("scores") and all(line.get(name) == value for name, value in trial.items())
     ]
-    if not own:
+    if not validations:
         return ""
-    file = next(iter(own[0]["scores"]))
-    rows = [[f"{line['step']:,}", line["scores"].get(file, {}).get(metric)] for line in evenly(own)]
+    file = next(iter(validations[0]["scores"]))
+    rows = [[f"{line['step']:,}", line["scores"].get(file, {}).get(metric)] for line in evenly(validations)]
     return table(["step", f"{escaped(metric)} on {escaped(file)}"], rows)

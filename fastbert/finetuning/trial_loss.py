@@ -89,8 +89,8 @@ class TrialLoss:
     def _summed(self, batches: list[TaskBatch], signal: int | None) -> tuple[float, BatchSizes, int | None]:
         """Return the labels and the sizes of all processes' micro-batches, and the signal of any of them."""
         sizes = BatchSizes.of(batches)
-        own = [sum(self.items(batch) for batch in batches), sizes.tokens, sizes.rows, sizes.pairs]
-        items, tokens, rows, pairs, *flags = self._sum_of([*own, *signal_flags(signal)])
+        local = [sum(self.items(batch) for batch in batches), sizes.tokens, sizes.rows, sizes.pairs]
+        items, tokens, rows, pairs, *flags = self._sum_of([*local, *signal_flags(signal)])
         return items, BatchSizes(tokens, rows, pairs), agreed_signal(flags)
 
     def agreed(self, signal: int | None) -> int | None:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 CPU_MICRO_BATCH = 32
 DEFAULT_STEPS = 1000
+NOTED_WAIT = 0.25
+"""The share of a step that waits for communication from which on a plan says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         update = update_seconds(count / flags.devices if setup.parallel == "fsdp" else count, gpu)
     exchange = exchanged.seconds(bandwidth)
     exposed = exposed_seconds(exchange, passes, micro_batches, setup.parallel)
+    times = Times(passes, update, exchange, exposed)
     steps = flags.steps or (DEFAULT_STEPS if flags.tokens is None else math.ceil(flags.tokens / batch.tokens))
     checkpoint = setup.weight * count + setup.state(counted)
     shard_tokens = corpus_tokens or steps * batch.tokens / flags.epochs
@@ -240,7 +243,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         optimizer_flops=optimizer_flops(flags.optimizer, shape, count),
         peak=rate,
         utilisation=utilisation,
-        times=Times(passes, update, exchange, exposed),
+        times=times,
         communication=exchanged,
         link_bandwidth=bandwidth,
         checkpoint_bytes=checkpoint,
@@ -248,7 +251,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         checkpoints_bytes=(flags.keep_checkpoints + 1) * checkpoint + FP32 * count,
         shards_bytes=shard_tokens * (2 if config.vocab_size < 1 << 16 else 4),
         measured=measured,
-        notes=_notes(flags, corpus_tokens, one),
+        notes=_notes(flags, corpus_tokens, one, times, micro_batch),
     )
 
 
@@ -318,8 +321,15 @@ def _by_part(shape: ModelShape, flags: PlanFlags, batch: BatchStatistics) -> lis
     ]
 
 
-def _notes(flags: PlanFlags, corpus_tokens: int | None, one: BatchStatistics) -> tuple[str, ...]:
+def _notes(
+    flags: PlanFlags, corpus_tokens: int | None, one: BatchStatistics, times: Times, micro_batch: int
+) -> tuple[str, ...]:
     notes = []
+    if times.exposed > NOTED_WAIT * times.step:
+        notes.append(
+            f"{times.exposed / times.step:.0%} of a step waits for communication, which micro-batches of {micro_batch:,} are"
+            f" too short to hide; raise --batch-size, or train on fewer than {flags.devices:,} devices"
+        )
     if corpus_tokens is None:
         notes.append(
             f"sequences of {one.tokens:.0f} tokens on average are assumed; --data reads those of shards, --mean-length"

@@ -114,11 +114,11 @@ def mean_of_checkpoints(root: Path, count: int) -> tuple[dict[str, Tensor], int]
 @torch.no_grad()
 def load_mean(model: PreTrainedModel, root: Path, count: int, shard: Shard | None = None) -> int:
     """Replace a model's weights by the mean of its last checkpoints; return their number. Raises `CheckpointError`."""
-    mean, found = mean_of_checkpoints(root, count)
+    mean, averaged = mean_of_checkpoints(root, count)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name not in model.tied_keys:
             tensor.copy_(mean[name] if shard is None else shard(mean[name].to(tensor.dtype), tensor))
-    return found
+    return averaged
 
 
 def _reshard(model: Any) -> None:
@@ -165,5 +165,5 @@ class Averaging:
             return f"the model is the moving average of the weights (--ema {self.flags.ema:g})"
         if self.flags.average_last is None:
             return None
-        found = load_mean(self.model, self.checkpoints, self.flags.average_last, shard)
-        return f"the model is the mean of the last {found} checkpoints (--average-last {self.flags.average_last})"
+        averaged = load_mean(self.model, self.checkpoints, self.flags.average_last, shard)
+        return f"the model is the mean of the last {averaged} checkpoints (--average-last {self.flags.average_last})"

@@ -137,10 +137,10 @@ class Muon(AdamW):
         dtype = _matmul_dtype(directions[0].device)
         if self._sum is None or self._size == 1:
             return _each(directions, dtype)
-        own = _assigned([direction.shape for direction in directions], self._size)[self._rank]
+        mine = _assigned([direction.shape for direction in directions], self._size)[self._rank]
         flat = torch.zeros(sum(map(Tensor.numel, directions)), dtype=dtype, device=directions[0].device)
         parts = flat.split([direction.numel() for direction in directions])
-        for index, update in zip(own, _each([directions[index] for index in own], dtype), strict=True):
+        for index, update in zip(mine, _each([directions[index] for index in mine], dtype), strict=True):
             parts[index].copy_(update.reshape(-1))
         self._sum(flat)  # with zeros: exact
         return [part.view(direction.shape) for part, direction in zip(parts, directions, strict=True)]
@@ -174,10 +174,10 @@ def _each(directions: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def _assigned(shapes: Sequence[torch.Size], processes: int) -> list[list[int]]:
     """Return the matrices of each process, of about equal work: the largest first, each to the one with the least."""
     costs = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
-    own: list[list[int]] = [[] for _ in range(processes)]
+    shares: list[list[int]] = [[] for _ in range(processes)]
     work = [0] * processes
     for index in sorted(range(len(shapes)), key=lambda index: (-costs[index], index)):
         process = work.index(min(work))
-        own[process].append(index)
+        shares[process].append(index)
         work[process] += costs[index]
-    return own
+    return shares

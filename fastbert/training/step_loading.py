@@ -38,10 +38,10 @@ class StepLoader:
 
     def _summed(self, loaded: LoadedStep) -> LoadedStep:
         """Return a step with the counts of all processes, and the most micro-batches that one of them has."""
-        own = astuple(loaded.counts)
-        numbers = torch.zeros(len(own) + self.world.size, dtype=torch.float64)
-        numbers[: len(own)] = torch.tensor(own, dtype=torch.float64)
-        numbers[len(own) + self.world.rank] = len(loaded.batches)
+        local = astuple(loaded.counts)
+        numbers = torch.zeros(len(local) + self.world.size, dtype=torch.float64)
+        numbers[: len(local)] = torch.tensor(local, dtype=torch.float64)
+        numbers[len(local) + self.world.rank] = len(loaded.batches)
         self.world.sum_ahead(numbers)
-        passes = int(numbers[len(own) :].max())
-        return replace(loaded, counts=StepCounts(*numbers[: len(own)].tolist()), passes=passes)
+        passes = int(numbers[len(local) :].max())
+        return replace(loaded, counts=StepCounts(*numbers[: len(local)].tolist()), passes=passes)

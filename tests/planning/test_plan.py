@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ def test_a_plan_of_the_paper() -> None:
     assert plan.times.exposed < plan.times.communication
     assert plan.seconds == plan.steps * plan.times.step
     assert plan.memory.total < 80 * GIB
+    assert not any("waits for communication" in note for note in plan.notes)
+    small = make_plan(PlanFlags(model="large", tokens=3e11, gpus=64, batch_size=256))
+    assert re.search(r"% of a step waits for communication, which micro-batches of 4 .*--batch-size", small.notes[0])
     fewer = make_plan(PlanFlags(model="large", tokens=3e11, gpus=8, batch_size=4096, parallel="fsdp"))
     assert fewer.link_bandwidth == 450
     assert fewer.communication.all_gather
