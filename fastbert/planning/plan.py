@@ -327,8 +327,8 @@ def _notes(
     notes = []
     if times.exposed > NOTED_WAIT * times.step:
         notes.append(
-            f"{times.exposed / times.step:.0%} of a step waits for communication, which micro-batches of {micro_batch:,}"
-            f" are too short to hide; raise --batch-size, or train on fewer than {flags.devices:,} devices"
+            f"{times.exposed / times.step:.0%} of a step waits for communication, which micro-batches of"
+            f" {micro_batch:,} are too short to hide; raise --batch-size, or train on fewer than {flags.devices:,} devices"
         )
     if corpus_tokens is None:
         notes.append(
