@@ -328,7 +328,7 @@ def _notes(
     if times.exposed > NOTED_WAIT * times.step:
         notes.append(
             f"{times.exposed / times.step:.0%} of a step waits for communication, which micro-batches of"
-            f" {micro_batch:,} are too short to hide; raise --batch-size, or train on fewer than {flags.devices:,} devices"
+            f" {micro_batch:,} are too short to hide; raise --batch-size, or use fewer than {flags.devices:,} devices"
         )
     if corpus_tokens is None:
         notes.append(
