@@ -3,13 +3,18 @@
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import MEASURED
+from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
+from fastbert.training.stopping import Stopped
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -25,6 +30,18 @@ def stop_at(step: int, *numbers: int) -> Reporter:
                 os.kill(os.getpid(), number)
 
     return Reporter(on_step=on_step)
+
+
+def assert_resumes_to_the_bit(whole: PretrainConfig, step: int = 7) -> PretrainConfig:
+    """Compare a run with one that is stopped in `step` and resumed; return the latter."""
+    pretrain(whole)
+    run = replace(whole, out=whole.out.with_name("resumed"))
+    with pytest.raises(Stopped):
+        pretrain(run, stop_at(step))
+    pretrain(PretrainConfig(out=run.out, resume=True))
+    assert all(torch.equal(tensor, weights(run.out)[name]) for name, tensor in weights(whole.out).items())
+    assert timeless(run.out) == timeless(whole.out)
+    return run
 
 
 def timeless(folder: Path) -> str:

@@ -26,6 +26,13 @@ class Ended:
     codes: list[int]
     outputs: list[str]
 
+    def assert_killed(self, rank: int) -> None:
+        """One of two processes was killed; the other has ended with one line that says so."""
+        assert self.codes[rank] == -signal.SIGKILL
+        assert self.codes[1 - rank] == 2
+        assert self.outputs[1 - rank].count("fastbert: error:") == 1
+        assert "another process of the run has ended" in self.outputs[1 - rank]
+
 
 class Ranks:
     """Runs `fastbert` commands in several processes, and ends some of them when asked to."""

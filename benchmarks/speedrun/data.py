@@ -53,10 +53,10 @@ def prepared(data: Path, folder: Path) -> SpeedrunData:
         for path, documents in zip(texts, _split(data), strict=True):
             write_atomic(path, "\n".join(documents))
         write_atomic(vocabulary, lzma.decompress((data / VOCABULARY).read_bytes()).decode("utf-8"))
-    found = _hash([*texts, vocabulary, *itertools.chain(*tasks.values()), data / BLIMP])
-    if found != SHA256:
+    digest = _hash([*texts, vocabulary, *itertools.chain(*tasks.values()), data / BLIMP])
+    if digest != SHA256:
         raise UserError(
-            f"{data}: the data of the speed run has the SHA-256 {found}, not {SHA256}: results would not be comparable"
+            f"{data}: the data of the speed run has the SHA-256 {digest}, not {SHA256}: results would not be comparable"
         )
     shards = []
     for path in texts:

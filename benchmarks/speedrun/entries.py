@@ -20,7 +20,7 @@ class Entry:
     processes: int = 1
     """Started by torchrun where there are several."""
     threads: int = 2
-    """Of each process."""
+    """The number of threads of each process."""
 
 
 def _pair(kind: str, about: str, flags: tuple[str, ...]) -> tuple[Entry, Entry]:

@@ -119,6 +119,9 @@ def run(entry: Entry, seed: int, options: argparse.Namespace, data: SpeedrunData
     for name in KEPT:
         if (out / name).is_file():
             shutil.copyfile(out / name, logs / name)
+    config = logs / "config.json"
+    if config.is_file():  # the same on every machine
+        write_atomic(config, config.read_text(encoding="utf-8").replace(str(options.work), "WORK"))
     write_atomic(logs / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
 

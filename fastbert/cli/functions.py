@@ -43,9 +43,9 @@ def pretrain(
     unknown option, `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after
     SIGINT or SIGTERM, when a checkpoint has been written; the same call with `resume=True` continues.
     """
-    given = set(options)
+    names = set(options)
     config = _config(PretrainConfig, config, options, "pretrain")
-    config = with_recipe(config, given or set(vars(config)))
+    config = with_recipe(config, names or set(vars(config)))
 
     def run(reporter: Reporter) -> PretrainResult:
         from fastbert.training.pretrain import pretrain as train

@@ -47,14 +47,14 @@ def config_of(kind: type[Config], options: Mapping[str, Any], function: str) -> 
 
 def signature_of(kind: type[Any], function: Any) -> inspect.Signature:
     """Return the signature of a function whose `**options` are those of a dataclass."""
-    hints, own = get_type_hints(kind), inspect.signature(function)
-    given = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints, signature = get_type_hints(kind), inspect.signature(function)
+    named = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [
         inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=hints[item.name])
         for item in fields(kind)
         if item.init
     ]
-    return own.replace(parameters=[*given, *options])
+    return signature.replace(parameters=[*named, *options])
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:

@@ -117,8 +117,8 @@ class BlockCache:
         ways = np.flatnonzero(tags[:, 0] == number + 1)
         if len(ways):
             return int(ways[0])
-        own = number // self._sets % WAYS  # no two blocks of a corpus that fits have the same
-        return own if tags[own, 0] == 0 else int(np.where(tags[:, 0] == 0, 0, tags[:, 1]).argmin())
+        way = number // self._sets % WAYS  # no two blocks of a corpus that fits have the same
+        return way if tags[way, 0] == 0 else int(np.where(tags[:, 0] == 0, 0, tags[:, 1]).argmin())
 
     def _read_set(self, number: int) -> NDArray[np.uint64]:
         """Return the set of a block: uint64 (WAYS, 2), zero where nothing has been written yet."""

@@ -62,6 +62,7 @@ def test_a_run_is_scored_and_kept_once(tmp_path: Path, monkeypatch: pytest.Monke
     def train(entry: Any, given: Any, seed: int, out: Path) -> dict[str, Any]:
         out.mkdir(parents=True)
         (out / "metrics.jsonl").write_text("{}\n")
+        (out / "config.json").write_text(json.dumps({"out": str(out)}))
         return {**COST, "busy_before": 0.0}
 
     monkeypatch.setattr(evaluate, "_fastbert", command)
@@ -71,6 +72,8 @@ def test_a_run_is_scored_and_kept_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert (summary["mlm_loss"], summary["blimp"], summary["sst2"], summary["seed"]) == (4.5, 55.0, 80.0, 1)
     kind = records.machine_class(records.machine())
     assert (tmp_path / "logs" / kind / "short-20" / "seed-1" / "metrics.jsonl").read_text() == "{}\n"
+    kept = tmp_path / "logs" / kind / "short-20" / "seed-1" / "config.json"
+    assert json.loads(kept.read_text()) == {"out": "WORK/short-20-1"}
     assert sorted(words[0] for words in calls) == ["evaluate", "evaluate", "finetune"]
     assert run.run(ENTRIES["short-20"], 1, options, DATA) == json.loads(json.dumps(summary))
     assert len(calls) == 3

@@ -8,7 +8,7 @@ from dataclasses import replace
 import optimizer_references
 import pytest
 import torch
-from pretrain_runs import stop_at, weights
+from pretrain_runs import assert_resumes_to_the_bit
 from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining
@@ -19,8 +19,6 @@ from fastbert.training.config import PretrainConfig
 from fastbert.training.muon import Muon, orthogonalised
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.optimizer_flags import OptimizerFlags
-from fastbert.training.pretrain import pretrain
-from fastbert.training.stopping import Stopped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [(24, 40), (40, 24), (24, 24)]
@@ -115,13 +113,7 @@ def test_skipped_steps_and_masters(seed: int) -> None:
 
 
 def test_a_run_resumes_to_the_bit(config: PretrainConfig) -> None:
-    whole = replace(config, optimizer="muon", out=config.out.with_name("whole"))
-    pretrain(whole)
-    run = replace(whole, out=config.out.with_name("run"))
-    with pytest.raises(Stopped):
-        pretrain(run, stop_at(7))
-    pretrain(PretrainConfig(out=run.out, resume=True))
-    assert all(torch.equal(tensor, weights(run.out)[name]) for name, tensor in weights(whole.out).items())
+    assert_resumes_to_the_bit(replace(config, optimizer="muon"))
 
 
 def test_what_it_is_not_for_is_refused(config: PretrainConfig) -> None:

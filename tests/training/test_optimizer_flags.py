@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from pretrain_runs import stop_at, timeless, weights
+from pretrain_runs import assert_resumes_to_the_bit
 
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
-from fastbert.training.stopping import Stopped
 
 
 @pytest.mark.parametrize(
@@ -41,14 +39,8 @@ def test_flags_out_of_range_are_named(values: dict, message: str) -> None:
 
 def test_a_run_with_lamb_resumes_to_the_bit(config: PretrainConfig) -> None:
     flags = {"optimizer": "lamb", "betas": (0.8, 0.95), "schedule": "cosine", "min_lr_ratio": 0.1}
-    whole = replace(config, **flags, log_every=1, out=config.out.with_name("whole"))
-    pretrain(whole)
-    run = replace(whole, out=config.out.with_name("run"))
-    with pytest.raises(Stopped):
-        pretrain(run, stop_at(7))
-    pretrain(PretrainConfig(out=run.out, resume=True))
-    assert all(torch.equal(tensor, weights(run.out)[name]) for name, tensor in weights(whole.out).items())
-    assert timeless(run.out) == timeless(whole.out)
+    whole = replace(config, **flags, log_every=1)
+    run = assert_resumes_to_the_bit(whole)
     rates = [line.learning_rate for line in read_metrics(whole.out / "metrics.jsonl") if line.split == "train"]
     assert rates[-1] == pytest.approx(0.1 * whole.lr, rel=0.2)
     other = PretrainConfig(out=run.out, resume=True, optimizer="stableadamw")
