@@ -145,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.entries and not options.report:
             raise UserError("name an entry to run, or give --report")
         if options.entries:
+            if options.data is not None and not options.data.is_dir():
+                raise UserError(f"--data {options.data}: no such folder; name the one that holds wiki-en and books-en")
             folder = find_data(options.data)
             if folder is None:
                 raise UserError("no data: name its folder with --data, or in FASTBERT_DATA")

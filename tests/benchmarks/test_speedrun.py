@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["best"], "best is not an entry; choose from bert-2018-20"),
         ([], "name an entry to run, or give --report"),
-        (["short-20", "--data", "nowhere"], "--data nowhere: no such folder"),
+        (["short-20", "--data", "nowhere"], "--data nowhere: no such folder; name the one that holds wiki-en"),
     ):
         assert run.main(words) == 2
         assert message in capsys.readouterr().err
