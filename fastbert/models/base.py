@@ -21,6 +21,7 @@ from fastbert.io.atomic_write import write_json_atomic
 from fastbert.models import loading
 from fastbert.models.architecture import Architecture
 from fastbert.models.compatibility import Compatibility
+from fastbert.models.initialisation import draw
 from fastbert.models.key_map import DECODER_BIAS, OUTPUT_BIAS
 from fastbert.ops.dispatch import fastest_dtype
 from fastbert.ops.native import prepacked_weights
@@ -76,7 +77,7 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         std = self.config.initializer_range
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)) and not module.weight.is_meta:
-                nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+                draw(nn.init.trunc_normal_, module.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
         for module in self.modules():

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fastbert.errors import UserError
 from fastbert.models.elmo.lstm import Steps
 from fastbert.models.encoder import summary_tokens
+from fastbert.models.initialisation import draw
 from fastbert.models.padded import PaddedBatch
 from fastbert.ops.autocast import without_autocast
 from fastbert.packing import PackedBatch
@@ -32,7 +33,7 @@ class BiLstm(nn.LSTM):
         for parameter in self.parameters():
             if not parameter.is_meta:
                 bound = self.hidden_size**-0.5
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+                draw(nn.init.uniform_, parameter, -bound, bound, generator=generator)
 
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:  # type: ignore[override]
         """Return the outputs (tokens, output_size) of x (tokens, input_size), the tokens of a batch's sequences.

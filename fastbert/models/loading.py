@@ -17,6 +17,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 from fastbert.models.bert import tensorflow
+from fastbert.models.initialisation import draw
 from fastbert.models.key_map import BERT_NAMES, DECODER, KeyMap, is_encoder_weight
 
 logger = logging.getLogger("fastbert")
@@ -244,10 +245,10 @@ def initialise(model: nn.Module, names: Iterable[str], std: float, generator: to
             continue
         if name.startswith(BILSTM):
             bound = (parameter.shape[0] // 4) ** -0.5  # four gates per unit
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            draw(nn.init.uniform_, parameter, -bound, bound, generator=generator)
         elif name.endswith(("LayerNorm.weight", "mix.gamma")):
             nn.init.ones_(parameter)
         elif name.endswith(("bias", "mix.weights")):
             nn.init.zeros_(parameter)
         else:
-            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
+            draw(nn.init.trunc_normal_, parameter, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fastbert.models.initialisation import draw
 from fastbert.ops.encoder_layer.spec import AttentionSpec
 from fastbert.ops.softmax.eager import softmax_eager
 
@@ -58,10 +59,10 @@ class PerceptronSimilarity(nn.Module):
         if self.vector.is_meta:
             return
         heads, width = self.vector.shape
-        nn.init.uniform_(self.vector, -((6 / (width + 1)) ** 0.5), (6 / (width + 1)) ** 0.5, generator=generator)
+        draw(nn.init.uniform_, self.vector, -((6 / (width + 1)) ** 0.5), (6 / (width + 1)) ** 0.5, generator=generator)
         if self.mix is not None:
             for head in range(heads):
-                nn.init.xavier_uniform_(self.mix[head], generator=generator)
+                draw(nn.init.xavier_uniform_, self.mix[head], generator=generator)
 
     def forward(
         self,

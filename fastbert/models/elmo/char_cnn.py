@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fastbert.models.elmo.characters import ALPHABET, Characters, Windows, windows_of
 from fastbert.models.elmo.config import MOST_CHARACTERS, ElmoConfig
 from fastbert.models.fusibility import project
+from fastbert.models.initialisation import draw
 
 
 class Highway(nn.Module):
@@ -46,18 +47,20 @@ class CharacterCnn(nn.Module):
     def init_weights(self, generator: torch.Generator | None) -> None:
         """Draw new weights: characters uniformly, others with the variance of their inputs' number; a highway begins by
         passing most of its input on."""
-        nn.init.uniform_(self.character_embeddings.weight, -1.0, 1.0, generator=generator)
+        draw(nn.init.uniform_, self.character_embeddings.weight, -1.0, 1.0, generator=generator)
         for convolution in self._convolutions():
             fan_in = convolution.weight.shape[1] * convolution.weight.shape[2]
-            nn.init.normal_(convolution.weight, std=1 / math.sqrt(fan_in), generator=generator)
+            draw(nn.init.normal_, convolution.weight, std=1 / math.sqrt(fan_in), generator=generator)
             nn.init.zeros_(_bias(convolution))
         for highway in self.highways:
             assert isinstance(highway, Highway)
             width = highway.dense.in_features
-            nn.init.normal_(highway.dense.weight, std=1 / math.sqrt(width), generator=generator)
+            draw(nn.init.normal_, highway.dense.weight, std=1 / math.sqrt(width), generator=generator)
             nn.init.zeros_(highway.dense.bias)
             nn.init.constant_(highway.dense.bias[width:], 2.0)
-        nn.init.normal_(self.projection.weight, std=1 / math.sqrt(self.projection.in_features), generator=generator)
+        draw(
+            nn.init.normal_, self.projection.weight, std=1 / math.sqrt(self.projection.in_features), generator=generator
+        )
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, characters: Characters, words: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from fastbert.models.elmo.config import ElmoConfig
 from fastbert.models.elmo.model import ElmoModel
 from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.heads.prediction import VocabularyHead
+from fastbert.models.initialisation import draw
 from fastbert.models.labels import mean_loss
 from fastbert.models.outputs import CausalLMOutput
 from fastbert.ops.cross_entropy.op import CrossEntropy
@@ -55,7 +56,7 @@ class ForBidirectionalLM(ModelWithHead):
         decoder = self.lm_head.decoder
         if not decoder.weight.is_meta:
             generator = None if seed is None else torch.Generator().manual_seed(seed + 1)
-            nn.init.normal_(decoder.weight, std=1 / math.sqrt(decoder.in_features), generator=generator)
+            draw(nn.init.normal_, decoder.weight, std=1 / math.sqrt(decoder.in_features), generator=generator)
             nn.init.zeros_(decoder.bias)
 
     def set_vocabulary(self, words: list[str], begin: str = "[CLS]", end: str = "[SEP]") -> None:

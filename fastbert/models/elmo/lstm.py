@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastbert.models.initialisation import draw
 from fastbert.ops.autocast import matmul_dtype, without_autocast
 from fastbert.packing import PackedBatch
 
@@ -72,7 +73,7 @@ class BiLstmLayer(nn.Module):
             rows = weight.shape[1] if weight is self.weight_hr else units
             for direction in range(2):
                 for begin in range(0, weight.shape[1], rows):
-                    nn.init.xavier_uniform_(weight[direction, begin : begin + rows], generator=generator)
+                    draw(nn.init.xavier_uniform_, weight[direction, begin : begin + rows], generator=generator)
         self.bias.zero_()
         self.bias[:, units : 2 * units] = 1.0
 

@@ -162,7 +162,7 @@ def test_several_chunks_are_one(dtype: torch.dtype, seed: int, monkeypatch) -> N
     tensors = inputs(40, 100, 32, seed, dtype)
     options = {"label_smoothing": 0.1, "z_loss": 1e-2}
     whole, together = run("triton", tensors, 0.5, **options)
-    monkeypatch.setattr(kernels, "plan", lambda rows, vocabulary, element_size: 16)
+    monkeypatch.setattr(kernels, "plan", lambda rows, vocabulary, element_size, copied_bytes: 16)
     actual, gradients = run("triton", tensors, 0.5, **options)
     _, others = run("eager", tensors, 0.5, **options)
     _, _, exact = exactly(tensors, 0.5, **options)
@@ -177,7 +177,7 @@ def test_several_chunks_are_one(dtype: torch.dtype, seed: int, monkeypatch) -> N
 @pytest.mark.parametrize("several", [False, True], ids=["one-chunk", "chunks"])
 def test_under_autocast(dtype: torch.dtype, several: bool, seed: int, monkeypatch) -> None:
     if several:
-        monkeypatch.setattr(kernels, "plan", lambda rows, vocabulary, element_size: 16)
+        monkeypatch.setattr(kernels, "plan", lambda rows, vocabulary, element_size, copied_bytes: 16)
     x, weight, bias, labels = inputs(40, 100, 32, seed, dtype)
     x, weight, bias = x.float(), weight.float(), bias.float()
     _, _, exact = exactly((x, weight, bias, labels), 0.5, label_smoothing=0.1)

@@ -13,6 +13,7 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
 from fastbert.models.bert.architecture import TANH_GELUS
 from fastbert.models.heads.prediction import TiedHead, VocabularyHead
+from fastbert.models.initialisation import draw
 from fastbert.models.layers import layer_batch
 from fastbert.models.modules import Encoder
 from fastbert.models.seq2seq.base import CrossAttentionModel
@@ -94,10 +95,10 @@ class TransformerForSequenceToSequence(CrossAttentionModel):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.lm_head.decoder:
-                nn.init.xavier_uniform_(module.weight, generator=generator)
+                draw(nn.init.xavier_uniform_, module.weight, generator=generator)
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=self.config.hidden_size**-0.5, generator=generator)
+                draw(nn.init.normal_, module.weight, std=self.config.hidden_size**-0.5, generator=generator)
             elif isinstance(module, PerceptronSimilarity):
                 module.init_weights(generator)
 
