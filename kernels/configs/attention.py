@@ -67,7 +67,9 @@ _HOPPER: Table = {
     "forward_short": {
         **_NONE["short"],
         "half-32": _short(128),
-        "half-64": _short(128),
+        # Four programs per multiprocessor.
+        "half-64": _short(128, 4, 128),
+        "half-64-masked": _short(128),
         "half-128": _short(128),
         "half-128-masked-dropout": _short(64),
         "tf32-32": _short(128),
@@ -79,7 +81,7 @@ _HOPPER: Table = {
         "half-32-dropout": _tile(64, 128, 4, 1, 168),
         "half-32-masked-dropout": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 128, 4, 2),
-        "half-64-dropout": _tile(64, 128, 4, 1, 168),
+        "half-64-dropout": _tile(64, 64, 4, 3, 128),
         "half-64-masked": _tile(128, 64, 8, 3),
         "half-64-masked-dropout": _tile(64, 64, 4, 2),
         "half-128": _tile(64, 128, 4, 2),
@@ -119,8 +121,7 @@ _HOPPER: Table = {
         "half-32-dropout": _medium(512, 64, 32, 4, 1),
         "half-32-masked": _medium(512, 64, 64, 4, 1),
         "half-32-masked-dropout": _medium(512, 64, 32, 8, 1),
-        "half-64": _medium(512, 64, 64, 4, 1),
-        "half-64-dropout": _medium(512, 64, 64, 4, 1),
+        "half-64": _medium(0),
         "half-64-masked-dropout": _medium(512, 128, 64, 8, 1),
         "half-128": _medium(512, 64, 64, 8, 1),
         "half-128-masked": _medium(512, 64, 32, 8, 1),
@@ -131,6 +132,7 @@ _HOPPER: Table = {
     "backward_queries": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
+        "half-64-dropout": _tile(64, 64, 4, 2, 168),
         "half-64-masked-dropout": _tile(64, 64, 4, 1),
         "half-128": _tile(64, 64, 4, 2),
         "half-128-dropout": _tile(64, 64, 8, 1),

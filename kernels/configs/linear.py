@@ -80,8 +80,7 @@ _PASSES: Table = {"bias_gelu_forward": _rows(8, 512, 4), "bias_gelu_backward": _
 _HOPPER: Table = {
     **_PASSES,
     "matmul_gelu": {**_matmul(128, 128, 64, 32, 8, 3, tma=1, fused=1, max_registers=128), **_few_rows(1)},
-    # Wider slices spill: on Blackwell, whose accumulators are read from tensor memory, and everywhere with triton 3.6.
-    "matmul_gelu_backward": _matmul(128, 128, 64, 16, 8, 3, tma=1, fused=1, max_registers=128),
+    "matmul_gelu_backward": _matmul(128, 128, 64, 32, 8, 3, tma=1, fused=1, max_registers=128),
 }
 _AMPERE: Table = {
     **_PASSES,

@@ -266,7 +266,11 @@ def test_a_bias_whose_elements_lie_apart(fused: int, seed: int) -> None:
     with use_configuration(kernels.matmul_gelu, "half-256", architecture(x.device), FUSED=fused):
         actual = run("triton", (x, weight, bias), gradient)
         same = run("triton", (x, weight, bias.contiguous()), gradient)
-    assert all(torch.equal(a, b) for a, b in zip(actual, same))
+    for value, expected in zip(actual, same):
+        if fused or INTERPRETED:
+            assert torch.equal(value, expected)
+        else:  # on a GPU, PyTorch adds such a bias by another kernel
+            torch.testing.assert_close(value, expected, rtol=2**-9, atol=2**-12)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 256, 257])
