@@ -51,6 +51,9 @@ def _tiles(sizes: tuple[tuple[int, int, int], ...], stages: tuple[int, ...], **c
 # 64 registers per thread hold scores of 64 x 128 on four warps, or of 128 x 128 on eight.
 _SIZES = ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
 _THREE_PROGRAMS = Config(constants={"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=4, max_registers=168)
+_THREE_PROGRAMS_OF_QUERIES = Config(
+    constants={"BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4, num_stages=3, max_registers=168
+)
 CANDIDATES = {
     "forward_heads": [config for rows in (64, 128) for config in _configs({"BLOCK_ROWS": rows}, (2, 4))],
     "forward_short": _configs({"MAX_SEQLEN": 128}, (4, 8)),
@@ -58,11 +61,12 @@ CANDIDATES = {
     "backward_heads": [config for rows in (64, 128) for config in _configs({"BLOCK_ROWS": rows}, (2, 4))],
     "backward_short": [*_configs({"MAX_SEQLEN": 128}, (4, 8)), *_configs({"MAX_SEQLEN": 64}, (4,))],
     "backward_medium": [
-        *_tiles(((64, 64, 4), (64, 64, 8), (128, 64, 8)), (1, 2), MAX_MEDIUM=512),
+        *_tiles(((64, 64, 4), (128, 64, 8), (128, 128, 8)), (1, 2), MAX_MEDIUM=512),
+        Config(constants={"MAX_MEDIUM": 256, "BLOCK_M": 64, "BLOCK_N": 64}, num_warps=4),
         Config(constants={"MAX_MEDIUM": 0, "BLOCK_M": 64, "BLOCK_N": 64}),
     ],
-    "backward_queries": _tiles(((64, 64, 4), (64, 128, 8), (128, 64, 8)), (1, 2, 3)),
-    "backward_keys": _tiles(((64, 64, 4), (64, 64, 8), (128, 64, 8)), (1, 2)),
+    "backward_queries": [*_tiles(((64, 64, 4), (128, 64, 8), (128, 128, 8)), (1, 2, 3)), _THREE_PROGRAMS_OF_QUERIES],
+    "backward_keys": _tiles(((64, 64, 4), (128, 64, 8), (128, 128, 8)), (1, 2, 3)),
 }
 
 

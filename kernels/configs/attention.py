@@ -1,9 +1,9 @@
 """The default configurations of the attention kernels.
 
-Chosen by registers, shared memory and instructions of code compiled by triton 3.6.0 and 3.7.1, not by time: no GPU has
-been measured yet. Without flags, with dropout, and with all flags nothing spills but fp32 with heads of 128; with a
-causal mask or a bias alone three classes do. A shape class without `-masked` or `-dropout` holds with them too, unless
-there is a nearer one.
+Chosen by registers, shared memory and instructions of code compiled by triton 3.6.0 and 3.7.1; on sm_90, some of
+half precision with heads of 64 by time on an H100 (docs/performance-gpu.md). Without flags, with dropout, and with all
+flags nothing spills but fp32 with heads of 128 and, by 8 bytes, what was chosen by time; with a causal mask or a bias
+alone three classes do. A shape class without `-masked` or `-dropout` holds with them too, unless there is a nearer one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LIBRARY: Table = {
     for use in ("inference", "training")
     for length in ("128", "512", "any")
 }
-_HOPPER: Table = {
+_COMPILED: Table = {
     **_LIBRARY,
     "forward_heads": {
         **_NONE["heads"],
@@ -67,9 +67,7 @@ _HOPPER: Table = {
     "forward_short": {
         **_NONE["short"],
         "half-32": _short(128),
-        # Four programs per multiprocessor.
         "half-64": _short(128),
-        "half-64-masked": _short(128),
         "half-128": _short(128),
         "half-128-masked-dropout": _short(64),
         "tf32-32": _short(128),
@@ -81,7 +79,7 @@ _HOPPER: Table = {
         "half-32-dropout": _tile(64, 128, 4, 1, 168),
         "half-32-masked-dropout": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 128, 4, 2),
-        "half-64-dropout": _tile(64, 64, 4, 3),
+        "half-64-dropout": _tile(64, 128, 4, 1, 168),
         "half-64-masked": _tile(128, 64, 8, 3),
         "half-64-masked-dropout": _tile(64, 64, 4, 2),
         "half-128": _tile(64, 128, 4, 2),
@@ -121,7 +119,8 @@ _HOPPER: Table = {
         "half-32-dropout": _medium(512, 64, 32, 4, 1),
         "half-32-masked": _medium(512, 64, 64, 4, 1),
         "half-32-masked-dropout": _medium(512, 64, 32, 8, 1),
-        "half-64": _medium(256, 64, 64, 4, 1),
+        "half-64": _medium(512, 64, 64, 4, 1),
+        "half-64-dropout": _medium(512, 64, 64, 4, 1),
         "half-64-masked-dropout": _medium(512, 128, 64, 8, 1),
         "half-128": _medium(512, 64, 64, 8, 1),
         "half-128-masked": _medium(512, 64, 32, 8, 1),
@@ -132,7 +131,6 @@ _HOPPER: Table = {
     "backward_queries": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
-        "half-64-dropout": _tile(64, 64, 4, 3, 168),
         "half-64-masked-dropout": _tile(64, 64, 4, 1),
         "half-128": _tile(64, 64, 4, 2),
         "half-128-dropout": _tile(64, 64, 8, 1),
@@ -149,7 +147,6 @@ _HOPPER: Table = {
         "half-32": _tile(64, 64, 4, 2),
         "half-32-masked": _tile(64, 64, 4, 1),
         "half-64": _tile(64, 64, 4, 2),
-        "half-64-dropout": _tile(64, 64, 4, 3),
         "half-64-masked": _tile(64, 64, 4, 1),
         "half-64-masked-dropout": _tile(32, 64, 4, 2),
         "half-128": _tile(32, 64, 4, 2),
@@ -197,9 +194,24 @@ def _changed(base: Table, **changes: dict[str, Config]) -> Table:
     return {kernel: entries | changes.get(kernel, {}) for kernel, entries in base.items()}
 
 
+# By time on an H100. A program of backward_medium reads and writes its head's sums of dq once per tile of keys; those
+# of all programs that run at a time, 131 KB each with 512 tokens, exceed what the L2 cache retains, and the kernel then
+# waits for memory: 1.10 ms per layer of 32,768 tokens beside 0.60 in two kernels.
+_HOPPER = _changed(
+    _COMPILED,
+    forward_long={"half-64-dropout": _tile(64, 64, 4, 3)},
+    backward_medium={
+        "half-64": _medium(256, 64, 64, 4, 1),
+        "half-64-dropout": _medium(256, 64, 64, 4, 1),
+    },
+    backward_queries={"half-64-dropout": _tile(64, 64, 4, 3, 168)},
+    backward_keys={"half-64-dropout": _tile(64, 64, 4, 3)},
+)
+
+
 # Its matrix units take both operands from registers.
 _AMPERE = _changed(
-    _HOPPER,
+    _COMPILED,
     forward_short={
         "half-128-dropout": _short(64),
         "half-128-masked-dropout": _short(0),
@@ -268,7 +280,7 @@ _AMPERE = _changed(
     },
 )
 _BLACKWELL = _changed(
-    _HOPPER,
+    _COMPILED,
     forward_long={
         "half-32-masked": _tile(128, 64, 8, 3),
         "half-128": _tile(128, 128, 8, 2),
@@ -299,7 +311,7 @@ _BLACKWELL = _changed(
 _CDNA3 = _changed(
     {
         kernel: {shape: replace(config, max_registers=0) for shape, config in entries.items()}
-        for kernel, entries in _HOPPER.items()
+        for kernel, entries in _COMPILED.items()
     },
     forward_long={"half-128": _tile(64, 64, 4, 1), "tf32-128": _tile(64, 32, 4, 1)},
     backward_short={"half-32-dropout": _short(128)},

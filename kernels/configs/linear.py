@@ -1,10 +1,11 @@
 """The default configurations of GELU with a bias, and of the matmuls with GELU in their epilogue.
 
-Chosen by registers, spills and shared memory of compiled code and by arithmetic, not by time: no GPU has been measured
-yet. Matmuls: tiles of 128 x 128 on eight warps, so that two programs run on a multiprocessor of Hopper or Blackwell
-(128 registers per thread, 96 KiB of tiles in flight each) and one multiplies while the other computes GELU. One program
-with 128 x 256 reads a third less from the L2 cache, but its matrix units wait during its epilogue, which at a depth of
-768 takes about half as long as the matmul.
+Chosen by registers, spills and shared memory of compiled code and by arithmetic; the matmuls of many rows on sm_90 by
+time on an H100, where tiles of 64 x 128, 64 x 256, 128 x 256 and 256 x 128 took 8 to 50 % longer. Matmuls: tiles of
+128 x 128 on eight warps, so that two programs run on a multiprocessor of Hopper or Blackwell (128 registers per thread,
+96 KiB of tiles in flight each) and one multiplies while the other computes GELU. All multiprocessors together then read
+some 7 TB/s of operands from the L2 cache, for which these kernels wait. One program with 128 x 256 reads a quarter
+less, but its matrix units wait during its epilogue, which at a depth of 768 takes about half as long as the matmul.
 
 FUSED=1 prefers that matmul to PyTorch's with `bias_gelu` after it. It pays above roughly 450 TFLOP/s on an H200, by the
 bytes that the separate pass reads and writes; assumed on sm_90 and sm_100 alone.
@@ -91,7 +92,11 @@ TABLES: dict[str, Table] = {
     "sm_80": _AMPERE,
     "sm_86": _AMPERE,
     "sm_90": _HOPPER,
-    "sm_100": _HOPPER,
+    # Accumulators are read from tensor memory, and wider slices spill.
+    "sm_100": {
+        **_HOPPER,
+        "matmul_gelu_backward": _matmul(128, 128, 64, 16, 8, 3, tma=1, fused=1, max_registers=128),
+    },
     # It has as much shared memory as the older desktop GPUs.
     "sm_120": _AMPERE,
     "gfx942": {

@@ -37,6 +37,8 @@ KNOWN = {
     ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.7.1", 232),
     ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.7.1", 224),
     ("backward_queries, fp32 128 causal bias dropout, sm_100, triton 3.7.1", 256),
+    # Outside of its loop; with three programs per multiprocessor it takes 6 % less time on an H100.
+    *((f"backward_queries, bf16 64 dropout, sm_90, triton {version}", 8) for version in VERSIONS),
 }
 OUTDATED = f"the record is outdated: run `{resource_record.COMMAND}`"
 

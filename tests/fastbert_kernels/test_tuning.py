@@ -54,14 +54,14 @@ def test_a_bias_has_its_own_entry_or_shares_one() -> None:
 
 def test_a_saved_entry_replaces_the_default_on_its_gpu_only(path: Path) -> None:
     before = lookup("forward_long", "half-64", "sm_80")
-    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "backward_keys": {"half-64": OTHER}}})
+    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "backward_keys": {"half-32": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
     # Shipped with an entry of its own for dropout or a bias, which the measured one without must not replace.
     assert lookup("forward_long", "half-64-dropout", "sm_90") != OTHER
-    assert lookup("backward_keys", "half-64", "sm_90") == OTHER
-    assert lookup("backward_keys", "half-64-dropout", "sm_90") == OTHER
-    assert lookup("backward_keys", "half-64-masked", "sm_90") != OTHER
+    assert lookup("backward_keys", "half-32", "sm_90") == OTHER
+    assert lookup("backward_keys", "half-32-dropout", "sm_90") == OTHER
+    assert lookup("backward_keys", "half-32-masked", "sm_90") != OTHER
     tables.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
