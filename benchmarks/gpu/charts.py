@@ -82,8 +82,11 @@ def _draw_attention(path: Path, rows: Rows, title: str) -> None:
     plain = [row for row in plain if row["details"]["length"] in LENGTHS and row["details"]["head_dim"] == 64] or plain
     contenders = sorted({row["contender"] for row in plain}, key=lambda name: (name != FASTBERT, name))
     styles = {name: bar_style(index) for index, name in enumerate(contenders)}
-    panels = [(padding, dropout) for padding in ("full", "half") for dropout in (0.0, 0.1)]
-    with figure_file(path, 18, 8) as figure:
+    measured = {(row["details"]["padding"], row["details"]["dropout"]) for row in plain}
+    panels = [
+        panel for padding in ("full", "half") for dropout in (0.0, 0.1) if (panel := (padding, dropout)) in measured
+    ]
+    with figure_file(path, 4.5 * max(len(panels), 2), 8) as figure:
         axes = figure.subplots(2, len(panels), squeeze=False, sharey="row")
         for down, direction in enumerate(("forward", "backward")):
             for across, (padding, dropout) in enumerate(panels):
