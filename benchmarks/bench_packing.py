@@ -206,13 +206,13 @@ def _contenders(config: BertConfig, options: Options, batches: Batches) -> dict[
             for padding in ("max_length", "longest"):
                 if attention == "eager" and padding == "longest":
                     continue
-                own = transformers.BertForPreTraining.from_pretrained(folder, attn_implementation=attention)
-                own_width = width if padding == "max_length" else None
+                peer = transformers.BertForPreTraining.from_pretrained(folder, attn_implementation=attention)
+                padded_to = width if padding == "max_length" else None
                 add(
                     f"transformers {attention}, {padding}",
-                    own,
+                    peer,
                     batches.in_rows,
-                    lambda batch, size=own_width: padded(batch, size or batch.max_seqlen),
+                    lambda batch, size=padded_to: padded(batch, size or batch.max_seqlen),
                     spread=True,
                 )
     return contenders

@@ -17,9 +17,14 @@ from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.errors import UserError
 
 CASE_SECONDS = 75.0  # for one case; then a hanging kernel is killed
+# A case begins if its section has as much left, and then continues into the time of the later ones: cut off, it would
+# have cost its time for nothing.
+START_SECONDS = 8.0
 MOST_RETRIES = 2  # of a case, each without the peer that crashed the process
 # For the sections that start cold: on a new machine importing torch alone may take a minute.
 COLD_SECONDS, CEILING_SECONDS = 90.0, 30.0
+# torch.compile of a model's layers takes half of it; what is not compiled here is compiled where it is measured.
+COMPILE_SECONDS = 45.0
 
 Run = Callable[[Session, float], dict[str, Any]]
 
@@ -55,7 +60,9 @@ def compile_kernels(stage: str) -> Run:
     """Return the section that compiles what the next sections run."""
 
     def section(session: Session, seconds: float) -> dict[str, Any]:
-        began = time.monotonic()
+        began, seconds = time.monotonic(), min(seconds, session.left())
+        if seconds < 1.0:
+            return {"status": "skipped", "reason": "out of time"}
         variants = session.ask("gpu.precompile:variants", seconds, stage=stage)
         left = seconds - (time.monotonic() - began)
         results = processes.compile_all(variants, session.environment, left)
@@ -91,10 +98,10 @@ def cases(title: str, names: str, run_case: str) -> Run:
         deadline = time.monotonic() + seconds
         result: dict[str, Any] = {"status": "ok", "rows": [], "unmeasured": [], "failures": [], "out_of_time": []}
         for name in session.ask(names, seconds):
-            if deadline - time.monotonic() < 1.0:
+            if deadline - time.monotonic() < (1.0 if session.options.dry_run else START_SECONDS):
                 result["out_of_time"].append(name)
                 continue
-            attempt(session, title, run_case, name, deadline, result)
+            attempt(session, title, run_case, name, result)
             session.show(title, result)
         if result["out_of_time"] or result["failures"]:
             result["status"] = "partial"
@@ -103,7 +110,7 @@ def cases(title: str, names: str, run_case: str) -> Run:
     return section
 
 
-def attempt(session: Session, title: str, run_case: str, name: str, deadline: float, result: dict[str, Any]) -> None:
+def attempt(session: Session, title: str, run_case: str, name: str, result: dict[str, Any]) -> None:
     """Run one case and add its rows, each saved as soon as it exists. If a peer crashed the process, the case is
     retried without it; a case that fails keeps the rows that it had."""
     without: list[str] = []
@@ -116,13 +123,13 @@ def attempt(session: Session, title: str, run_case: str, name: str, deadline: fl
     while True:
         arguments = {"name": name, "seconds": session.options.seconds_per_measure}
         try:
-            left = min(deadline - time.monotonic(), CASE_SECONDS)
+            left = min(session.left(), CASE_SECONDS)
             outcome = session.ask(run_case, left, partial, **arguments, **({"without": without} if without else {}))
         except WorkerFailed as error:
             peer = error.attempted
             result["failures"].append({"case": name, "reason": str(error), "attempted": peer, "lines": error.lines})
             again = peer is not None and peer != FASTBERT and peer not in without and len(without) < MOST_RETRIES
-            if not again or deadline - time.monotonic() < 1.0:
+            if not again or session.left() < 1.0:
                 return
             without.append(str(peer))
             result["rows"] = list(before)
@@ -157,10 +164,10 @@ COMMANDS: dict[str, tuple[Section, ...]] = {
     "measure": (
         *FIRST,
         Section("ceilings", 8, measured("gpu.softmax:ceilings"), floor=CEILING_SECONDS),
-        Section("compile", 60, compile_kernels("steps")),
+        Section("compile", 60, compile_kernels("steps"), floor=COMPILE_SECONDS),
         _cases("pretraining", 180, "steps", "run_pretraining", "pretraining_names"),
         _cases("encoder", 40, "models", "run_encoder", "encoder_names"),
-        Section("compile-kernels", 60, compile_kernels("kernels")),
+        Section("compile-kernels", 60, compile_kernels("kernels"), floor=COMPILE_SECONDS),
         _cases("layer", 60, "layer"),
         _cases("attention", 80, "attention", names="headline_names"),
         _cases("linear", 15, "linear"),

@@ -99,10 +99,10 @@ def restore(
         for name, tensor in tensors.items():
             whole = checkpoint.model[name]
             tensor.copy_(whole if shard is None else shard(whole, tensor))
-    place = shard or (lambda whole, like: whole.to(like.device))
+    share_of = shard or (lambda whole, like: whole.to(like.device))
     for name, parameter in parameters.items():
         state = {
-            field: value.clone() if field == "step" or not value.dim() else place(value, parameter)
+            field: value.clone() if field == "step" or not value.dim() else share_of(value, parameter)
             for field, value in fields.get(name, {}).items()
         }
         optimizer.state[parameter] = state

@@ -196,7 +196,7 @@ def _changed(base: Table, **changes: dict[str, Config]) -> Table:
 
 # By time on an H100. A program of backward_medium reads and writes its head's sums of dq once per tile of keys; those
 # of all programs that run at a time, 131 KB each with 512 tokens, exceed what the L2 cache retains, and the kernel then
-# waits for memory: 1.10 ms per layer of 32,768 tokens beside 0.60 in two kernels.
+# waits for memory: 1.10 ms per layer of 32,768 tokens beside 0.63 in two kernels.
 _HOPPER = _changed(
     _COMPILED,
     forward_long={"half-64-dropout": _tile(64, 64, 4, 3)},
