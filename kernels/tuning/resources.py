@@ -30,7 +30,6 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.float64: "*fp64",
-    torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",

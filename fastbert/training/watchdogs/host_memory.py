@@ -128,7 +128,7 @@ def _cgroup_limit(root: Path) -> MemoryLimit | None:
         elif "memory" in controllers.split(","):
             mount = root / "sys/fs/cgroup/memory"
             folders.append((mount, mount / inner, _CGROUP_V1))
-    found = []
+    limits = []
     for mount, folder, names in folders:
         # In a container, the path is that of the host, and the mount itself holds the limit.
         for level in dict.fromkeys((folder, *folder.parents, mount)):
@@ -136,8 +136,8 @@ def _cgroup_limit(root: Path) -> MemoryLimit | None:
                 values = [_number(level / name) for name in names]
                 if values[0] is not None and values[1] is not None and values[0] < _UNLIMITED:
                     cache = _reclaimable(level / "memory.stat")
-                    found.append(MemoryLimit("the container", values[0], max(0, values[1] - cache)))
-    return min(found, key=lambda limit: limit.free, default=None)
+                    limits.append(MemoryLimit("the container", values[0], max(0, values[1] - cache)))
+    return min(limits, key=lambda limit: limit.free, default=None)
 
 
 def _reclaimable(path: Path) -> int:
