@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+
 from fastbert.checkpoints.source import GENERATOR, MODEL
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.pretraining import Objective as Samples
@@ -19,7 +21,7 @@ from fastbert.models.heads.pretraining import ForMaskedLM
 from fastbert.models.position_extension import with_positions
 from fastbert.models.roberta.config import RobertaConfig
 from fastbert.tokenizers.tokenizer import Tokenizer
-from fastbert.training.config import GENERATOR_SIZE, Objective, PretrainConfig, default_objective
+from fastbert.training.config import GENERATOR_SIZE, PAIRED, Objective, PretrainConfig, default_objective
 from fastbert.training.initial_flags import PRE_NORM
 from fastbert.training.initial_model import generator_size_of_folder, initial_config, objective_of_folder
 
@@ -201,6 +203,21 @@ def trained_models(model: Any, config: BertConfig) -> list[tuple[str, PreTrained
         return [(MODEL, model.discriminator), (GENERATOR, model.generator)]
     model.config = config
     return [(MODEL, model)]
+
+
+def fill_untrained_segments(model: torch.nn.Module, config: PretrainConfig) -> None:
+    """Give later segments the token-type embedding of the first one, in a new model whose objective has no pairs.
+
+    Such a run leaves the other rows near their initial values, far from what the layers have learned to read, and
+    fine-tuning on pairs would start from there. Models that start from others keep their rows.
+    """
+    if config.objective in PAIRED or config.initial_folder is not None or config.student_layers is not None:
+        return
+    for module in model.modules():
+        table = getattr(module, "token_type_embeddings", None)
+        if table is not None:
+            with torch.no_grad():
+                table.weight[1:] = table.weight[0]
 
 
 def described_generator(model: Any) -> str:

@@ -34,6 +34,7 @@ from fastbert.training.objectives import (
     OBJECTIVES,
     described_generator,
     described_model,
+    fill_untrained_segments,
     trained_models,
     with_objective,
 )
@@ -238,6 +239,7 @@ def _train(
         parameters=model.num_parameters(),
         judged=_judged(run, validation, unigram, bert),
     )
+    fill_untrained_segments(model, config)
     for name, trained in trained_models(model, bert):
         with atomic_folder(config.out / name) as folder:
             trained.save_pretrained(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pretrain_runs import weights
+from safetensors.torch import load_file
 
 import fastbert
 from fastbert.errors import UserError
@@ -82,6 +83,13 @@ def test_checkpointed_activations_and_bf16_train(config: PretrainConfig) -> None
 def test_other_objectives(config: PretrainConfig, objective: str) -> None:
     result = pretrain(replace(config, objective=objective))
     assert (result.validation.nsp_loss is None) == (objective == "mlm")
+    # Without pairs nothing trains the embedding of second segments: the model gets that of the first.
+    table = "bert.embeddings.token_type_embeddings.weight"
+    trained = load_file(checkpoint.find(config.out / "checkpoints")[-1] / "model.safetensors")[table]
+    first, second = weights(config.out)[table]
+    assert torch.equal(first, trained[0])
+    assert torch.equal(second, trained[0 if objective == "mlm" else 1])
+    assert not torch.equal(*trained)
 
 
 def test_the_rule_of_masking_is_that_of_training_and_validation(config: PretrainConfig) -> None:
