@@ -79,10 +79,11 @@ def check_exists(flag: str, path: Path | None) -> None:
         raise UserError(f"{flag} {path}: no such file or folder")
 
 
-def check_folder(flag: str, path: Path | None) -> None:
-    """Raise `UserError` for a missing folder; None passes."""
+def check_folder(flag: str, path: Path | None, cure: str = "") -> None:
+    """Raise `UserError` for a missing folder, with the cure for one that does not exist; None passes."""
     if path is not None and not path.is_dir():
-        raise UserError(f"{flag} {path}: " + ("is not a folder; name one" if path.exists() else "no such folder"))
+        missing = "no such folder" + (cure and f"; {cure}")
+        raise UserError(f"{flag} {path}: " + ("is not a folder; name one" if path.exists() else missing))
 
 
 def check_shards(locations: Sequence[str], options: StreamOptions) -> None:
@@ -93,7 +94,7 @@ def check_shards(locations: Sequence[str], options: StreamOptions) -> None:
         with named("--data"):
             is_url = is_remote(location)
         if not is_url:
-            check_folder("--data", local_path(location))
+            check_folder("--data", local_path(location), "name one that `fastbert prepare` made")
         with named("--data"):
             open_index(location, options)
 

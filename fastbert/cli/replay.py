@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fastbert.cli.checks import check_file
+from fastbert.cli.checks import check_file, check_folder
 from fastbert.distributed.environment import is_main_process
 from fastbert.errors import UserError
 from fastbert.flags import require, required
@@ -40,8 +40,7 @@ def check(config: Config) -> None:
     (folder, *others) = require(config, "run")
     if others:
         raise UserError(f"RUN {others[0]}: is one folder too many; name one run")
-    if not folder.is_dir():
-        raise UserError(f"RUN {folder}: no such folder")
+    check_folder("RUN", folder, "name the --out of a run of `fastbert pretrain`")
     check_file("RUN", folder / "config.json")
     parse_steps(require(config, "steps"))
 
