@@ -74,14 +74,14 @@ def test_the_high_water_mark_can_be_forgotten() -> None:
         pytest.skip("this system keeps no high-water mark that can be set back")
     start = process_memory.high_water()
     assert start is not None
-    block = bytearray(64 << 20)
+    block = bytearray(256 << 20)
     block[::4096] = b"x" * len(block[::4096])
     del block
     peak = process_memory.high_water()
     assert peak is not None
-    assert peak - start > 60 << 20
+    assert peak - start > 128 << 20  # a system may take back idle memory meanwhile
     process_memory.forget_high_water()
-    assert (process_memory.high_water() or 0) < peak - (30 << 20)
+    assert (process_memory.high_water() or 0) < peak - (64 << 20)
 
 
 # Where the time goes

@@ -277,7 +277,7 @@ def main(root: Path) -> None:
     for (form, name), folder in folders.items():
         try:
             message, seconds = refuse(folder)
-            problem = "slow" if seconds > 1 else "lines" if "\n" in message or len(message) > 1500 else None
+            problem = "slow" if seconds > 3 else "lines" if "\n" in message or len(message) > 1500 else None
         except BaseException as error:  # noqa: BLE001 - all are reported
             message, problem = repr(error)[:300], "another error"
         if problem:
