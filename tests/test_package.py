@@ -4,7 +4,6 @@ import ast
 import importlib
 import os
 import re
-import resource
 import subprocess
 import sys
 import tomllib
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from patience import PATIENCE, children_seconds
 
 import fastbert
 from fastbert.cli import COMMANDS
@@ -23,8 +23,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PACKAGE_DIRS = {"fastbert": "fastbert", "kernels": "fastbert.kernels", "benchmarks": "fastbert.benchmarks"}
 SOURCES = sorted(file for folder in PACKAGE_DIRS for file in (ROOT / folder).rglob("*.py"))
-# Factor on the seconds that help and import may take, for slow machines.
-PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
 
 
 def setup_constant(name: str) -> Any:
@@ -45,12 +43,6 @@ def run_python(code: str, folder: Path) -> str:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()
-
-
-def children_seconds() -> float:
-    """Processor time of the child processes so far: on an idle machine the time one waits, on a busy one still that."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def test_setup_finds_the_packages_of_the_tree() -> None:

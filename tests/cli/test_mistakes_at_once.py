@@ -6,21 +6,19 @@ All commands run in one process, in which torch cannot be imported.
 from __future__ import annotations
 
 import json
-import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from patience import PATIENCE, children_seconds
 
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert.cli import COMMANDS
 from fastbert.errors import UserError
 
-PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
 HUB = "nope: no such folder, and no model of that name in the Hub's cache"
 # Command line -> the beginning of the error. The fixture `said` makes the folder.
 MISTAKES = {
@@ -376,9 +374,3 @@ def test_the_answer_comes_at_once(train: str, tmp_path: Path) -> None:
         if times[-1] < 0.5 * PATIENCE:
             return
     pytest.fail(f"took {min(times):.2f} s")
-
-
-def children_seconds() -> float:
-    """Processor time of the child processes so far: on an idle machine the time one waits, on a busy one still that."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
