@@ -116,5 +116,5 @@ def _replaced(name: str, given: Collection[str]) -> bool:
 
 def given_flags(words: Collection[str], config: Any) -> set[str]:
     """Return the fields of the flags that a command line holds, as --name and --name=value."""
-    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
-    return {item.name for item in fields(config)} & given
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+    return {item.name for item in fields(config)} & names

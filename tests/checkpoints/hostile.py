@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from checkpoints.hostile_pickles import PICKLES, Damage
 from checkpoints.toy import configured, edited, replaced, save
+from patience import PATIENCE
 
 from fastbert import BertModel
 from fastbert.checkpoints.formats.sstable import read_table, varint, write_table
@@ -277,7 +278,7 @@ def main(root: Path) -> None:
     for (form, name), folder in folders.items():
         try:
             message, seconds = refuse(folder)
-            problem = "slow" if seconds > 3 else "lines" if "\n" in message or len(message) > 1500 else None
+            problem = "slow" if seconds > PATIENCE else "lines" if "\n" in message or len(message) > 1500 else None
         except BaseException as error:  # noqa: BLE001 - all are reported
             message, problem = repr(error)[:300], "another error"
         if problem:

@@ -1,4 +1,4 @@
-"""Bad input: one clear error within seconds, nothing executed, memory bounded; and random damage to every format."""
+"""Bad input: one clear error within a second, nothing executed, memory bounded; and random damage to every format."""
 
 import os
 import random

@@ -92,6 +92,16 @@ def test_other_objectives(config: PretrainConfig, objective: str) -> None:
     assert not torch.equal(*trained)
 
 
+def test_a_model_that_is_continued_without_pairs_keeps_its_second_segment(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=1))
+    second = replace(config, objective="mlm", init=str(config.out), out=config.out.with_name("continued"), steps=1)
+    pretrain(second)
+    table = "bert.embeddings.token_type_embeddings.weight"
+    before, after = weights(config.out)[table], weights(second.out)[table]
+    torch.testing.assert_close(after[1], before[1], rtol=1e-3, atol=1e-5)  # only decayed
+    assert not torch.equal(*after)
+
+
 def test_the_rule_of_masking_is_that_of_training_and_validation(config: PretrainConfig) -> None:
     """Tokens that all stay are easy to predict, from themselves; both splits show it."""
     config = replace(config, steps=60, eval_every=60, lr=1e-2, objective="mlm")
