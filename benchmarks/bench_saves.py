@@ -95,7 +95,7 @@ class Training:
 
 
 def measure(name: str, rounds: int, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return a row for saves behind the steps and one for saves at once; exit if a checkpoint is wrong."""
+    """Return a row for saves in the background and one for saves at once; exit if a checkpoint is wrong."""
     device, dtype = choose_device("auto", "auto", say)
     training = Training(name, device, dtype)
     training.steps(3)

@@ -26,7 +26,7 @@ OCCURS = {"write": 40, "open": 8, "fsync": 6, "unlink": 4}
 
 def toy_run(folder: Path) -> list[str]:
     """Write a corpus and a model's config to a folder; return the command of a run of 24 steps that saves each third
-    step behind the steps, without --out."""
+    step in the background, without --out."""
     draw = random.Random(5)
     words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(30)]
     documents = ["\n".join(" ".join(draw.choices(words, k=9)) + "." for _ in range(8)) for _ in range(60)]

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved at once or behind the steps, pruned, and read again.
+"""The checkpoints of a run: saved at once or in the background, pruned, and read again.
 
 A background save copies the tensors to memory in the call, and a thread of lower priority writes the copy. At most one
 is in flight: the next one waits for it. A run whose disk is full goes on once with the checkpoint before.
@@ -46,7 +46,7 @@ Flush = Iterable[Callable[[], object]]
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A save behind the steps: the name of its checkpoint, its end, and the request to give it up."""
+    """A save in the background: the name of its checkpoint, its end, and the request to give it up."""
 
     name: str
     end: Future[None]
@@ -61,7 +61,7 @@ class Checkpoints:
     """
 
     def __init__(self, root: Path, keep: int, *, keep_every: int | None = None, background: AsyncSave = "off") -> None:
-        """`background` tells whether `save_async` writes behind the steps: `auto` does, unless the tensors are small or
+        """`background` tells whether `save_async` writes in the background: `auto` does, unless the tensors are small or
         memory is short."""
         self.root, self.keep, self.keep_every, self.background = root, keep, keep_every, background
         # Sizes and times of the files of verified checkpoints.
@@ -113,7 +113,7 @@ class Checkpoints:
         return final
 
     def check(self) -> None:
-        """Raise the error of a save that has ended behind the steps; returns at once, also while one is in flight."""
+        """Raise the error of a save that has ended in the background; returns at once, also while one is in flight."""
         if self._in_flight is not None and self._in_flight.end.done():
             self.wait()
 

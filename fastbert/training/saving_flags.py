@@ -1,4 +1,4 @@
-"""The flags of saving: behind the steps or at once, and which checkpoints are kept for ever.
+"""The flags of saving: in the background or at once, and which checkpoints are kept for ever.
 
 Imports no torch: command lines are generated from these classes.
 """
@@ -16,12 +16,12 @@ AsyncSave = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncSaveFlags:
-    """Whether checkpoints are written behind the steps."""
+    """Whether checkpoints are written in the background."""
 
     GROUP: ClassVar = OUTPUT
 
     async_save: AsyncSave = switch("auto", bare="on")
-    """Write checkpoints behind the steps, from a copy in memory (auto: for models from 32 MB on with their optimiser,
+    """Write checkpoints in the background, from a copy in memory (auto: for models from 32 MB on with their optimiser,
     where memory for the copy is available)."""
 
     def check_flags(self) -> None:

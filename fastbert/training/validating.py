@@ -69,8 +69,8 @@ class Validator:
 
 
 def validation_samples(config: PretrainConfig, budget: Budget, position: Position) -> int:
-    """Return the sequences per validation: --eval-samples, else few enough that validating takes at most 5 % of the
-    time."""
+    """Return the sequences per validation: --eval-samples, else few enough that validating takes at most 4 % of the
+    training time."""
     if config.eval_samples is not None:
         return config.eval_samples
     assert config.batch_size is not None  # `pretrain` has chosen it

@@ -1,4 +1,4 @@
-"""Saves behind the steps: exactly the state at the call, durable before `latest` moves, and every way to fail."""
+"""Saves in the background: exactly the state at the call, durable before `latest` moves, and every way to fail."""
 
 from __future__ import annotations
 
