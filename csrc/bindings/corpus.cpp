@@ -90,12 +90,39 @@ Offsets document_ends(const SentenceBatch& self) {
     return Offsets(static_cast<py::ssize_t>(self.document_ends.size()), self.document_ends.data());
 }
 
-py::tuple encode(const SentenceBatch& self, const tokenizer::Tokenizer& tokenizer, unsigned threads) {
+// Return the sentences, those that do not begin a document behind the separator; `text` holds what is not in the batch.
+std::vector<std::string_view> separated(const SentenceBatch& batch, std::string_view separator, std::string& text) {
+    std::vector<std::string_view> sentences(batch.count());
+    if (separator.empty()) {
+        for (std::size_t i = 0; i < sentences.size(); ++i) sentences[i] = batch.sentence(i);
+        return sentences;
+    }
+    text.reserve(batch.text.size() + sentences.size() * separator.size());  // so that views stay valid
+    std::size_t document = 0;
+    bool begins = batch.begins_document;
+    for (std::size_t i = 0; i < sentences.size(); ++i) {
+        for (; document < batch.document_ends.size() &&
+               static_cast<std::size_t>(batch.document_ends[document]) <= i;
+             ++document) {
+            begins = true;
+        }
+        const std::size_t from = text.size();
+        const std::string_view sentence = batch.sentence(i);
+        if (!begins && !sentence.empty()) text.append(separator);
+        text.append(sentence);
+        sentences[i] = std::string_view(text).substr(from);
+        begins = begins && sentence.empty();  // it is dropped
+    }
+    return sentences;
+}
+
+py::tuple encode(const SentenceBatch& self, const tokenizer::Tokenizer& tokenizer, unsigned threads,
+                 const std::string& separator) {
     tokenizer::Sequences rows;
     {
         py::gil_scoped_release release;
-        std::vector<std::string_view> sentences(self.count());
-        for (std::size_t i = 0; i < sentences.size(); ++i) sentences[i] = self.sentence(i);
+        std::string text;
+        const std::vector<std::string_view> sentences = separated(self, separator, text);
         rows = tokenizer::encode_batch(tokenizer, sentences, tokenizer::Tokenizer::kNoLimit, {}, threads);
     }
     return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
@@ -171,8 +198,10 @@ void bind_classes(py::module_& module) {
         .def("__len__", &SentenceBatch::count)
         .def_property_readonly("bytes", [](const SentenceBatch& self) { return self.text.size(); })
         .def_property_readonly("document_ends", &document_ends)
+        .def_readonly("begins_document", &SentenceBatch::begins_document)
         .def("strings", &strings)
-        .def("encode", &encode, "tokenizer"_a, "threads"_a);
+        .def("encode", &encode, "tokenizer"_a, "threads"_a, "separator"_a = "",
+             "Encode each sentence, those that do not begin a document behind the separator.");
     py::class_<SentenceReader, std::shared_ptr<SentenceReader>>(
         module, "SentenceReader", "Reads lines as documents of sentences, by a layout.")
         .def(py::init(&make_reader), "rules"_a, "layout"_a, "one_document"_a, "max_paragraph_chars"_a,

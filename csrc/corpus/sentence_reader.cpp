@@ -155,6 +155,7 @@ SentenceBatch SentenceReader::take() {
     rest.text.append({batch_.text.data() + base, batch_.text.size() - static_cast<std::size_t>(base)});
     for (std::size_t i = complete; i < batch_.count(); ++i) rest.offsets.push_back(batch_.offsets[i + 1] - base);
     for (Line& line : lines_) line.first_sentence -= complete;
+    rest.begins_document = repeats_ || !document_is_open_;
     batch_.text.resize(static_cast<std::size_t>(base));
     batch_.offsets.resize(complete + 1);
     document_begin_ = 0;

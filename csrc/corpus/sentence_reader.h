@@ -21,6 +21,7 @@ enum class Layout { kLines, kParagraphs, kProse };
 struct SentenceBatch {
     Buffer<char> text;
     Buffer<std::int64_t> offsets, document_ends;
+    bool begins_document = true;  // false if the document of the first sentence began in an earlier batch
 
     SentenceBatch() { offsets.push_back(0); }
     std::size_t count() const { return offsets.size() - 1; }

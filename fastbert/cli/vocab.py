@@ -13,6 +13,7 @@ from fastbert.cli.checks import check_corpus, check_exists, check_new_folder, ch
 from fastbert.data.corpus import CorpusFlags
 from fastbert.errors import UserError
 from fastbert.flags import DATA, OUTPUT, require, required
+from fastbert.flags import flag as flag_name
 from fastbert.io.output_files import check_writable
 from fastbert.io.progress import Bars
 from fastbert.tokenizers.layouts import Kind, lower_cases
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fastbert.tokenizers.word_counts import Split, Words
 
 REPORT = "vocab_report.json"
-_MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
+_VOCABULARY, _MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 30_522, 2, 5
 _TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
 # Of a tokenizer that was in the folder before: readers would prefer them, or compare them with the new files.
 _SUPERSEDED = (*_TOKENIZER_FILES, "vocab.json", "merges.txt", "added_tokens.json")
@@ -45,8 +46,8 @@ class _Data(CorpusFlags):
 
     kind: Kind = "wordpiece"
     """Kind of the vocabulary: wordpiece in BERT's layout, byte-level bpe in RoBERTa's, or unigram in XLM-RoBERTa's."""
-    vocab_size: int = 30522
-    """Entries, special tokens included."""
+    vocab_size: int | None = None
+    """Entries, special tokens included (default: 30522)."""
     cased: bool = False
     """Keep capitals and accents, as bpe and unigram always do without --lower-case."""
     lower_case: bool = False
@@ -115,10 +116,13 @@ class Config(_Output, _Extension, _Data):
             for flag, is_set in (
                 ("cased", self.cased),
                 ("lower-case", self.lower_case),
+                (f"vocab-size {self.vocab_size}", self.vocab_size is not None),
                 (f"kind {self.kind}", self.kind != "wordpiece"),
             ):
                 if is_set:
                     raise UserError(f"--{flag} is for a new vocabulary; that of --tokenizer has its own setting")
+            if not self.extend and self.min_frequency is not None:
+                raise UserError("--min-frequency is for a new vocabulary, or --extend; leave it out to measure one")
         elif self.kind == "unigram" and self.min_frequency is not None:
             raise UserError("--min-frequency is for --kind wordpiece and bpe; unigram has no such limit, leave it out")
 
@@ -126,7 +130,7 @@ class Config(_Output, _Extension, _Data):
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.tokenizer is None and not config.extend:
-        check_kind_size(config.kind, config.vocab_size)
+        check_kind_size(config.kind, _VOCABULARY if config.vocab_size is None else config.vocab_size)
     check_corpus(config)
     check_exists("--tokenizer", config.tokenizer)
     check_source("--model", config.model)
@@ -163,7 +167,7 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer = piece_training.learn_tokenizer(
             split.learn.words,
             config.kind,
-            config.vocab_size,
+            _VOCABULARY if config.vocab_size is None else config.vocab_size,
             lower_case=lower_case,
             min_frequency=config.min_frequency or _MIN_FREQUENCY,
             heartbeat=beat,
@@ -306,6 +310,9 @@ def _source(config: Config, split: Split) -> dict[str, Any]:
 
 def _next_command(config: Config, out: Path) -> str:
     corpus = shlex.join(map(str, config.corpus))
+    for name in ("text_format", "text_key"):
+        value, default = getattr(config, name), getattr(CorpusFlags, name)
+        corpus += "" if value == default else f" {flag_name(name)} {shlex.quote(str(value))}"
     if config.model is not None:
         return f"next: fastbert pretrain --init {shlex.quote(str(out))} --corpus {corpus} --out runs/mine"
     return f"next: fastbert prepare --corpus {corpus} --tokenizer {shlex.quote(str(out))} --out shards"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 from fastbert.data.text_lines import Progress
@@ -47,15 +48,25 @@ def arrow_texts(file: Source, column: str, report: Progress | None = None) -> It
         with open_source(file, error=CorpusError) as raw:
             has_index = _peek(raw, len(_ARROW_FILE)) == _ARROW_FILE
         with open_source(file, seekable=has_index, error=CorpusError) as raw:
-            reader = (pyarrow.ipc.open_file if has_index else pyarrow.ipc.open_stream)(raw)
-            index = _check_column(pyarrow, file, reader.schema, column)
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if has_index else iter(reader)
-            for batch in batches:
+            if has_index:
+                # A batch may be the whole table: it is mapped into memory where it can be, else one column is read.
+                content = pyarrow.memory_map(str(file)) if isinstance(file, Path) else raw
+                reader = pyarrow.ipc.open_file(content)
+                index = _check_column(pyarrow, file, reader.schema, column)
+                if content is raw:
+                    options = pyarrow.ipc.IpcReadOptions(included_fields=[index])
+                    reader, index = pyarrow.ipc.open_file(raw, options=options), 0
+                batches: Iterator[Any] = map(reader.get_batch, range(reader.num_record_batches))
+            else:
+                reader = pyarrow.ipc.open_stream(raw)
+                index, batches = _check_column(pyarrow, file, reader.schema, column), iter(reader)
+            size = size_of(file) or 0
+            for done, batch in enumerate(batches, start=1):
                 cells = batch.column(index)
                 for begin in range(0, len(cells), _ROWS):
                     yield from _texts(file, cells.slice(begin, _ROWS))
                 if report is not None:
-                    report(raw.tell())
+                    report(size * done // reader.num_record_batches if has_index else raw.tell())
     except (pyarrow.ArrowException, OSError, EOFError) as error:
         raise _unreadable(file, error) from None
 

@@ -101,7 +101,13 @@ def _walk(folder: Path, split: str | None = None) -> list[Path]:
     """Return all corpus files under a folder, sorted, except hidden files and folders; of a folder that `datasets`
     saved, those that it lists."""
     files: list[Path] = []
-    for root, folders, names in os.walk(folder):
+    seen: set[tuple[int, int]] = set()
+    for root, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        status = os.stat(root)
+        if (status.st_dev, status.st_ino) in seen:  # through a link
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         if STATE in names:
             files += saved_files(Path(root))
             folders.clear()
@@ -114,6 +120,12 @@ def _walk(folder: Path, split: str | None = None) -> list[Path]:
             paths = (Path(root, name) for name in names if not name.startswith("."))
             files += [path for path in paths if _is_corpus_file(path)]
     return sorted(files)
+
+
+def _refuse(error: OSError) -> None:
+    raise CorpusError(
+        f"the folder {error.filename} cannot be read: {error.strerror}; make it readable, or move it away"
+    )
 
 
 def _chosen(splits: Mapping[str, object] | Iterable[str], split: str | None, folder: str) -> str:
@@ -154,7 +166,8 @@ def _find_remote(url: str) -> Iterator[RemoteFile]:
 def _of_remote_folder(listed: list[RemoteFile], split: str | None, url: str) -> Iterator[RemoteFile]:
     by_url = {file.url: file for file in listed}
     skipped: list[str] = []
-    for file in listed:
+    # Folders before those in them: what a data set does not list is not read.
+    for file in sorted(listed, key=lambda each: (each.url.count("/"), each.name != STATE)):
         if file.name in (STATE, SPLITS) and not file.url.startswith(tuple(skipped)):
             folder = file.url.removesuffix(file.name)
             skipped.append(folder)

@@ -126,10 +126,14 @@ class Epochs:
 
     def _order(self, number: int, lengths: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return a random order of samples: of all, or of windows and of the samples in each."""
-        numbers = _C.random_numbers(2 * len(lengths), seed=self._seed, epoch=number, purpose="revisit")
+        windows = np.zeros(1, np.int64)
+        if self._window is not None:
+            windows = (np.cumsum(lengths, dtype=np.int64) - lengths) // self._window
+        # More windows than samples, if those are longer.
+        count = len(lengths) + max(len(lengths), int(windows.max(initial=0)) + 1)
+        numbers = _C.random_numbers(count, seed=self._seed, epoch=number, purpose="revisit")
         if self._window is None:
             return np.argsort(numbers[: len(lengths)], kind="stable")
-        windows = (np.cumsum(lengths, dtype=np.int64) - lengths) // self._window
         return np.lexsort((numbers[: len(lengths)], numbers[len(lengths) + windows]))
 
     def _checked(self, number: int) -> tuple[int, int]:

@@ -140,6 +140,11 @@ class MixedData:
         return sum(self.counts)
 
     @property
+    def is_local(self) -> bool:
+        """Return False if the tokens of a source are fetched from another place."""
+        return all(source.is_local for source in self.sources)
+
+    @property
     def tokens_per_epoch(self) -> float:
         """Return the approximate number of tokens of the text that an epoch draws."""
         passes = (n / source.samples_per_epoch(0) for source, n in zip(self.sources, self.counts, strict=True))

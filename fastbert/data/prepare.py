@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,13 @@ class _BatchTokenizer:
         is_plain = isinstance(tokenizer, Tokenizer) and type(tokenizer).encode_ragged is Tokenizer.encode_ragged
         self._core = tokenizer._core if is_plain else None
         self._tokenizer = tokenizer
+        self._separator = _separator(tokenizer) if isinstance(tokenizer, Tokenizer) else ""
 
     def __call__(self, batch: _C.SentenceBatch) -> _TokenizedBatch:
         if self._core is not None:
-            ids, offsets = batch.encode(self._core, 1)
+            ids, offsets = batch.encode(self._core, 1, self._separator)
         else:
-            ids, offsets = self._tokenizer.encode_ragged(batch.strings())
+            ids, offsets = self._tokenizer.encode_ragged(self._separated(batch))
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(f"the tokenizer returned ids outside its vocabulary of {self.vocab_size}")
         has_tokens = np.diff(offsets) > 0
@@ -184,6 +186,26 @@ class _BatchTokenizer:
         stored = ids.astype(self.dtype)
         unigrams = np.bincount(ids, minlength=self.vocab_size)
         return _TokenizedBatch(stored, offsets, document_ends, unigrams, *hash_sentences(stored, offsets))
+
+    def _separated(self, batch: _C.SentenceBatch) -> list[str]:
+        """Return the sentences, those that do not begin a document behind the separator."""
+        sentences: list[str] = batch.strings()
+        if not self._separator:
+            return sentences
+        ends, begins, separated = {*batch.document_ends.tolist()}, batch.begins_document, list[str]()
+        for i, text in enumerate(sentences):
+            begins = begins or i in ends
+            separated.append(text if begins or not text else self._separator + text)
+            begins = begins and not text  # an empty sentence is dropped
+        return separated
+
+
+def _separator(tokenizer: Tokenizer) -> str:
+    """Return what stands between two sentences of a document: the space that byte-level BPE keeps with the word behind
+    it, as in running text; other tokenizers split at it, or add it themselves."""
+    ids, offsets = tokenizer.encode_ragged(["x x", "x", " x"])
+    both, bare, spaced = (ids[begin:end].tolist() for begin, end in pairwise(offsets.tolist()))
+    return " " if both == bare + spaced and bare != spaced else ""
 
 
 class _Preparation:

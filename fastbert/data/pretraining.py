@@ -179,6 +179,11 @@ class PretrainingData:
         return self._epochs.size(epoch)
 
     @property
+    def is_local(self) -> bool:
+        """Return False if the tokens are fetched from another place."""
+        return self.shards.is_local
+
+    @property
     def tokens_per_epoch(self) -> float:
         """Return the approximate number of tokens of the split's text."""
         validation = self.validation_fraction

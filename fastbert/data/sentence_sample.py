@@ -119,6 +119,23 @@ def leaked_share(sample: SentenceSample, train: NDArray[np.int64], validation: N
     return float(np.isin(validated, sample.hashes[in_train]).mean())
 
 
+def shared_share(
+    sample: SentenceSample, train: NDArray[np.int64], other: SentenceSample, validation: NDArray[np.int64]
+) -> float:
+    """Return the share of a validation split's sentences that occur in the training split of another corpus, 0 to 1.
+
+    `train` are documents of the corpus of `sample`, `validation` those of `other`, as in `leaked_share`; both corpora
+    were tokenized with one tokenizer.
+    """
+    validated = other.hashes[_inside(other.sentences, validation)]
+    level = max(sample.level, other.level)
+    if level:
+        validated = validated[validated < _limit(level)]
+    if not len(validated):
+        return 0.0
+    return float(np.isin(validated, sample.hashes[_inside(sample.sentences, train)]).mean())
+
+
 def _inside(sentences: NDArray[np.int64], ranges: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return whether each sentence is in one of the ranges, which rise."""
     if not len(ranges):

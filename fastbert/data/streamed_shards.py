@@ -138,7 +138,7 @@ class StreamedShards(TokenShards):
         files = _side_files(reader)
         dtype = token_dtype(reader.count(reader.content, "vocab_size"))
         limit = _block_limit(reader, options.cache_bytes, sum(file.bytes for file in files), dtype)
-        remote.check_ranges(INDEX, len(index))
+        remote.check_ranges(INDEX, len(index), patience=options.opening_patience)
         with _writing(reader.folder):
             _download(remote, reader.folder, files, verify, on_stage)
             write_atomic(reader.folder / INDEX, index.decode())

@@ -15,6 +15,7 @@ from xml.parsers import expat
 from fastbert.data.text_lines import Progress, byte_blocks
 from fastbert.errors import CorpusError, require_package
 from fastbert.io.sources import Source
+from fastbert.io.text import whole_characters
 
 _BLOCK_BYTES = 1 << 18
 # The largest articles have 2 million characters.
@@ -196,7 +197,7 @@ def _collect(code: Any, namespaces: set[str], pieces: list[str]) -> None:
 
 def _character(entity: Any) -> str:
     try:
-        return str(entity.normalize())
+        return whole_characters(str(entity.normalize()))
     except (ValueError, OverflowError):  # &#99999999;
         return ""
 

@@ -97,10 +97,11 @@ class RemoteFolder:
             self._opened, self._lock = (os.getpid(), fs, path), threading.Lock()
         return fs, path.rstrip("/")
 
-    def check_ranges(self, name: str, size: int) -> None:
-        """Raise UserError if the server does not support byte ranges, which a small file of this size shows."""
+    def check_ranges(self, name: str, size: int, *, patience: float | None = None) -> None:
+        """Raise UserError if the server does not support byte ranges, which a small file of this size shows; `patience`
+        is that of `read`."""
         if size > 1:
-            self.read(name, 0, 1, patience=0)
+            self.read(name, 0, 1, patience=patience)
 
     def download(self, name: str, size: int, digest: str, target: Path, progress: Callable[[int], None]) -> None:
         """Write a file of this size and SHA-256 to a local path, atomically; `progress` is called with bytes done.

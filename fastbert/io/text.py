@@ -19,6 +19,8 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # zstandard expands a block in one step, at most 2^15 times its size.
 _ZSTD_BYTES = 1 << 12
 _BZ2_BYTES = 1 << 16
+# bz2 can expand a block more than a million times.
+_MOST_BYTES = 1 << 24
 # As much as the program zstd takes without --long, and --long alone needs.
 _MAX_WINDOW = 1 << 27
 
@@ -50,7 +52,7 @@ def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
         case ".xz":
             return io.BufferedReader(lzma.LZMAFile(raw))
         case ".bz2":
-            return io.BufferedReader(_Frames(raw, bz2.BZ2Decompressor, OSError, _BZ2_BYTES))
+            return io.BufferedReader(_Frames(raw, bz2.BZ2Decompressor, OSError, _BZ2_BYTES, _MOST_BYTES))
         case ".zst":
             message = f"{path}: reading .zst needs the package zstandard: `pip install 'fastbert-engine[data]'`"
             zstandard = require_package("zstandard", message)
@@ -70,8 +72,17 @@ def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
 class _Frames(io.RawIOBase):
     """What a file of one or more compressed frames holds."""
 
-    def __init__(self, raw: IO[bytes], new: Callable[[], Any], damage: type[Exception], block_bytes: int) -> None:
+    def __init__(
+        self,
+        raw: IO[bytes],
+        new: Callable[[], Any],
+        damage: type[Exception],
+        block_bytes: int,
+        most: int | None = None,
+    ) -> None:
+        """`most` is the number of bytes to decompress at once, of frames that know `needs_input`."""
         self._raw, self._new, self._damage, self._block_bytes = raw, new, damage, block_bytes
+        self._most = () if most is None else (most,)
         self._frame: Any = None
         self._input = b""
         self._output = memoryview(b"")
@@ -84,7 +95,7 @@ class _Frames(io.RawIOBase):
             if self._frame is not None and self._frame.eof:
                 self._input = self._frame.unused_data or self._input
                 self._frame = None
-            if not self._input:
+            if not self._input and getattr(self._frame, "needs_input", True):
                 self._input = self._raw.read(self._block_bytes)
                 if not self._input:
                     if self._frame is not None:
@@ -94,7 +105,7 @@ class _Frames(io.RawIOBase):
                 self._frame = self._new()
             block, self._input = self._input, b""
             try:
-                self._output = memoryview(self._frame.decompress(block))
+                self._output = memoryview(self._frame.decompress(block, *self._most))
             except self._damage as error:
                 raise DamagedFileError(str(error)) from None
         size = min(len(self._output), len(memory))

@@ -91,9 +91,17 @@ class PretrainingBatches:
 
     def _read_ahead(self, spec: StepSpec, rank: int, size: int) -> None:
         """Begin to fetch the tokens of the next steps, about, where shards are streamed."""
-        count = len(spec.samples)
-        for start in range(spec.samples.stop, spec.samples.stop + STEPS_AHEAD * count, count):
-            self.phases[spec.phase].train.read_ahead(range(start, start + count)[rank::size])
+        data, steps = self.phases[spec.phase].train, self._steps[spec.phase]
+        if data.is_local:
+            return
+        start = spec.samples.stop
+        for _ in range(STEPS_AHEAD):
+            if self.batch_tokens is None:
+                samples = steps.next_step(start, sequences=len(spec.samples))
+            else:
+                samples = steps.next_step(start, tokens=self.batch_tokens)
+            data.read_ahead(steps.share(samples, rank, size, by_tokens=self.batch_tokens is not None).tolist())
+            start = samples.stop
 
     def steps_per_epoch(self, phase: int = 0) -> float:
         """Return the number of steps of epoch 0 of a phase; with a schedule of batch sizes, of those of its start."""

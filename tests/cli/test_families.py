@@ -249,7 +249,10 @@ def test_files(family: str, tmp_path: Path, seed: int, capsys: pytest.CaptureFix
     shards = TokenShards.open(tmp_path / "shards")
     assert shards.fingerprint == load_tokenizer(folder).fingerprint == load_tokenizer(tmp_path / "shards").fingerprint
     assert list(shards.vocabulary) == original.convert_ids_to_tokens(range(len(original)))
-    expected = original(corpus()[:20], add_special_tokens=False)["input_ids"]
+    # Byte-level BPE keeps the space between two sentences of a document with the second one.
+    space = " " if "bpe" in SHAPES[family] else ""
+    texts = [text if number == 0 else space + text for number, text in enumerate(corpus()[:20])]
+    expected = original(texts, add_special_tokens=False)["input_ids"]
     assert [shards.sentence(number).tolist() for number in range(20)] == expected
     row = original(["house", "houses", "unlys"], is_split_into_words=True, add_special_tokens=False)
     if "bpe" not in SHAPES[family]:  # which has no spaces in front of words without add_prefix_space

@@ -1,8 +1,10 @@
 """Reading corpus files: layouts, compression, errors, bounded memory."""
 
+import errno
 import gzip
 import json
 import lzma
+import os
 import subprocess
 import sys
 import textwrap
@@ -119,6 +121,22 @@ def test_folders_and_patterns_are_sorted_and_read_once(tmp_path):
     both = Corpus.find([tmp_path / "b.txt", tmp_path, tmp_path / "*.txt"])
     assert [file.name for file in both.files] == ["b.txt", "y.jsonl", "z.txt.xz"]
     assert list(both.documents()) == list(both.documents())
+
+
+def test_folders_behind_links_are_read_once_and_unreadable_ones_refused(tmp_path, monkeypatch):
+    write(tmp_path / "a" / "x.txt", "A.")
+    write(tmp_path / "elsewhere" / "y.txt", "B.")
+    (tmp_path / "a" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "a" / "linked" / "up").symlink_to(tmp_path / "a")
+    assert [file.name for file in Corpus.find(tmp_path / "a").files] == ["y.txt", "x.txt"]
+
+    def fails(folder):
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(CorpusError, match="a cannot be read: Permission denied; make it readable, or move it away"):
+        Corpus.find(tmp_path / "a")
 
 
 def test_progress_counts_the_bytes_on_disk(tmp_path):

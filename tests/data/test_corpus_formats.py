@@ -1,9 +1,11 @@
 """Corpora in other files than text: compressed by zstandard and bzip2, parquet, Arrow, saved data sets, Wikipedia."""
 
 import bz2
+import io
 import json
 import random
 import sys
+import tracemalloc
 from xml.sax.saxutils import escape
 
 import pytest
@@ -80,6 +82,18 @@ def test_damaged_compressed_files_are_one_line(tmp_path, compress):
         refused(path, message)
 
 
+def test_bz2_is_expanded_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr("fastbert.io.text._MOST_BYTES", 1 << 16)
+    data = bz2.compress(b"word " * 400_000 + b"\n") + bz2.compress(b"last\n")
+    stream = decompressor(io.BytesIO(data), "a.bz2")
+    tracemalloc.start()
+    size = sum(len(part) for part in iter(lambda: stream.read(1000), b""))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 2_000_006
+    assert peak < 1e6
+
+
 def test_zstandard_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.txt.zst").write_bytes(b"x")
@@ -109,14 +123,31 @@ def test_columns_of_parquet_and_arrow(tmp_path, pyarrow, parquet):
     assert read(tmp_path / "wrapped.parquet")[0] == [sentence, "And so forth."]
 
 
+def test_a_table_that_is_one_batch_is_not_read_as_a_whole(tmp_path, pyarrow):
+    """Nor are its other columns."""
+    rows = 4000
+    texts, images = [f"Text {i} " + "x" * 4000 for i in range(rows)], [bytes(8000)] * rows
+    table = pyarrow.table({"image": images, "text": texts})
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    del table
+    before, most = pyarrow.total_allocated_bytes(), 0
+    for number, (first, *_) in enumerate(read_documents(tmp_path / "a.arrow")):
+        assert first.startswith(f"Text {number} ")
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert number == rows - 1
+    assert most < 4 << 20
+
+
 def test_progress_of_tables_ends_at_their_size(tmp_path, pyarrow, parquet):
     table = pyarrow.table({"text": [f"Text {i}." for i in range(5000)]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pyarrow.ipc.new_stream(tmp_path / "b.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=700)
+    for name, new in (("b", pyarrow.ipc.new_stream), ("c", pyarrow.ipc.new_file)):
+        with new(tmp_path / f"{name}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=700)
     corpus = Corpus.find(tmp_path)
     seen = []
-    assert sum(1 for _ in corpus.documents(seen.append)) == 10_000
+    assert sum(1 for _ in corpus.documents(seen.append)) == 15_000
     assert seen == sorted(seen)
     assert seen[-1] == corpus.total_bytes
 
@@ -241,11 +272,12 @@ def test_wikipedia(tmp_path, monkeypatch):
     monkeypatch.setattr("fastbert.data.wikipedia._BLOCK_BYTES", 100)
     others = [page("Talk.", ns="1"), page("#REDIRECT [[A]]"), page("x", extra="<redirect title='A'/>"), page("{{x}}")]
     twice = "<page><ns>0</ns><revision><text>Old.</text></revision><revision><text>New.</text></revision></page>"
-    text = dump(page(ARTICLE), *others, page("a { color: red }", model="css"), twice, page("Last & least."))
+    half = page("Half a &#xD83D; character.")
+    text = dump(page(ARTICLE), *others, page("a { color: red }", model="css"), twice, half, page("Last & least."))
     (tmp_path / "wiki-pages-articles.xml.bz2").write_bytes(
         bz2.compress(text[:99].encode()) + bz2.compress(text[99:].encode())
     )
-    expected = [SENTENCES, ["New."], ["Last & least."]]
+    expected = [SENTENCES, ["New."], ["Half a \ufffd character."], ["Last & least."]]
     assert read(tmp_path / "wiki-pages-articles.xml.bz2") == expected
     (tmp_path / "settings.xml").write_text("<settings/>")  # of something else in the folder
     assert read(tmp_path) == expected

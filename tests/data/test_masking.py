@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fastbert import _C
+from fastbert.data.continuations import continued
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
 
@@ -163,6 +164,14 @@ def test_special_tokens_are_special_by_position_not_by_id(tmp_path, id_tokenizer
     assert {SEP, CLS, 7} == set(batch.labels.tolist())
     lengths = batch.cu_seqlens.diff()
     assert len(batch.labels) == int(lengths.sum()) - 3 * len(batch)
+
+
+def test_the_commonest_mark_decides_which_tokens_continue_words() -> None:
+    """Byte-level vocabularies hold "###", and those of WordPiece may hold "▁"."""
+    assert continued(["###", "Ġ", "Ġhouse", "s", "Ġa"]) == [True, False, False, True, False]
+    assert continued(["###", "▁house", "s", "▁a"]) == [True, False, True, False]
+    assert continued(["un", "##kind", "##s", "##", "▁"]) == [False, True, True, True, False]
+    assert continued(["one", "two"]) == [False, False]
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -76,18 +76,18 @@ def test_tables_and_saved_data_sets(memory):
     parquet.write_table(table, stored)
     memory.pipe("/t/a.parquet", stored.getvalue())
     assert read("memory://t/a.parquet") == [["One."], ["Two."]]
-    for split, text in (("train", "Train."), ("test", "Test.")):
+    for split, text in (("train", "Train."), ("a test", "Test.")):  # one before and one behind dataset_dict.json
         stream = io.BytesIO()
         with pyarrow.ipc.new_stream(stream, table.schema) as writer:
             writer.write_table(pyarrow.table({"text": [text]}))
         memory.pipe(f"/set/{split}/data-00000-of-00001.arrow", stream.getvalue())
         state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
         memory.pipe(f"/set/{split}/state.json", json.dumps(state).encode())
-    memory.pipe("/set/dataset_dict.json", b'{"splits": ["train", "test"]}')
+    memory.pipe("/set/dataset_dict.json", b'{"splits": ["train", "a test"]}')
     assert read("memory://set") == [["Train."]]
-    assert read("memory://set#test") == [["Test."]]
-    assert read("memory://set/test") == [["Test."]]
-    with pytest.raises(CorpusError, match="memory:///set/: has no split 'dev'; it holds train, test"):
+    assert read("memory://set#a test") == [["Test."]]
+    assert read("memory://set/a test") == [["Test."]]
+    with pytest.raises(CorpusError, match="memory:///set/: has no split 'dev'; it holds train, a test"):
         read("memory://set#dev")
 
 

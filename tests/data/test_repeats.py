@@ -9,6 +9,7 @@ from fastbert.data import sentence_sample
 from fastbert.data.corpus import Corpus
 from fastbert.data.dedup import DedupReport
 from fastbert.data.leaks import leak_warnings
+from fastbert.data.mixing import open_data
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, split_documents
 from fastbert.data.sentence_sample import SentenceSample, SentenceSampler, hash_sentences, leaked_share
@@ -113,6 +114,28 @@ def test_leaked_validation_text(tmp_path, id_tokenizer, leaks, caplog):
         assert expected == 0
         assert warnings == []
         assert not caplog.text
+
+
+def test_leaks_between_the_corpora_of_a_mixture(tmp_path, id_tokenizer):
+    documents = corpus_with_leaks(0)
+    other = [[" ".join(str(10 * i + j + 1100) for j in range(10))] for i in range(50)]
+    names = {"first": documents, "second": other, "third": [*other[:40], *documents[:60]]}
+    shards = [prepare(texts, id_tokenizer(2000), tmp_path / name) for name, texts in names.items()]
+
+    def told(*chosen: int) -> list[str]:
+        splits = (
+            open_data(
+                [shards[i] for i in chosen], None, objective="mlm", max_length=32, split=split, validation_fraction=0.3
+            )
+            for split in ("train", "validation")
+        )
+        return list(leak_warnings(*splits))
+
+    assert told(0, 1) == []
+    warnings = told(0, 1, 2)
+    assert len(warnings) == 4  # the third one with each of the others, both ways
+    assert all("prepare both as one corpus with --dedup" in text for text in warnings)
+    assert any(f"in {shards[0].folder}: " in text and f"text of {shards[2].folder}" in text for text in warnings)
 
 
 def test_older_shards_have_no_sample_and_a_damaged_one_is_refused(tmp_path, id_tokenizer):

@@ -16,6 +16,7 @@ from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.piece_training import train_tokenizer
 
 LENGTHS = [[3, 1, 4], [1, 5], [9], [2, 6, 5, 3]]
 
@@ -67,6 +68,28 @@ def test_batches_do_not_show(tmp_path, id_tokenizer, random_lengths, make_shards
         assert all_sentences(parts) == all_sentences(whole)
         assert (parts.document_ranges() == whole.document_ranges()).all()
         assert (parts.folder / "index.json").read_bytes() == (whole.folder / "index.json").read_bytes()
+
+
+def test_sentences_of_byte_level_bpe_keep_the_space_between_them(tmp_path, monkeypatch):
+    """So that the text of a document is what it was, also where batches end inside of it."""
+    documents = [["One house.", "Two houses.", "A third."], ["Next one."], ["Last one.", "It ends."]] * 9
+    sentences = [sentence for document in documents for sentence in document]
+    tokenizer = train_tokenizer(sentences, "bpe", 300, lower_case=False)
+    whole = prepare(documents, tokenizer, tmp_path / "whole")
+    number = 0
+    for document in documents:
+        ids = [token for i in range(number, number + len(document)) for token in whole.sentence(i).tolist()]
+        assert tokenizer.decode(ids) == " ".join(document)
+        number += len(document)
+    monkeypatch.setattr("fastbert.data.prepare._BATCH_BYTES", 20)
+    lines = tmp_path / "corpus.txt"
+    lines.write_text("\n\n".join("\n".join(document) for document in documents))
+    monkeypatch.setattr("fastbert.data.corpus._BLOCK_BYTES", 20)
+    for name, source in (("lists", documents), ("file", Corpus.find(lines, text_format="lines"))):
+        parts = prepare(source, tokenizer, tmp_path / name)
+        assert [parts.sentence(i).tolist() for i in range(number)] == [
+            whole.sentence(i).tolist() for i in range(number)
+        ]
 
 
 def test_progress_from_files(tmp_path, id_tokenizer):

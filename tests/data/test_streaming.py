@@ -350,6 +350,9 @@ def test_transient_failures_are_repeated_and_counted(local, tmp_path, monkeypatc
         faults.first(2, 503, "index")
         streamed = open_shards(url, options(tmp_path))
         assert streamed.retries == 2
+        faults.first(1, 503, "index")
+        streamed.tokens.remote.check_ranges("index.json", 100)
+        assert streamed.retries == 3
         faults.first(3, 429)
         left = [2]
 
@@ -359,9 +362,9 @@ def test_transient_failures_are_repeated_and_counted(local, tmp_path, monkeypatc
 
         faults.change = change
         assert_equal_batches(local, streamed)
-        assert streamed.retries == 5
+        assert streamed.retries == 6
         assert streamed.stats.damaged_blocks == 2
-        assert "5 tries repeated, 2 damaged blocks fetched again" in streamed.described_stats()
+        assert "6 tries repeated, 2 damaged blocks fetched again" in streamed.described_stats()
 
 
 @pytest.mark.parametrize("kind", [pytest.param("http", marks=HTTP)])
@@ -430,6 +433,10 @@ def test_windows_shuffle_the_samples_of_few_places(make_shards):
     def planned(window: int | None, epoch: int = 0) -> list[tuple[int, ...]]:
         data = PretrainingData(shards, objective="mlm", max_length=66, shuffle_window=window)
         return list(zip(*map(np.ndarray.tolist, data.plan(epoch).columns()), strict=True))
+
+    # More windows than samples, when masks first repeat.
+    static = PretrainingData(shards, objective="mlm", max_length=66, shuffle_window=16, static_masks=1)
+    assert sorted(map(int, static.lengths(1))) == sorted(map(int, static.lengths(0)))
 
     whole, window = planned(None), 16_000
     for tokens in (1, 1000, window, 1 << 40):
