@@ -7,7 +7,7 @@ classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -125,6 +125,12 @@ def rank(group: str) -> int:
     if group in _FIRST:
         return _FIRST.index(group)
     return len(_FIRST) + 1 + _LAST.index(group) if group in _LAST else len(_FIRST)
+
+
+def given_flags(words: Collection[str], config: Any) -> set[str]:
+    """Return the fields of the flags that a command line holds, as --name and --name=value."""
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+    return {item.name for item in fields(config) if names & {item.name, alias_of(item.metadata)}}
 
 
 def flag(name: str) -> str:

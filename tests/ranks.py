@@ -46,6 +46,7 @@ class Ranks:
         """Run one command line per process.
 
         `kill`: the rank that gets a signal once the file `after` exists; `signal`: its number, SIGKILL by default.
+        `keep_store`: the processes meet in a store that outlives them, as those that an agent of torchrun starts again.
         """
         codes = self._server.ask({"commands": list(commands), **ending})
         return Ended(codes, [_output(self.folder, rank).read_text() for rank in range(len(codes))])
@@ -56,16 +57,19 @@ def _output(folder: Path, rank: int) -> Path:
 
 
 def _serve(folder: Path) -> None:
+    kept: list[int] = []
+
     def answer(request: dict[str, Any]) -> list[int]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        keep = request.get("keep_store", False)
+        if keep and not kept:
+            kept.append(_kept_store(folder / "port"))
+        port = kept[0] if keep else _free_port()
         size = len(request["commands"])
         children = []
         for rank, words in enumerate(request["commands"]):
             child = os.fork()
             if not child:
-                _work(folder, words, rank, size, port)
+                _work(folder, words, rank, size, port, keep)
             children.append(child)
         if request.get("kill") is not None:
             after = Path(request["after"])
@@ -77,15 +81,38 @@ def _serve(folder: Path) -> None:
     serve(folder / "server.txt", (*MODULES, "torch._dynamo", "torch.distributed.fsdp"), answer)
 
 
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _kept_store(file: Path) -> int:
+    """Start a process with a store, which ends with this one; return its port."""
+    parent = os.getpid()
+    if not os.fork():
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        file.with_suffix(".new").write_text(str(store.port))
+        file.with_suffix(".new").rename(file)
+        while os.getppid() == parent:
+            time.sleep(0.1)
+        os._exit(0)
+    while not file.exists():
+        time.sleep(0.01)
+    return int(file.read_text())
+
+
 def _ended(child: int) -> bool:
     with open(f"/proc/{child}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-def _work(folder: Path, words: list[str], rank: int, size: int, port: int) -> NoReturn:
+def _work(folder: Path, words: list[str], rank: int, size: int, port: int, keep: bool) -> NoReturn:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": str(keep),
     }  # fmt: skip
     write_to(_output(folder, rank))
     from fastbert.cli import main

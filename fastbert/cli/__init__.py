@@ -228,7 +228,8 @@ def _log(common: _Common, command: str, config: Any) -> None:
     logger.setLevel((logging.NOTSET, logging.INFO, logging.DEBUG)[0 if muted else min(common.verbose, 2)])
     logger.info("version %s, fastbert %s", version("fastbert-engine"), command)
     for name, value in vars(config).items():
-        logger.debug("%s: %s", name, value)
+        if not name.startswith("_"):
+            logger.debug("%s: %s", name, value)
 
 
 def _print_completion(words: list[str]) -> int:

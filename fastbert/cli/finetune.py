@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from fastbert.cli.training_view import shown
 from fastbert.distributed.environment import is_main_process
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig as Config
-from fastbert.flags import check_required
+from fastbert.flags import check_required, given_flags
 from fastbert.tasks.class_weights import BALANCED, check_setting
 from fastbert.tasks.registry import make_task
 from fastbert.training.tracking_flags import check_tracking
@@ -33,6 +34,11 @@ EXAMPLES = (
     "fastbert finetune --task tagging --model MiniLM --train train.conll --eval dev.conll"
     " --lr 5e-5 3e-5 --seeds 3 --out runs/ner",
 )
+
+
+def complete(config: Config, words: Sequence[str]) -> Config:
+    """Return the flags, marked with those that `words` hold."""
+    return config.marked(given_flags(words, config))
 
 
 def check(config: Config) -> None:

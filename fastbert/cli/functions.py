@@ -45,7 +45,7 @@ def pretrain(
     """
     names = set(options)
     config = _config(PretrainConfig, config, options, "pretrain")
-    config = with_recipe(config, names or set(vars(config)))
+    config = with_recipe(config, names or set(vars(config))).marked(names)
 
     def run(reporter: Reporter) -> PretrainResult:
         from fastbert.training.pretrain import pretrain as train
@@ -72,7 +72,7 @@ def finetune(
     unknown option, `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after
     SIGINT or SIGTERM, when a checkpoint has been written; the same call with `resume=True` continues.
     """
-    config = _config(FinetuneConfig, config, options, "finetune")
+    config = _config(FinetuneConfig, config, options, "finetune").marked(options)
 
     def run(reporter: Reporter) -> FinetuneResult:
         from fastbert.finetuning.run import finetune as train

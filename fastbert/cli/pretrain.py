@@ -17,10 +17,11 @@ from fastbert.cli.checks import (
 )
 from fastbert.cli.training_view import shown
 from fastbert.distributed.environment import is_main_process
+from fastbert.flags import given_flags
 from fastbert.tokenizers.piece_training import check_kind_size
 from fastbert.training.config import PretrainConfig as Config
 from fastbert.training.config import default_kind, default_objective
-from fastbert.training.recipes import given_flags, with_recipe
+from fastbert.training.recipes import with_recipe
 from fastbert.training.reference_curves import check_reference, find_reference
 from fastbert.training.tracking_flags import check_tracking
 
@@ -34,15 +35,17 @@ EXAMPLES = (
 
 
 def complete(config: Config, words: Sequence[str]) -> Config:
-    """Return the flags with the values of --recipe for those that `words` leave out."""
-    return with_recipe(config, given_flags(words, config))
+    """Return the flags with the values of --recipe for those that `words` leave out, and marked with those given."""
+    given = given_flags(words, config)
+    return with_recipe(config, given).marked(given)
 
 
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     check_tracking(config)
     if config.compare is not None:
-        known = not config.resume and (config.objective is not None or not config.model.endswith(".json"))
+        derived = config.model.endswith(".json") or config.initial_folder is not None
+        known = not config.resume and (config.objective is not None or not derived)
         objective = config.objective or default_objective(config.architecture)
         find_reference(config.compare, objective) if known else check_reference(config.compare)
     if config.resume and (config.out / "config.json").exists():

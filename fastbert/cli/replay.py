@@ -11,7 +11,7 @@ import tyro
 from fastbert.cli.checks import check_file, check_folder
 from fastbert.distributed.environment import is_main_process
 from fastbert.errors import UserError
-from fastbert.flags import require, required
+from fastbert.flags import rare, require, required
 
 EXAMPLES = (
     "fastbert replay runs/mine --steps 100:110",
@@ -31,6 +31,8 @@ class Config:
     """Folder of the run, one."""
     steps: str | None = required("the first and the last step, such as 100:110")
     """Steps to compare, FIRST:LAST or a single one."""
+    data: tuple[str, ...] = rare(())
+    """Where the run's token shards are now, if they were moved: a folder or a URL, several in the run's order."""
 
 
 def check(config: Config) -> None:
@@ -54,7 +56,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     first, last = parse_steps(require(config, "steps"))
     with Bars(quiet) as bars:
-        for step in replay(require(config, "run")[0], first, last, Reporter(on_message=bars.message)):
+        reporter = Reporter(on_message=bars.message)
+        for step in replay(require(config, "run")[0], first, last, reporter, data=config.data):
             if is_main_process():
                 print(step.describe())
             if step.is_equal is False:

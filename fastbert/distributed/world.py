@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from fastbert.errors import UserError
 
 Value = TypeVar("Value")
 _FAILURE, _FIRST, _HANDLED = "fastbert/failure", "fastbert/failure-of-first", "fastbert/failure-handled"
+_HERE, _START = "fastbert/here", "fastbert/start"
 SAME_ERROR_SECONDS = 3.0  # to wait for the same error in the first process
 _POLL_SECONDS, _LONGEST_POLL = 0.01, 0.5
 REASON_SECONDS = 5.0  # to wait for the reason of a process that has closed its connections
@@ -241,6 +243,7 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
+        store = dist.PrefixStore(_agreed_start(store, rank, size, timeout.total_seconds()), store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=dist.PrefixStore("torch", store),
@@ -265,6 +268,45 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def _agreed_start(store: Any, rank: int, size: int, seconds: float) -> str:
+    """Return a new name for this start of the processes, the same in all of them.
+
+    torchrun keeps its store when it starts processes again, with all that the ended ones have left there: their
+    agreements, the reason of their end, the addresses of their connections. So every process announces itself with a
+    number of its own, and the first one publishes the name beside the numbers that it has read, until all of them have
+    found theirs. Raises `RuntimeError` after `seconds`.
+    """
+    own = uuid.uuid4().hex
+    heard: dict[str, str] = {}
+    missing = set(range(1, size))
+
+    def lead() -> str | None:
+        here = {str(other): f"{_HERE}/{other}" for other in missing if store.check([f"{_HERE}/{other}"])}
+        seen = {other: store.get(key).decode() for other, key in here.items()}
+        if not seen.items() <= heard.items():
+            heard.update(seen)
+            store.set(_START, json.dumps({"name": own, "heard": heard}))
+        missing.difference_update([other for other in missing if store.check([f"{own}/{other}"])])
+        return None if missing else own
+
+    def follow() -> str | None:
+        start = json.loads(store.get(_START)) if store.check([_START]) else {"heard": {}}
+        if start["heard"].get(str(rank)) != own:
+            return None
+        store.set(f"{start['name']}/{rank}", "")
+        return str(start["name"])
+
+    if rank:
+        store.set(f"{_HERE}/{rank}", own)
+    pause, deadline = _POLL_SECONDS, time.monotonic() + seconds
+    while (name := (follow if rank else lead)()) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"process {rank} has waited {seconds:.0f} s for the others")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL)
+    return name
 
 
 def _number(name: str) -> int:

@@ -176,6 +176,7 @@ class FinetuneConfig(
 
     CHANGEABLE: ClassVar = (
         frozenset(["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"])
+        | {"micro_batch", "checkpoint_activations"}
         | tracking_flags.CHANGEABLE
     )
 

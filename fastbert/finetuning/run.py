@@ -138,11 +138,17 @@ class _Run(RunInputs):
         self.configuration = record(config, self.parts, self.tokenizer)
         done = results.read(out) if config.resume else []
         under_way = self._under_way() if config.resume else None
+        finished = {result.trial for result in done}
+        following = next((trial for trial in config.trials() if trial not in finished), None)
+        if under_way is not None and under_way.trial not in (following, *finished):
+            # --seeds has put others before it, and there is one folder of checkpoints.
+            self.reporter.on_message(f"{under_way.trial}: begins again, after the seeds that were added before it")
+            under_way = None
         self.linear = self._linear_baseline() if config.baseline else None
         labels_alone = self.teacher is None and not config.lm_weight
         self.constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
         self.logged = logged_lines(config, out) if config.resume else []
-        keep = _kept({result.trial for result in done}, under_way) if config.resume else None
+        keep = _kept(finished, under_way) if config.resume else None
         self.log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
         return {
             "done": [asdict(result) for result in done],

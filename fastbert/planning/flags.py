@@ -42,6 +42,8 @@ class _Model:
     """Fraction of the tokens that are masked and predicted."""
     vocab_size: int | None = None
     """Entries of the vocabulary (default: the architecture's own, 30522 for BERT)."""
+    max_positions: int | None = rare(None)
+    """Positions of a model size, for a --max-length above those that it has (default: 512 for BERT)."""
 
 
 @dataclass(frozen=True, kw_only=True)

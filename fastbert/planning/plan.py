@@ -27,7 +27,14 @@ from fastbert.planning.fitting import (
     shortage,
 )
 from fastbert.planning.flags import DEFAULT_GPU, PlanFlags
-from fastbert.planning.flops import BatchStatistics, StepFlops, optimizer_flops, parts, step_flops
+from fastbert.planning.flops import (
+    OPTIMIZER_FLOPS,
+    BatchStatistics,
+    StepFlops,
+    optimizer_flops,
+    parts,
+    step_flops,
+)
 from fastbert.planning.memory import FP32, MemoryPlan, Setup, memory
 from fastbert.planning.parameters import PartParameters, parameters, total
 from fastbert.planning.shape import ModelShape, model_shape
@@ -126,7 +133,8 @@ def planned_model(flags: PlanFlags) -> tuple[Any, str]:
 
     Raises `UserError` as `pretrain` does for a model that cannot have the objective or the length.
     """
-    if flags.model in PRESETS and flags.architecture in (None, "bert") and flags.objective in (None, "mlm+nsp", "mlm"):
+    published = flags.model in PRESETS and flags.architecture in (None, "bert") and flags.max_positions is None
+    if published and flags.objective in (None, "mlm+nsp", "mlm"):
         config = BertConfig.preset(flags.model)
         if flags.max_length <= config.max_sequence_length:
             return _with_vocabulary(config, flags), flags.objective or "mlm+nsp"
@@ -139,6 +147,7 @@ def planned_model(flags: PlanFlags) -> tuple[Any, str]:
             architecture=flags.architecture,
             objective=flags.objective,
             max_length=flags.max_length,
+            max_positions=flags.max_positions,
             generator_size=flags.generator_size,
         )
     )
@@ -214,6 +223,9 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
         utilisation = flags.given_utilisation or GPU_UTILISATION
         passes = computed / (utilisation * rate)
         update = update_seconds(count / flags.devices if setup.parallel == "fsdp" else count, gpu)
+        # Muon's matmuls are divided among the devices.
+        matmuls = optimizer_flops(flags.optimizer, shape, count) - OPTIMIZER_FLOPS[flags.optimizer] * count
+        update += matmuls / (flags.devices * utilisation * rate)
     exchange = exchanged.seconds(bandwidth)
     exposed = exposed_seconds(exchange, passes, micro_batches, setup.parallel)
     times = Times(passes, update, exchange, exposed)

@@ -24,3 +24,8 @@ def agree(world: World, losses: Totals | StepStats, seconds: float, stop: int | 
     if isinstance(losses, Totals):
         losses.set_numbers(numbers[3:])
     return float(numbers[2]), agreed_signal(numbers[:2].tolist())
+
+
+def agreed_seconds(world: World, seconds: float) -> float:
+    """Return the first process's seconds of training, in all of them: they decide over the next steps."""
+    return float(world.sum(torch.tensor([seconds if world.is_main else 0.0], dtype=torch.float64)))

@@ -34,6 +34,10 @@ def decay_at(decay: float, step: int) -> float:
     return min(decay, (1.0 + step) / (10.0 + step))
 
 
+STEPPED = ("step", "momentum_buffer")
+"""What the state of a parameter holds once it has been updated, by AdamW and its kin and by Muon."""
+
+
 class MovingAverage:
     """The exponential moving average of the weights that an optimiser has updated, or of their fp32 masters.
 
@@ -49,7 +53,7 @@ class MovingAverage:
         averages, sources = [], []
         for parameter in self._parameters():
             state = self.optimizer.state.get(parameter)
-            if not state or "step" not in state:
+            if not state or state.keys().isdisjoint(STEPPED):
                 continue
             source = state.get(MASTER, parameter)
             if EMA not in state:

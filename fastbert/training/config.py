@@ -212,11 +212,13 @@ class PretrainConfig(
     folder. Defaults follow from the sizes of model and corpus; for large ones they are the paper's (Devlin et al. 2019,
     appendix A.2) except the sequence length."""
 
-    # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
+    # How long, where and how often; what saves memory and changes rounding alone; and the paths of inputs, whose hashes
+    # checkpoints hold.
     CHANGEABLE: ClassVar = frozenset(
         (
             *("steps", "epochs", "hours", "eval_every", "checkpoint_every", "keep_checkpoints", "keep_every"),
             *("device", "cuda_graphs", "parallel", "async_save", "on_nan", "on_spike", "log_every", "compare"),
+            *("micro_batch", "checkpoint_activations", "checkpoint_mode"),
             *("loader_workers", "out", "data", "tokenizer", "resume", "overwrite"),
             *STREAMING,
             *tracking_flags.CHANGEABLE,
@@ -297,7 +299,8 @@ class PretrainConfig(
             raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:
             raise UserError("give either --corpus or --data, not both")
-        if self.micro_batch is not None and self.batch_size is not None and self.micro_batch > self.batch_size:
+        averaged = self.batch_tokens is not None or self.batch_schedule is not None
+        if self.micro_batch is not None and not averaged and self.micro_batch > (self.batch_size or self.micro_batch):
             raise UserError(f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}")
         if self.model not in PRESETS and not self.model.endswith(".json"):
             raise UserError(
@@ -374,5 +377,7 @@ def described(config: PretrainConfig, budget: Budget, samples_per_epoch: int) ->
         steps = f"{budget.steps:,} step{'s' * (budget.steps != 1)}"
         lengths.append(f"{steps} ({epochs} epoch{'s' * (epochs != '1')})")
     dropout = "" if config.dropout is None else f", dropout {config.dropout:g}"
-    size = f"{config.batch_size} sequences" if config.batch_tokens is None else f"{config.batch_tokens:,} tokens"
+    size = f"{config.batch_schedule or config.batch_size} sequences"
+    if config.batch_tokens is not None:
+        size = f"{config.batch_tokens:,} tokens"
     return f"{' or '.join(lengths)} of {size}, learning rate {config.lr:g}{dropout}"

@@ -73,9 +73,15 @@ def deterministic_algorithms(required: bool) -> Iterator[None]:
 
 @contextmanager
 def kernels_of_run(
-    folder: Path, device: torch.device, on_message: Callable[[str], None], *, architecture: str | None = None
+    folder: Path,
+    device: torch.device,
+    on_message: Callable[[str], None],
+    *,
+    architecture: str | None = None,
+    writes: bool = True,
 ) -> Iterator[None]:
-    """Use the kernel configurations of RUN/kernels.json within the block; write the file if it is missing.
+    """Use the kernel configurations of RUN/kernels.json within the block; if it is missing, those of the device, which
+    are written to it unless `writes` is off.
 
     No effect on a device without Triton kernels. `architecture` defaults to the device's.
     """
@@ -98,6 +104,7 @@ def kernels_of_run(
             )
     if name not in tables:
         tables = {name: tuning.effective(name)}
-        tuning.save(path, tables)
+        if writes:
+            tuning.save(path, tables)
     with tuning.pinned(tables):
         yield

@@ -1,4 +1,4 @@
-"""The token shards that --data names, one folder or several: opened, and compared with those that a run began with."""
+"""The token shards of a run, one folder or several: opened, and compared with those that it began with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from fastbert.data.streamed_shards import StreamedShards, StreamOptions, open_in
 from fastbert.errors import UserError
 from fastbert.io.checksums import sha256
 from fastbert.training.reporter import Reporter
+
+CONTINUE = "continue with --resume --data"
 
 
 def fingerprint(shards: Sequence[TokenShards]) -> str:
@@ -23,8 +25,10 @@ def given_shards(
     options: StreamOptions,
     window_tokens: int | None,
     reporter: Reporter,
+    action: str = CONTINUE,
 ) -> tuple[TokenShards, ...]:
-    """Open the token shards of --data; `expected` is the fingerprint of those that a run began with.
+    """Open the token shards of --data; `expected` is the fingerprint of those that a run began with, and `action` what
+    messages propose for shards that are elsewhere.
 
     Raises `UserError`, with the cure, where a run's shards were moved, replaced or damaged since it began, and for
     shards that were not made with one tokenizer.
@@ -33,19 +37,30 @@ def given_shards(
     if began is not None and len(began) != len(locations):
         raise UserError(
             f"--data names {len(locations)} corpora, but the run began with {len(began)}; give the run's own, in their"
-            " order, or start another run with another --out"
+            f" order{_or_another(action)}"
         )
     opened = []
     for place, location in enumerate(locations):
-        opened.append(_open(location, None if began is None else began[place], options, window_tokens, reporter))
+        identity = None if began is None else began[place]
+        opened.append(_open(location, identity, options, window_tokens, reporter, action))
     check_tokenizers(opened)
     return tuple(opened)
 
 
+def _or_another(action: str) -> str:
+    """Return the other way out, for a run that may also be left alone."""
+    return ", or start another run with another --out" if action == CONTINUE else ""
+
+
 def _open(
-    location: str, expected: str | None, options: StreamOptions, window_tokens: int | None, reporter: Reporter
+    location: str,
+    expected: str | None,
+    options: StreamOptions,
+    window_tokens: int | None,
+    reporter: Reporter,
+    action: str,
 ) -> TokenShards:
-    again = f"continue with --resume --data, followed by the place of the run's own (SHA-256 of {INDEX}: {expected})"
+    again = f"{action}, followed by the place of the run's own (SHA-256 of {INDEX}: {expected})"
     try:
         index = open_index(location, options)
     except UserError as error:
@@ -54,8 +69,7 @@ def _open(
         raise UserError(f"--data {location}: the run's token shards are not there ({error}); {again}") from None
     if expected not in (None, index.sha256):
         raise UserError(
-            f"--data {location}: holds other token shards than the run began with; {again}, or start another run"
-            " with another --out"
+            f"--data {location}: holds other token shards than the run began with; {again}{_or_another(action)}"
         )
     shards = open_shards(location, options, on_stage=reporter.on_stage)
     if isinstance(shards, StreamedShards):

@@ -18,10 +18,10 @@ from fastbert.models.heads.prediction import set_z_loss
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.ops.native import caching_allocator
 from fastbert.training import checkpoint
-from fastbert.training.agreement import agree
+from fastbert.training.agreement import agree, agreed_seconds
 from fastbert.training.averaging import Averaging
 from fastbert.training.config import Budget, PretrainConfig
-from fastbert.training.defaults import CHECKPOINT_STEPS, CHECKPOINTS, EVALUATIONS, due
+from fastbert.training.defaults import CHECKPOINT_STEPS, CHECKPOINTS, EVALUATIONS, PAPER_BATCH, due
 from fastbert.training.device import described_kernels
 from fastbert.training.device_step import StepStats
 from fastbert.training.meters import RunMeters
@@ -107,7 +107,8 @@ class Trainer:
         self.computer = StepComputer(
             loss, self.replicas, self.optimizer, config, device=device, dtype=dtype, on_message=on_message
         )
-        usual = config.batch_size if device.type == "cuda" else min(32, config.batch_size)
+        most = config.batch_size if config.batch_schedule is None else PAPER_BATCH
+        usual = min(most if device.type == "cuda" else 32, config.batch_size)
         self.micro_batch = config.micro_batch or usual
         self.position = Position(data.start)
         self.loader = StepLoader(data, self.world, self.micro_batch, self.computer.prepare)
@@ -168,7 +169,7 @@ class Trainer:
             "samples": list(self.position.cursor),
             "meters": self.meters.to_state(),
             "skipped": self.reports.skipped,
-            "spikes": self.monitors.spikes.to_state(),
+            "spikes": self.monitors.to_state(),
             "omitted": sorted(self.omitted),
             "tokens": self.position.tokens,
             "seconds": self.position.seconds,
@@ -220,7 +221,7 @@ class Trainer:
         self.meters.restore(state.meters)
         self.reports.skipped = state.skipped
         if state.spikes:
-            self.monitors.spikes.restore(state.spikes)
+            self.monitors.restore(state.spikes)
         return self.step
 
     def run(self) -> Metrics:
@@ -292,6 +293,7 @@ class Trainer:
                 all_now = evaluate or save or stopping is not None
                 if all_now and launched:
                     self._wait(time.perf_counter())
+                    self.position.seconds = agreed_seconds(self.world, self.position.seconds)
                 reports.read(keep=1 if launched and not all_now else 0)
                 if evaluate:
                     validation = self.validate()

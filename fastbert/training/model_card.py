@@ -189,11 +189,14 @@ def recipe(config: RunConfig, main: Iterable[str] = ()) -> str:
 
 
 def command(name: str, config: RunConfig) -> str:
-    """Return the command that repeats a run, in a block of code."""
+    """Return the command that repeats a run, in a block of code: every flag that is not at its default, those of a
+    recipe one by one, as others have replaced some of them."""
     words = ["fastbert", name]
+    scheduled = any(getattr(config, other, None) is not None for other in ("batch_schedule", "batch_tokens"))
+    implied = {"recipe", *(["batch_size"] if scheduled else [])}  # the second is their mean
     for item in fields(config):
         value = getattr(config, item.name)
-        if item.name in UNRECORDED or value == item.default or value is None or value == ():
+        if item.name in implied or item.name in UNRECORDED or value in (item.default, None, ()):
             continue
         words.append(flag(item.name))
         if value is True:

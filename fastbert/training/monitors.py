@@ -3,9 +3,10 @@ loss spikes. Each reports through messages; what to do about a spike is the loop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,6 +72,16 @@ class Monitors:
             self._quiet_until = step + SPIKE_STEPS
             self.on_message(decision.describe(step))
         return None
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the window of losses and its phase, for a checkpoint's state."""
+        return {**self.spikes.to_state(), "phase": self._phase}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with what `to_state` stored. Raises `CheckpointError`."""
+        self.spikes.restore(state)
+        phase = state.get("phase", 0)
+        self._phase = phase if isinstance(phase, int) else 0
 
     def line(self) -> None:
         """Look at the memory, once per line of metrics.jsonl."""

@@ -184,8 +184,7 @@ class AdamW(torch.optim.AdamW):
         used = used_entries(self.param_groups)
         if not all(is_plain(entry.gradient, *self._dtypes) for entry in used):
             self._check(used)
-            norm = nn.utils.clip_grad_norm_([entry.parameter for entry in used], max_norm)
-            return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            return _whole(nn.utils.clip_grad_norm_([entry.parameter for entry in used], max_norm))
         norm = torch.tensor(self._norm(used), dtype=torch.float64, device="cpu")
         # As torch computes it: in fp32 within its range.
         total = norm.float() if norm <= torch.finfo(torch.float32).max else norm
@@ -472,5 +471,11 @@ def clip_and_step(
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip the joint norm of all gradients to `max_norm`; return the norm before, an fp32 scalar."""
-    return nn.utils.clip_grad_norm_(parameters, max_norm)
+    """Clip the joint norm of all gradients to `max_norm`; return the norm before, an fp32 scalar, also of the parts of
+    FSDP2."""
+    return _whole(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """Return a norm as a plain tensor: that of DTensors is one too, of parts that are still to be summed."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

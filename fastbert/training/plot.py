@@ -53,6 +53,10 @@ def plot_runs(
         other = next((run for run in runs if run not in finetuned), None)
         if other is not None:
             raise UserError(f"{finetuned[0]}: is a run of fine-tuning, and {other} is not; plot them separately")
+        if compare is not None:
+            raise UserError(
+                f"--compare {compare}: is for runs of pre-training, and {finetuned[0]} is one of fine-tuning"
+            )
         return _plot_finetuned(finetuned, out, x_axis)
     several = len(runs) > 1
     with figure_file(out, 11, 4.2) as figure:

@@ -23,6 +23,7 @@ from fastbert.data.streamed_shards import open_index, open_shards, tokenizer_fol
 from fastbert.distillation.models import copied_layers
 from fastbert.distillation.pretraining import load_teacher
 from fastbert.errors import UserError
+from fastbert.flags import flag
 from fastbert.io.locations import is_remote, local_path
 from fastbert.models import registry
 from fastbert.models.heads.pretraining import ForPreTraining
@@ -75,8 +76,9 @@ def check_inputs(config: PretrainConfig) -> None:
     """Raise `UserError` for invalid inputs, before a run is replaced and before hours of preparation."""
     if config.resume:
         return
-    if config.batch_tokens is not None and config.batch_size is not None:
-        raise UserError("--batch-size and --batch-tokens exclude each other; leave one out")
+    for name in ("batch_tokens", "batch_schedule"):
+        if getattr(config, name) is not None and config.batch_size is not None:
+            raise UserError(f"--batch-size and {flag(name)} exclude each other; leave one out")
     model_config(config, None)
     if config.corpus:
         config.find_corpus()
@@ -126,11 +128,11 @@ def prepare_run(run: Run, reporter: Reporter) -> Inputs:
     return inputs
 
 
-def read_inputs(run: Run) -> Inputs:
-    """Return what the first process has prepared, in one of the others. Raises `UserError` for a folder that is missing
-    there, and for other shards."""
+def read_inputs(run: Run, locations: Sequence[str] = ()) -> Inputs:
+    """Return what the first process has prepared, in one of the others; `locations` are those of the shards, by default
+    as the run has them. Raises `UserError` for a folder that is missing there, and for other shards."""
     config = run.config
-    locations = config.data or (str(config.out / "data"),)
+    locations = locations or config.data or (str(config.out / "data"),)
     shared = "all processes need the same files: use a file system that all machines share"
     for path in (config.out / TOKENIZER, *(local_path(data) for data in locations if not is_remote(data))):
         if not path.exists():
@@ -329,9 +331,13 @@ def _set_hyper_parameters(run: Run, bert: BertConfig, data: SampleData) -> Pretr
         usual = defaults.batch_size(per_epoch)
     else:
         usual = defaults.batch_size(per_epoch * (config.epochs or defaults.epochs(data.tokens_per_epoch)))
-    batch_size = config.batch_size or max(usual, config.micro_batch or 1)
-    if config.batch_tokens is not None and config.batch_size is None:  # on average
-        batch_size = max(round(config.batch_tokens / float(data.lengths(0).mean())), config.micro_batch or 1)
+    scheduled = config.scheduled("batch_schedule")
+    if config.batch_tokens is not None:  # on average
+        batch_size = config.batch_size or max(round(config.batch_tokens / float(data.lengths(0).mean())), 1)
+    elif scheduled is not None:
+        batch_size = config.batch_size or round(scheduled.mean)
+    else:
+        batch_size = config.batch_size or max(usual, config.micro_batch or 1)
     dropout, init = config.dropout, config.init
     continued = config.initial_folder is not None
     if dropout is None and config.model in PRESETS and config.student_layers is None and not continued:

@@ -8,7 +8,8 @@ What a recipe does not set keeps its default, which follows from the sizes of mo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
@@ -82,9 +83,10 @@ assert RECIPES.keys() == set(get_args(RecipeName))
 
 def with_recipe(config: Config, given: Collection[str]) -> Config:
     """Return a run's flags with the values of --recipe for those that are not `given`, by field; without a recipe they
-    are unchanged. Raises `UserError` where a given flag and the recipe contradict each other."""
+    are unchanged, and so are those that continue a run, which has the recipe's values already. Raises `UserError` where
+    a given flag and the recipe contradict each other."""
     flags: Any = config
-    if flags.recipe is None or flags.resume:
+    if flags.recipe is None or (flags.resume and _has_begun(flags.out)):
         return config
     values = RECIPES[flags.recipe].values
     chosen = {name: value for name, value in values.items() if name not in given and not _replaced(name, given)}
@@ -93,6 +95,11 @@ def with_recipe(config: Config, given: Collection[str]) -> Config:
         return changed
     except UserError as error:
         raise UserError(f"--recipe {flags.recipe} with the flags given: {error}") from None
+
+
+def _has_begun(out: Path) -> bool:
+    """Return whether --resume finds the flags of a run in its folder."""
+    return any((out / name).exists() for name in ("config.json", "checkpoints"))
 
 
 # A flag on the left, once given, takes the place of the recipe's on the right.
@@ -112,9 +119,3 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
 def _replaced(name: str, given: Collection[str]) -> bool:
     """Return whether a flag that is given takes the place of the recipe's value of another one."""
     return any(name in _INSTEAD.get(other, ()) for other in given)
-
-
-def given_flags(words: Collection[str], config: Any) -> set[str]:
-    """Return the fields of the flags that a command line holds, as --name and --name=value."""
-    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
-    return {item.name for item in fields(config)} & names

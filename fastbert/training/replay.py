@@ -6,19 +6,22 @@ The replay begins at the newest checkpoint before the first step, or at the run'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fastbert.distributed.world import World, joined
 from fastbert.errors import UserError
 from fastbert.training.assembly import assemble
 from fastbert.training.checkpoint import find, load_state, step_of
 from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
+from fastbert.training.given_data import given_shards
+from fastbert.training.precision import tf32_matmuls
 from fastbert.training.preparation import read_inputs
 from fastbert.training.processes import CONTINUE
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_folder import recorded_run
+from fastbert.training.run_folder import Run, recorded_run
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.schedule_log import scheduled_steps
 from fastbert.training.step_log import ExactStep, read_steps
@@ -61,14 +64,18 @@ def _shown(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.17g}"
 
 
-def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None) -> Iterator[ReplayedStep]:
+def replay(
+    folder: Path, first: int, last: int, reporter: Reporter | None = None, *, data: Sequence[str] = ()
+) -> Iterator[ReplayedStep]:
     """Compute the steps from `first` to `last` of the run in `folder` again; yield each beside the run's record.
 
-    With the processes of torchrun, as many as the run had, each yields the same. Raises `UserError` for a folder
-    without a run, a run whose shards or teacher are no longer there, and steps behind its end.
+    With the processes of torchrun, as many as the run had, each yields the same. `data` is where the run's token shards
+    are now, if they were moved. Raises `UserError` for a folder without a run, a run whose shards or teacher are no
+    longer there or were changed, and steps behind its end.
     """
     run = recorded_run(folder)
     config = run.config
+    locations = tuple(data) or config.data or (str(config.out / "data"),)
     with joined(config.device) as world, world.watched(CONTINUE):
         reporter = (reporter or Reporter()) if world.is_main else Reporter()
         recorded = read_steps(folder)
@@ -77,9 +84,14 @@ def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None
             raise UserError(
                 f"--steps {first}:{last}: the run in {folder} has taken {newest:,} steps; name earlier ones"
             )
+        world.shared("shards", lambda: _verified(run, locations))
         device, dtype = choose_device(config.device, config.matmul_dtype, reporter.on_message)
-        with deterministic_algorithms(config.deterministic), kernels_of_run(folder, device, reporter.on_message):
-            trainer = assemble(run, read_inputs(run), world, device, dtype, Reporter(), first - 1).trainer
+        with (
+            deterministic_algorithms(config.deterministic),
+            tf32_matmuls(config.tf32, device, reporter.on_message),
+            kernels_of_run(folder, device, reporter.on_message, writes=False),
+        ):
+            trainer = assemble(run, read_inputs(run, locations), world, device, dtype, Reporter(), first - 1).trainer
             _check_processes(folder, world, reporter)
             begin = trainer.resume(at_most=first - 1)
             trainer.omitted |= {line.step for line in recorded.values() if line.omitted}
@@ -91,7 +103,17 @@ def replay(folder: Path, first: int, last: int, reporter: Reporter | None = None
                 }
             for step in trainer.replayed(last):
                 if step.step >= first:
-                    yield ReplayedStep(step, recorded.get(step.step))
+                    # Only the first process knows the sum of weights, and all must end at the same step.
+                    known = world.shared(f"step-{step.step}", lambda step=step: {"weights": step.weights})  # type: ignore[misc]
+                    yield ReplayedStep(replace(step, weights=known["weights"]), recorded.get(step.step))
+
+
+def _verified(run: Run, locations: Sequence[str]) -> dict[str, Any]:
+    """Compare the run's token shards with those that it began with, and every file with its SHA-256. Raises
+    `UserError`, with the cure, where they were moved, replaced or damaged."""
+    config = run.config
+    given_shards(locations, run.data, config.stream_options, config.window_tokens, Reporter(), "replay with --data")
+    return {}
 
 
 def _check_processes(folder: Path, world: World, reporter: Reporter) -> None:

@@ -6,7 +6,8 @@ Imports no torch: command lines are generated from the subclasses.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -55,7 +56,7 @@ class RunFolderFlags:
     GROUP: ClassVar = OUTPUT
 
     resume: bool = False
-    """Continue the run in --out, or start it if there is none; flags at their defaults are the run's own."""
+    """Continue the run in --out, or start it if there is none; flags that are left out are the run's own."""
     overwrite: bool = False
     """Replace the run in --out."""
     log_every: int = rare(10)
@@ -68,6 +69,14 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, Trackin
 
     CHANGEABLE: ClassVar[frozenset[str]]
     """Flags that may have a different value when a run is resumed."""
+    _given: ClassVar[frozenset[str]] = frozenset()
+
+    def marked(self, given: Collection[str]) -> Self:
+        """Return a copy that knows which flags were `given`, by field: on --resume they count even where their value is
+        the default. Copies of the copy do not know it."""
+        copy = replace(self)
+        object.__setattr__(copy, "_given", frozenset(given))
+        return copy
 
     def check_groups(self) -> None:
         """Call `check_flags` of each base class that defines it: groups of flags check themselves."""
@@ -95,14 +104,17 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, Trackin
         return cls(**{name: _typed(value, types[name]) for name, value in values.items()})
 
     def resumed_from(self, saved: Self) -> Self:
-        """Return the configuration to continue `saved` with: its own, where this one has the default.
+        """Return the configuration to continue `saved` with: its own, where this one has the default and was not
+        `marked` with the flag.
 
         Raises `UserError` for a flag that would make it a different run; see `CHANGEABLE`.
         """
         merged = {item.name: getattr(saved, item.name) for item in fields(saved)}
         for item in fields(self):
             value, stored = getattr(self, item.name), merged[item.name]
-            if item.name in ("out", "resume", "overwrite") or value in (item.default, stored):
+            if item.name in ("out", "resume", "overwrite") or value == stored:
+                continue
+            if value == item.default and (value is None or item.name not in self._given):
                 continue
             if _same_files(value, stored, is_location="Location" in str(item.type)):
                 continue

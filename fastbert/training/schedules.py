@@ -122,6 +122,15 @@ class ScheduledValue:
         return max(max(segment.first, segment.last) for segment in self.segments)
 
     @property
+    def mean(self) -> float:
+        """Return the mean over the run."""
+        starts = (0.0, *(segment.end for segment in self.segments))
+        return sum(
+            (segment.end - start) * (segment.first + segment.last) / 2
+            for start, segment in zip(starts, self.segments, strict=False)
+        )
+
+    @property
     def is_constant(self) -> bool:
         """Return whether the value is the same in the whole run."""
         return self.smallest == self.largest

@@ -43,10 +43,12 @@ def facts_of(
         unknown_id: of the tokenizer's unknown token, None for a model of words, which has rare words there.
     """
     batch = config.batch_size or defaults.LEAST_BATCH
+    masks = config.scheduled("mask_schedule")
+    mask_prob = config.mask_prob if masks is None else masks.mean
     total, predicted = int(text.sum()), int(masked.sum())
     return RunFacts(
         unigram=unigram,
-        batch_size=batch,
+        batch_size=batch if config.batches.is_constant else None,
         lr=config.lr or usual_lr,
         usual_lr=usual_lr,
         max_length=config.lengths[0][1],
@@ -54,7 +56,7 @@ def facts_of(
         warmup=config.warmup,
         structured=config.init != "normal",
         can_be_structured=can_be_structured(model),
-        mask_prob=None if config.objective in UNMASKED else config.mask_prob,
+        mask_prob=None if config.objective in UNMASKED else mask_prob,
         epochs=None if budget.steps is None else budget.steps * batch / max(samples_per_epoch, 1),
         unknown_share=None if unknown_id is None or not total else float(text[unknown_id] / total),
         most_frequent_share=float(text.max() / total) if total else None,

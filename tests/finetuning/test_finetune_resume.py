@@ -251,6 +251,18 @@ def test_a_run_is_not_continued_on_other_data(place: Path, tmp_path: Path) -> No
     assert len(finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=2)).trials) == 2
 
 
+def test_seeds_that_come_before_the_trial_under_way(place: Path, tmp_path: Path) -> None:
+    """It is not continued from the checkpoint of one of them."""
+    flags = {"lr": (1e-3, 1e-4), "epochs": (1.0,), "checkpoint_every": 5}
+    whole = finetune(config(place, tmp_path / "whole", seeds=2, **flags))
+    with pytest.raises(Stopped):
+        finetune(config(place, tmp_path / "parts", **flags), _Interrupted(7, trial=2))
+    messages: list[str] = []
+    again = Reporter(on_message=messages.append)
+    assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True, seeds=2), again), whole)
+    assert any("begins again, after the seeds that were added before it" in text for text in messages)
+
+
 def test_more_seeds_are_added_by_resuming(place: Path, tmp_path: Path) -> None:
     first = finetune(config(place, tmp_path / "run", epochs=(1.0,)))
     more = finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=3))

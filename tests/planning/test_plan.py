@@ -52,6 +52,23 @@ def test_a_plan_of_the_paper() -> None:
     assert fewer.memory.parts["weights"] < plan.memory.parts["weights"]
 
 
+def test_the_matmuls_of_muon_take_time_on_a_gpu() -> None:
+    updates = [
+        make_plan(PlanFlags(model="base", gpus=gpus, batch_size=64, optimizer=name)).times.update
+        for name, gpus in (("adamw", 1), ("muon", 1), ("muon", 2), ("adamw", 2))
+    ]
+    assert updates[1] - updates[0] > 1e-3
+    assert updates[2] - updates[3] == pytest.approx((updates[1] - updates[0]) / 2)
+
+
+def test_a_plan_for_more_positions_than_a_size_has() -> None:
+    long = PlanFlags(model="mini", gpus=1, batch_size=64, max_length=1024, max_positions=2048)
+    plan, usual = make_plan(long), make_plan(PlanFlags(model="mini", gpus=1, batch_size=64, max_length=512))
+    assert plan.record()["total_parameters"] - usual.record()["total_parameters"] == (2048 - 512) * 256
+    with pytest.raises(UserError, match=r"--max-length 1024 is more than .*, or extend them with --max-positions"):
+        make_plan(PlanFlags(model="mini", gpus=1, batch_size=64, max_length=1024))
+
+
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
     flags = {"model": "large", "gpu": "l4", "batch_size": 4096, "max_length": 512}
     most = make_plan(PlanFlags(**flags)).largest_micro_batch  # type: ignore[arg-type]

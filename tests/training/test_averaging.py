@@ -67,6 +67,17 @@ def test_a_run_with_a_moving_average_saves_it_and_resumes_to_the_bit(config: Pre
         assert not torch.equal(saved[name], last.model[name]), name
 
 
+def test_matrices_that_muon_updates_are_averaged_too(config: PretrainConfig) -> None:
+    run = replace(config, ema=0.9, optimizer="muon")
+    pretrain(run)
+    last = checkpoint.load(checkpoint.find(run.out / "checkpoints")[-1])
+    matrices = [name for name in last.model if ".layer." in name and last.model[name].ndim == 2]
+    assert len(matrices) >= 6
+    for name in matrices:
+        assert torch.equal(weights(run.out)[name], last.optimizer[f"ema/{name}"]), name
+        assert not torch.equal(last.model[name], last.optimizer[f"ema/{name}"]), name
+
+
 def test_the_mean_of_the_last_checkpoints_is_validated_and_saved(config: PretrainConfig) -> None:
     run = replace(config, average_last=3, keep_checkpoints=3, checkpoint_every=2)
     pretrain(run)

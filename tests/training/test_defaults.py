@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from fastbert.cli import flags
+from fastbert.cli.pretrain import complete
 from fastbert.config import PRESETS
 from fastbert.data.corpus import Corpus
+from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig
 from fastbert.training import defaults
 from fastbert.training.config import PretrainConfig
 from fastbert.training.metrics import Metrics
@@ -59,6 +63,25 @@ def test_the_text_of_compressed_files_is_larger_than_they_are(tmp_path: Path) ->
     corpus = Corpus.find(tmp_path)
     packed = (tmp_path / "b.txt.gz").stat().st_size
     assert (corpus.total_bytes, corpus.text_bytes) == (5000 + packed, 5000 + 4 * packed)
+
+
+def test_flags_that_are_given_count_on_resume_with_any_value() -> None:
+    """Also with their default, from a command line and from Python; those that are left out are the run's own."""
+    saved = PretrainConfig(on_spike="rollback", mask_prob=0.3, keep_checkpoints=5, micro_batch=8)
+    left_out = PretrainConfig(resume=True).resumed_from(saved)
+    assert (left_out.on_spike, left_out.keep_checkpoints, left_out.micro_batch) == ("rollback", 5, 8)
+    line = ["--resume", "--on-spike=warn", "--keep-checkpoints", "2", "--micro-batch=4", "--checkpoint-activations"]
+    given = complete(flags.parse(PretrainConfig, "pretrain", line, dict), line).resumed_from(saved)
+    assert (given.on_spike, given.keep_checkpoints, given.micro_batch) == ("warn", 2, 4)
+    assert given.checkpoint_activations
+    assert given.mask_prob == 0.3
+    with pytest.raises(UserError, match=r"--mask-prob 0\.15 differs from the run being resumed, which has 0\.3"):
+        PretrainConfig(resume=True).marked(["mask_prob"]).resumed_from(saved)
+    unset = PretrainConfig(resume=True).marked(["micro_batch", "on_spike"]).resumed_from(saved)
+    assert (unset.micro_batch, unset.on_spike) == (8, "warn")  # None leaves it to the run
+    tuned = FinetuneConfig(log_every=3)
+    assert FinetuneConfig(resume=True).marked(["log_every"]).resumed_from(tuned).log_every == 10
+    assert FinetuneConfig(resume=True).resumed_from(tuned).log_every == 3
 
 
 def test_steps_or_epochs_take_the_place_of_the_other_on_resume() -> None:

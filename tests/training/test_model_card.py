@@ -20,6 +20,7 @@ from fastbert.training.model_card import (
     Card,
     TextFacts,
     base_model,
+    command,
     duration,
     evenly,
     pretraining_card,
@@ -27,6 +28,7 @@ from fastbert.training.model_card import (
     table,
     write_card,
 )
+from fastbert.training.recipes import with_recipe
 
 CPU = torch.device("cpu")
 HOSTILE = "a|b\n# c <script>[x](y)* `` ` ``` $ü"
@@ -131,6 +133,12 @@ def test_the_command_gives_the_same_configuration() -> None:
     changed = [item.name for item in fields(CONFIG) if getattr(again, item.name) != getattr(CONFIG, item.name)]
     assert not [name for name in changed if name not in UNRECORDED]
     assert again.out == CONFIG.out
+    # Values of a recipe that flags have replaced, and the mean of a schedule.
+    given = PretrainConfig(corpus=("text",), recipe="bert-2018", max_length=64, batch_schedule="2:6", mask_prob=0.2)
+    stored = replace(with_recipe(given, ("recipe", "max_length", "batch_schedule", "mask_prob")), batch_size=4)
+    words = shlex.split(command("pretrain", stored).splitlines()[1])
+    again = pretrain_command.complete(parse(pretrain_command.Config, "pretrain", words[2:]), words[2:])
+    assert replace(again, recipe="bert-2018", batch_size=4, out=stored.out) == stored
     config = FinetuneConfig(task="span", model="org/model", train=Path("a b.json"), lr=(5e-5, 3e-5), seeds=3, bilstm=0)
     words = command_in(finetuned(config))
     again = parse(finetune_command.Config, "finetune", words[2:])

@@ -196,6 +196,11 @@ def test_the_facts_of_a_run_are_those_of_its_flags_and_its_text() -> None:
         samples_per_epoch=640, text=text * 0, masked=masked * 0, unknown_id=None,
     )  # fmt: skip
     assert (left_to_right.mask_prob, left_to_right.epochs, left_to_right.most_frequent_share) == (None, None, None)
+    scheduled = facts_of(
+        replace(config, batch_schedule="32:96", mask_schedule="0.4:0.2"), BertConfig.preset("mini"), Budget(steps=100),
+        unigram=3.0, usual_lr=9e-4, samples_per_epoch=640, text=text, masked=masked, unknown_id=1,
+    )  # fmt: skip
+    assert (scheduled.batch_size, scheduled.mask_prob, scheduled.epochs) == (None, pytest.approx(0.3), 10.0)
 
 
 def test_a_long_run_costs_little() -> None:

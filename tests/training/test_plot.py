@@ -177,6 +177,8 @@ def test_runs_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
         plot.plot_runs(runs, tmp_path / "out.png")
     with pytest.raises(UserError, match=r"accuracy: is a run of fine-tuning, and .*pre is not; plot them separately"):
         plot.plot_runs([pretraining(tmp_path / "pre"), runs[0]], tmp_path / "out.png")
+    with pytest.raises(UserError, match=r"--compare mini: is for runs of pre-training, and .*f1 is one of fine-tuning"):
+        plot.plot_runs(runs[1:], tmp_path / "out.png", compare="mini")
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(UserError, match="no metrics to plot"):
         plot.plot_runs([tmp_path], tmp_path / "out.png")

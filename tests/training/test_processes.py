@@ -81,6 +81,15 @@ def test_losses_do_not_depend_on_the_number_of_processes(
         assert_close(prepared.out, tmp_path / name)
 
 
+def test_the_mean_of_checkpoints_is_that_of_one_process(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
+    """With FSDP2, whose processes hold parts."""
+    pretrain(replace(prepared, average_last=2))
+    ended = ranks.run([words(prepared, tmp_path / "shards", "--parallel=fsdp", "--average-last=2")] * 2)
+    assert ended.codes == [0, 0], ended.outputs
+    for name, value in weights(prepared.out).items():
+        torch.testing.assert_close(weights(tmp_path / "shards")[name], value, rtol=1e-4, atol=2e-6, msg=name)
+
+
 def test_matrices_are_shared_out_with_muon(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
     """The losses of one process, but for the rounding of iterations in bf16."""
     pretrain(replace(prepared, optimizer="muon"))
@@ -91,13 +100,13 @@ def test_matrices_are_shared_out_with_muon(prepared: PretrainConfig, ranks: Rank
 
 def test_a_process_that_is_killed_ends_the_others(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
     """They say so, the checkpoints are whole, and the run goes on with as many processes, or another number, as it
-    would have."""
+    would have; also where an agent of torchrun starts them again, in the store that holds what the others agreed on."""
     out = tmp_path / "killed"
     command = words(prepared, out)
     after = str(out / "checkpoints" / "step-00000002")
-    ended = ranks.run([command] * 2, kill=1, after=after)
+    ended = ranks.run([command] * 2, kill=1, after=after, keep_store=True)
     ended.assert_killed(1)
-    ended = ranks.run([[*command, "--resume"]] * 3)
+    ended = ranks.run([[*command, "--resume"]] * 3, keep_store=True)
     assert ended.codes == [0, 0, 0], ended.outputs
     pretrain(prepared)
     assert_close(prepared.out, out)
@@ -115,16 +124,20 @@ def test_a_signal_stops_all_processes_after_the_same_step(
     assert set(ended.codes) <= {0, 128 + signal.SIGTERM}
     assert ranks.run([[*command, "--resume"]] * 2).codes == [0, 0]
     assert all(torch.equal(value, weights(stopped)[name]) for name, value in weights(straight).items())
+    ended = ranks.run([["replay", str(straight), "--steps=2:4"]] * 2)
+    assert ended.codes == [0, 0], ended.outputs
+    assert [output.count("equal\n") for output in ended.outputs] == [3, 0]
 
 
 def test_processes_must_agree(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
-    """On their flags, and on a batch with a sequence for each; each mistake is one line, of the first process."""
+    """On their flags, and on a batch with a sequence for each; each mistake is one line, of the first process, and is
+    not that of the processes before in the same store."""
     out = tmp_path / "run"
-    ended = ranks.run([words(prepared, out), words(prepared, out, "--seed=7")])
+    ended = ranks.run([words(prepared, out), words(prepared, out, "--seed=7")], keep_store=True)
     assert ended.codes == [2, 2]
     assert "process 1 of 2 has --seed=7, but process 0 has --seed=" in ended.outputs[0]
     assert not out.exists()
-    ended = ranks.run([words(prepared, out, "--batch-size=2", "--micro-batch=1")] * 3)
+    ended = ranks.run([words(prepared, out, "--batch-size=2", "--micro-batch=1")] * 3, keep_store=True)
     assert ended.codes == [2, 2, 2]
     assert [output.count("fastbert: error:") for output in ended.outputs] == [1, 0, 0]
     assert "--batch-size 2 is less than one sequence per process for 3 processes" in ended.outputs[0]

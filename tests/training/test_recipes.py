@@ -8,8 +8,9 @@ import pytest
 import fastbert
 from fastbert.cli import flags
 from fastbert.errors import UserError
+from fastbert.flags import given_flags
 from fastbert.training.config import PretrainConfig
-from fastbert.training.recipes import RECIPES, RecipeName, given_flags, with_recipe
+from fastbert.training.recipes import RECIPES, RecipeName, with_recipe
 from fastbert.training.run_folder import read_run
 
 
@@ -50,3 +51,18 @@ def test_a_run_keeps_the_values_of_its_recipe(corpus: Path, tmp_path: Path) -> N
     assert (config.recipe, config.mask_prob, config.batch_size, config.min_lr_ratio) == ("mosaicbert", 0.3, 4, 0.02)
     fastbert.pretrain(out=tmp_path / "run", resume=True, steps=3, quiet=True)
     assert read_run(tmp_path / "run").mask_prob == 0.3
+
+
+def test_a_run_that_is_repeated_until_it_ends_has_its_recipe(corpus: Path, tmp_path: Path) -> None:
+    """--resume from the first start: the recipe applies where there is no run yet, and continues one as it began."""
+    flags = {
+        "model": "tiny", "vocab_size": 256, "max_length": 32, "eval_samples": 8, "recipe": "mosaicbert",
+        "batch_size": 4, "out": tmp_path / "run", "corpus": corpus, "resume": True, "quiet": True,
+    }  # fmt: skip
+    fastbert.pretrain(steps=2, **flags)
+    config = read_run(tmp_path / "run")
+    assert (config.mask_prob, config.objective, config.min_lr_ratio) == (0.3, "mlm", 0.02)
+    # A rate that is not the recipe's stays, with the recipe named again or not.
+    fastbert.pretrain(steps=2, **{**flags, "lr": 1e-3, "out": tmp_path / "other"})
+    fastbert.pretrain(steps=3, **{**flags, "out": tmp_path / "other"})
+    assert read_run(tmp_path / "other").lr == 1e-3

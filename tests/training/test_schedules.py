@@ -69,6 +69,7 @@ def test_values_follow_the_progress(text: str | float, expected: dict[float, flo
     assert ScheduledValue.parse(str(value)) == value
     assert all(value.smallest <= value.at(progress) <= value.largest for progress in RUN)
     assert value.is_constant == (len({value.at(progress) for progress in RUN}) == 1)
+    assert value.mean == pytest.approx(sum(value.at(progress + 0.0005) for progress in RUN[:-1]) / 1000)
 
 
 @pytest.mark.parametrize(

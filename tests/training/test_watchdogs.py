@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastbert.errors import CheckpointError
 from fastbert.io.sizes import size_text
+from fastbert.training.config import PretrainConfig
+from fastbert.training.monitors import Monitors
 from fastbert.training.watchdogs.data_stalls import DataWatch, stall_message
 from fastbert.training.watchdogs.disk_space import MARGIN, DiskSpace, checkpoint_bytes, disk_space, free_bytes
 from fastbert.training.watchdogs.host_memory import HostMemory, MemoryLimit, MemoryWatch, advice, read_host_memory
@@ -34,6 +37,25 @@ def test_spikes_are_told_from_noise_falls_and_divergence() -> None:
     kinds = [detector.judge(8.0).kind for _ in range(20)]
     assert kinds == ["spike"] * 19 + ["diverged"]
     assert [detector.judge(loss).kind for loss in noise(50, 8.0)] == ["normal"] * 50, "judged by the new losses"
+
+
+def test_a_resumed_run_judges_as_one_that_was_not_stopped(tmp_path: Path) -> None:
+    """In a later phase too, whose window is not forgotten."""
+
+    def monitors(messages: list[str]) -> Monitors:
+        return Monitors(PretrainConfig(), tmp_path, torch.device("cpu"), 1000, messages.append)
+
+    before, after = list[str](), list[str]()
+    first, second = monitors(before), monitors(after)
+    for step, loss in enumerate(noise(100), start=1):
+        first.judge(step, loss, phase=1)
+    second.restore(json.loads(json.dumps(first.to_state())))
+    for each in (first, second):
+        each.judge(101, 9.0, phase=1)
+    assert len(before) == 1
+    assert after == before
+    first.judge(102, 9.0, phase=2)
+    assert len(before) == 1
 
 
 def test_a_falling_curve_and_a_new_phase_are_no_spikes() -> None:

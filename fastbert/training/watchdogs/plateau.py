@@ -13,6 +13,7 @@ stays 0.6 nats below from two fifths of its steps on.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class RunFacts:
 
     unigram: float
     """Cross-entropy of word frequencies on the validation text, in nats."""
-    batch_size: int
+    batch_size: int | None
+    """Sequences per step, None if it follows a schedule."""
     lr: float
     usual_lr: float
     """The default for the model's width."""
@@ -193,7 +195,7 @@ class PlateauDoctor:
     def _causes_in_data(self, kind: Kind, step: int) -> list[Cause]:
         facts, causes = self.facts, []
         newest = self._training[-1]
-        length = newest.tokens / max(step * facts.batch_size, 1)
+        length = math.inf if facts.batch_size is None else newest.tokens / max(step * facts.batch_size, 1)
         if facts.unknown_share is not None and facts.unknown_share > MANY_UNKNOWN:
             evidence = f"{facts.unknown_share:.0%} of the tokens are unknown to the tokenizer"
             cure = "give a --tokenizer that fits the text, or leave it out to have one built"
@@ -261,9 +263,10 @@ class PlateauDoctor:
         elif step < leaving:
             evidence = f"{step:,} steps are few so far: runs like this one leave the plateau within about {leaving:,}"
             causes.append(Cause(WAIT, evidence, "wait, the run is long enough"))
-        if facts.batch_size > SMALL_BATCH and planned is not None and planned < STEPS_OF_SHORT_RUN:
-            more = planned * facts.batch_size // SMALL_BATCH
-            evidence = f"batches of {facts.batch_size} sequences leave {planned:,} steps for the text"
+        batch = facts.batch_size
+        if batch is not None and batch > SMALL_BATCH and planned is not None and planned < STEPS_OF_SHORT_RUN:
+            more = planned * batch // SMALL_BATCH
+            evidence = f"batches of {batch} sequences leave {planned:,} steps for the text"
             causes.append(Cause(60, evidence, f"--batch-size {SMALL_BATCH} takes {more:,} over the same text"))
         return causes
 
