@@ -96,12 +96,32 @@ def run(config: Config, *, quiet: bool = False) -> int:
             raise UserError("--text -: standard input cannot be shared by several processes; name a file")
         flags = {flag(name): str(value) for name, value in vars(config).items()}
         world.require_equal("command", flags, "start every process with the same command")
+        if world.size > 1:
+            world.require_equal("inputs", _inputs(config), "give all processes the same files, and devices of one kind")
         with ended_by_torchrun(world):
             if config.vectors == "dense":
                 _run(config, world, quiet)
             else:
                 write_vectors(config, world, quiet)
     return 0
+
+
+def _inputs(config: Config) -> dict[str, str]:
+    """Return what decides over the vectors beside the flags, which processes have to themselves: rows of other text or
+    another dtype would be mixed without an error."""
+    from fastbert.checkpoints.source import find_source
+    from fastbert.io.checksums import sha256
+    from fastbert.tasks.inference import choose_inference
+
+    folder = find_source(require(config, "model"))
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".bin", ".json", ".txt"))
+    device, dtype, _ = choose_inference(config.device, config.dtype)
+    return {
+        "--device": str(device).partition(":")[0],
+        "--dtype": str(dtype),
+        "a SHA-256 of --text": sha256(Path(require(config, "text"))),
+        "a SHA-256 of --model": " ".join(sha256(file) for file in files),
+    }
 
 
 def _run(config: Config, world: World, quiet: bool) -> None:

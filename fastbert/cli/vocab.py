@@ -96,6 +96,11 @@ class Config(_Output, _Extension, _Data):
     corpus always gives the same files. With --tokenizer: measure an existing one instead. With --tokenizer and
     --extend: add the words of a domain to it, and to --model."""
 
+    @property
+    def entries(self) -> int:
+        """Return the size of a new vocabulary."""
+        return _VOCABULARY if self.vocab_size is None else self.vocab_size
+
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:
             raise UserError(f"--validation-fraction {self.validation_fraction} must be from 0 to below 1")
@@ -130,7 +135,7 @@ class Config(_Output, _Extension, _Data):
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.tokenizer is None and not config.extend:
-        check_kind_size(config.kind, _VOCABULARY if config.vocab_size is None else config.vocab_size)
+        check_kind_size(config.kind, config.entries)
     check_corpus(config)
     check_exists("--tokenizer", config.tokenizer)
     check_source("--model", config.model)
@@ -167,7 +172,7 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer = piece_training.learn_tokenizer(
             split.learn.words,
             config.kind,
-            _VOCABULARY if config.vocab_size is None else config.vocab_size,
+            config.entries,
             lower_case=lower_case,
             min_frequency=config.min_frequency or _MIN_FREQUENCY,
             heartbeat=beat,

@@ -11,6 +11,8 @@ from torch import Tensor
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.models.base import PreTrainedModel
+from fastbert.models.heads.causal import ForCausalLM
+from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.tokenizers.extension import Extension
 from fastbert.tokenizers.fit import check_tokenizer
@@ -40,10 +42,12 @@ def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
 
 
 def _tables(model: PreTrainedModel) -> list[Tensor]:
-    """Return the tensors with one row per entry: the token embedding, and the bias of a masked-LM decoder."""
+    """Return the tensors with one row per entry: the token embedding, and the bias of a head that predicts tokens."""
     tables = [model.get_input_embeddings().weight.detach()]
     if isinstance(model, MaskedLanguageModel):
         tables.append(model.cls.predictions.bias.detach())
+    elif isinstance(model, ForCausalLM) and isinstance(model.head, PredictionHead):
+        tables.append(model.head.bias.detach())
     return tables
 
 

@@ -358,4 +358,4 @@ def _legend_of_runs(figure: Any, names: Sequence[str], baselines: Sequence[Any],
 def _name(key: Sequence[float], trials: Sequence[Sequence[float]]) -> str:
     """Return the hyper-parameters in which a trial differs from the others."""
     differing = [i for i in range(len(TRIAL_KEYS)) if len({other[i] for other in trials}) > 1]
-    return ", ".join(f"{TRIAL_KEYS[i].replace('_', ' ')} {key[i]:g}" for i in differing)
+    return ", ".join(f"{TRIAL_KEYS[i].replace('_', ' ')} {key[i]:.10g}" for i in differing)

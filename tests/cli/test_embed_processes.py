@@ -31,7 +31,9 @@ def fail(*_):
 
 for call in json.loads(sys.argv[1]):
     os.environ["MASTER_PORT"] = str(call["port"])
-    if os.environ["RANK"] == "1" and call["ends"]:
+    if call["ends"] == "elsewhere":
+        os.chdir("rank-" + os.environ["RANK"])
+    elif os.environ["RANK"] == "1" and call["ends"]:
         embed.check_finite = fail if call["ends"] == "error" else lambda *_: os._exit(9)
     print("code", cli.main(call["words"]), flush=True)
 """
@@ -94,14 +96,21 @@ def test_several_processes_write_the_file_of_one(tmp_path: Path, seed: int, monk
     (tmp_path / "all").mkdir()
     calls = [(["embed", *flags, *common, f"--out=all/{name}"], "") for name, flags in commands.items()]
     calls.append((["embed", f"--model={dense}", "--text=-", *common, "--out=all/stdin.npy"], ""))
+    for rank in range(3):  # a folder for each machine, one of which has another text
+        (tmp_path / f"rank-{rank}").mkdir()
+        (tmp_path / f"rank-{rank}" / "own.txt").write_text("one\ntwo\n" if rank == 1 else "one\n\ntwo\n")
+    calls.append((["embed", f"--model={dense}", "--text=own.txt", *common, "--out=own.npy"], "elsewhere"))
     results = run(3, calls, tmp_path)
-    assert [codes for codes, _ in results] == [[0, 0, 0, 0, 0, 2]] * 3, results
+    assert [codes for codes, _ in results] == [[0, 0, 0, 0, 0, 2, 2]] * 3, results
     monkeypatch.chdir(tmp_path)
     for name, flags in commands.items():
         assert cli.main(["embed", *flags, *common, f"--out=one/{name}"]) == 0
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes(), name
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == sorted(commands)
-    [refused], *others = [errors for _, errors in results]
+    [refused, differs], *others = [errors for _, errors in results]
+    assert "process 1 of 3 has a SHA-256 of --text=" in differs
+    assert differs.endswith("give all processes the same files, and devices of one kind")
+    assert not list(tmp_path.glob("rank-*/own.npy"))
     assert refused.endswith("standard input cannot be shared by several processes; name a file")
     assert others == [[], []]
 

@@ -113,7 +113,9 @@ def test_sizes_that_are_none() -> None:
 
 
 @pytest.mark.parametrize("keep_unused", [False, True])
-@pytest.mark.parametrize("name", ["BertModel", "BertForPreTraining", "BertForMaskedLM", "BertForTokenClassification"])
+@pytest.mark.parametrize(
+    "name", ["BertModel", "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel", "BertForTokenClassification"]
+)
 def test_new_rows_are_the_mean_of_their_pieces(name: str, keep_unused: bool, seed: int) -> None:
     model = make(name, seed)
     before = [table.detach().clone() for table in rows_of(model)]

@@ -196,7 +196,7 @@ def _described(
         name = f"{name}-{hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:6]}"
     if trial is None:
         return TrackedRun(name=name, folder=folder, settings=settings, step=step)
-    label = "_".join(f"{key.replace('_', '-')}-{trial[key]:g}" for key in TRIAL)
+    label = "_".join(f"{key.replace('_', '-')}-{trial[key]:.10g}" for key in TRIAL)
     return TrackedRun(name=label, group=name, folder=folder, settings={**settings, **trial}, step=step)
 
 
