@@ -6,7 +6,7 @@
 All contenders take the same steps on the same samples of a corpus with the same weights, without dropout: forward
 pass, backward pass, clipping to norm 1 and AdamW. Rates count tokens of text and special tokens, never padding.
 
-- fastbert: packed micro-batches by tokens (`--batch-tokens`), as `fastbert pretrain` has them.
+- fastbert: the sequences of each batch, packed.
 - fastbert, padded call: the same model given padded `input_ids` and `attention_mask`, which it packs itself.
 - fastbert, padding computed: the same kernels, but what padding to `--max-length` would add is computed: dummy
   sequences. What packing alone is worth.
@@ -59,22 +59,8 @@ class Options:
     json: Path | None = None
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The same samples, packed by tokens, and padded in batches of as many sequences."""
-
-    packed: list[PackedBatch]
-    in_rows: list[PackedBatch]
-    """Batches of `batch_size` samples."""
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of all samples."""
-        return sum(batch.num_tokens for batch in self.packed)
-
-
-def batches_of(options: Options) -> Batches:
-    """Return batches of the text: packed ones have as many tokens as a padded one has slots."""
+def batches_of(options: Options) -> list[PackedBatch]:
+    """Return batches of `batch_size` samples of the text."""
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
         documents = documents_of(options.text)
         sentences = (sentence for document in documents for sentence in document)
@@ -83,12 +69,8 @@ def batches_of(options: Options) -> Batches:
         objective: Any = options.objective
         data = PretrainingData(shards, objective=objective, max_length=options.max_length)
         samples = range(options.batches * options.batch_size)
-        steps = StepSamples(data)
-        packed = steps.micro_batches(samples, tokens=options.batch_size * options.max_length)
-        rows = steps.micro_batches(samples, sequences=options.batch_size)
-        return Batches(
-            *([data.samples(part).longest_first() for part in parts] for parts in (packed, rows)),
-        )
+        parts = StepSamples(data).micro_batches(samples, sequences=options.batch_size)
+        return [data.samples(part).longest_first() for part in parts]
 
 
 def padded(batch: PackedBatch, width: int) -> dict[str, Tensor]:
@@ -118,7 +100,8 @@ def measure(options: Options, say: Callable[[str], None] = print) -> list[Row]:
     torch.set_num_threads(options.threads)
     batches = batches_of(options)
     slots = options.batches * options.batch_size * options.max_length
-    say(f"{batches.tokens:,} tokens in {slots:,} slots: {batches.tokens / slots:.1%} of the padded batches are text")
+    tokens = sum(batch.num_tokens for batch in batches)
+    say(f"{tokens:,} tokens in {slots:,} slots: {tokens / slots:.1%} of the padded batches are text")
     config = BertConfig.preset(
         options.model,
         vocab_size=options.vocab_size,
@@ -127,7 +110,7 @@ def measure(options: Options, say: Callable[[str], None] = print) -> list[Row]:
         max_position_embeddings=max(options.max_length, 512),
     )
     contenders = _contenders(config, options, batches)
-    losses = {name: each.loss(batches.in_rows[0]) for name, each in contenders.items()}
+    losses = {name: each.loss(batches[0]) for name, each in contenders.items()}
     differences = {name: abs(loss / losses[FASTBERT] - 1) for name, loss in losses.items() if name != FASTBERT}
     for name, difference in differences.items():
         if difference > CLOSE:
@@ -138,7 +121,7 @@ def measure(options: Options, say: Callable[[str], None] = print) -> list[Row]:
         timings,
         dtype="fp32",
         threads=options.threads,
-        tokens=batches.tokens,
+        tokens=tokens,
         differences=differences,
         outputs=dict.fromkeys(timings, "close"),
     )
@@ -179,7 +162,7 @@ class _Contender:
             self.optimizer.zero_grad(set_to_none=True)
 
 
-def _contenders(config: BertConfig, options: Options, batches: Batches) -> dict[str, _Contender]:
+def _contenders(config: BertConfig, options: Options, batches: list[PackedBatch]) -> dict[str, _Contender]:
     """Return all contenders, with the same weights."""
     import transformers
 
@@ -194,12 +177,12 @@ def _contenders(config: BertConfig, options: Options, batches: Batches) -> dict[
 
     contenders: dict[str, _Contender] = {}
 
-    def add(name: str, own: Any, group: Sequence[PackedBatch], prepare_batch: Any, *, spread: bool) -> None:
-        contenders[name] = _Contender(own, group, prepare_batch, (lambda x: own(**x)) if spread else own)
+    def add(name: str, own: Any, prepare_batch: Any, *, spread: bool) -> None:
+        contenders[name] = _Contender(own, batches, prepare_batch, (lambda x: own(**x)) if spread else own)
 
-    add(FASTBERT, model, batches.packed, lambda batch: batch, spread=False)
-    add(PADDED_CALL, copy(), batches.in_rows, lambda batch: padded(batch, width), spread=True)
-    add(COMPUTED, copy(), batches.in_rows, lambda batch: _computed(batch, width), spread=False)
+    add(FASTBERT, model, lambda batch: batch, spread=False)
+    add(PADDED_CALL, copy(), lambda batch: padded(batch, width), spread=True)
+    add(COMPUTED, copy(), lambda batch: _computed(batch, width), spread=False)
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
         model.save_pretrained(folder)
         for attention in ATTENTION:
@@ -211,7 +194,6 @@ def _contenders(config: BertConfig, options: Options, batches: Batches) -> dict[
                 add(
                     f"transformers {attention}, {padding}",
                     peer,
-                    batches.in_rows,
                     lambda batch, size=padded_to: padded(batch, size or batch.max_seqlen),
                     spread=True,
                 )
@@ -240,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     line = parser(__doc__, quick="the tiny model, a vocabulary of 2,048, two batches")
     line.add_argument("--max-length", type=int, default=128, help="tokens per sequence (default: 128)")
-    line.add_argument("--batch-size", type=int, default=32, help="sequences per padded batch (default: 32)")
+    line.add_argument("--batch-size", type=int, default=32, help="sequences per batch (default: 32)")
     line.add_argument("--objective", choices=["mlm+nsp", "mlm"], default="mlm+nsp", help="default: mlm+nsp")
     flags = line.parse_args(arguments)
     options = Options(

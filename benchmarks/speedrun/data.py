@@ -55,8 +55,11 @@ def prepared(data: Path, folder: Path) -> SpeedrunData:
         write_atomic(vocabulary, lzma.decompress((data / VOCABULARY).read_bytes()).decode("utf-8"))
     digest = _hash([*texts, vocabulary, *itertools.chain(*tasks.values()), data / BLIMP])
     if digest != SHA256:
+        made = ", ".join(path.name for path in (*texts, vocabulary))
         raise UserError(
-            f"{data}: the data of the speed run has the SHA-256 {digest}, not {SHA256}: results would not be comparable"
+            f"{folder}: the data of the speed run has the SHA-256 {digest}, not {SHA256}: results would not be"
+            f" comparable; delete {made} there, which are made of {data}, and repeat; if that does not help, {data}"
+            " holds other files"
         )
     shards = []
     for path in texts:

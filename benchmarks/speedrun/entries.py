@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CPU, GPU = "2 CPU cores", "1 GPU"
+CORES = 2
+CPU, GPU = f"{CORES} CPU cores", "1 GPU"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,6 @@ ENTRIES = {
     entry.name: entry
     for entry in (
         *_pair("bert-2018", "the published recipe", ("--recipe=bert-2018", "--model=mini")),
-        *_pair("short", "the best recipe found", ("--recipe=short", "--model=mini", "--lr=3e-3")),
+        *_pair("short", "our recipe for short runs", ("--recipe=short", "--model=mini", "--lr=3e-3")),
     )
 }

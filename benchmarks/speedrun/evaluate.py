@@ -23,7 +23,7 @@ FINETUNING = {
 AT_ONCE = 2  # commands, of one thread each
 
 
-def evaluate(model: Path, data: SpeedrunData, folder: Path, *, seed: int, seeds: int) -> dict[str, Any]:
+def evaluate(model: Path, data: SpeedrunData, folder: Path, *, seed: int, seeds: int, device: str) -> dict[str, Any]:
     """Return the scores of a pre-trained model; the commands' own results are kept in `folder`.
 
     Masked LM is scored on the whole held-out text, in samples of 128 tokens with 15 % masked; the task sets are
@@ -41,7 +41,7 @@ def evaluate(model: Path, data: SpeedrunData, folder: Path, *, seed: int, seeds:
     if not held_out.is_file():
         commands.append(("evaluate", "--task=mlm", f"--model={model}", f"--data={data.held_out}", f"--json={held_out}"))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda words: _fastbert(*words), commands))
+        list(pool.map(lambda words: _fastbert(*words, f"--device={device}"), commands))
     mlm, pairs = _read(held_out), _read(blimp)
     scores: dict[str, Any] = {
         "mlm_loss": mlm["loss"],

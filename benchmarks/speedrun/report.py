@@ -1,4 +1,4 @@
-"""The table and the record of the speed run, from the summaries of its runs."""
+"""The tables and the records of the speed run, from the summaries of its runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "speedrun"
 SCORES = ("mlm_loss", "mlm_accuracy", "blimp", "sst2", "stsb")
 COLUMNS = {"mlm_loss": ("MLM loss", 3), "blimp": ("BLiMP", 1), "sst2": ("SST-2", 1), "stsb": ("STS-B", 1)}
 COSTS = ("training_seconds", "command_seconds", "steps", "tokens", "tokens_per_second")
+SETTINGS = ("minutes", "machine", "flags", "processes", "threads")
+BUSY = 0.1  # share of the cores' time that other programs take, from which on a run has not the machine to itself
 
 
 def line(summary: Mapping[str, Any]) -> str:
@@ -27,10 +29,14 @@ def line(summary: Mapping[str, Any]) -> str:
 
 
 def rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per entry: mean and sample standard deviation of each score over the seeds, and what runs cost."""
+    """Return a row per entry: mean and sample standard deviation of each score over the seeds, and what runs cost.
+
+    Raises `UserError` for runs of one entry that differ in more than their seed."""
     table = []
     for name in dict.fromkeys(summary["name"] for summary in summaries):
         runs = [summary for summary in summaries if summary["name"] == name]
+        for other in runs[1:]:
+            _require_same_settings(runs[0], other)
         row: dict[str, Any] = {
             "workload": f"{runs[0]['minutes']:g} minutes on {runs[0]['machine']}",
             "contender": name,
@@ -46,27 +52,59 @@ def rows(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row[f"{key}_per_seed"] = [round(value, 4) for value in values]
         for key in COSTS:
             row[key] = round(statistics.fmean(summary[key] for summary in runs), 1)
+        row["busy_before"] = max(summary["busy_before"] for summary in runs)
+        row["commit_per_seed"] = [summary["commit"] for summary in runs]
         table.append({**row, "commit": runs[-1]["commit"], "versions": runs[-1]["versions"]})
     return table
 
 
-def write(logs: Path, results: Path = RESULTS) -> str:
-    """Write the record of this machine's class; return the table of its rows. Raises `UserError` without logs."""
-    machine = records.machine()
-    kind = records.machine_class(machine)
-    files = sorted((logs / kind).glob("*/seed-*/summary.json"))
-    if not files:
-        raise UserError(f"{logs / kind}: holds no run of this machine's class; name an entry to run")
-    summaries = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+def _require_same_settings(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise `UserError` for two runs of one entry whose scores must not be averaged."""
+    pairs = [(key, first[key], other[key]) for key in SETTINGS]
+    pairs.append(("fine-tuning seeds", len(first["sst2_seeds"]), len(other["sst2_seeds"])))
+    for key, value, differing in pairs:
+        if value != differing:
+            raise UserError(
+                f"{other['name']}: seed {other['seed']} has {key} {differing}, but seed {first['seed']} has {value};"
+                " repeat one of them with --again"
+            )
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Return the summaries in the logs of a machine class, in the order of the table. Raises `UserError` for runs that
+    were trained on different data."""
+    files = sorted(folder.glob("*/seed-*/summary.json"))
+    summaries: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     hashes = {summary["data_sha256"] for summary in summaries}
     if len(hashes) > 1:
-        raise UserError(f"{logs / kind}: its runs were trained on different data ({', '.join(sorted(hashes))})")
-    summaries.sort(key=lambda summary: (summary["minutes"], summary["name"], summary["seed"]))
-    table = rows(summaries)
-    record = records.record("speedrun", table, settings={"data_sha256": hashes.pop()})
-    record["machine"] = summaries[-1]["machine_details"]
-    records.write(results / f"{kind}.json", record)
-    return table_of(table)
+        raise UserError(f"{folder}: its runs were trained on different data ({', '.join(sorted(hashes))})")
+    return sorted(summaries, key=lambda summary: (summary["minutes"], summary["name"], summary["seed"]))
+
+
+def write(logs: Path, results: Path = RESULTS) -> str:
+    """Write the record of each machine class that has logs; return the tables of their rows. Raises `UserError` without
+    logs, and as `rows` and `read` do."""
+    texts = []
+    for folder in sorted({file.parents[2] for file in logs.glob("*/*/seed-*/summary.json")}):
+        summaries = read(folder)
+        table, last = rows(summaries), summaries[-1]
+        record = records.record("speedrun", table, settings={"data_sha256": last["data_sha256"]})
+        # Those of the runs, which may be of other machines than this one.
+        record |= {"machine": last["machine_details"], "versions": last["versions"], "commit": last["commit"]}
+        records.write(results / f"{folder.name}.json", record)
+        texts.append("\n\n".join([f"{folder.name}:", table_of(table), *_busy(table)]))
+    if not texts:
+        raise UserError(f"{logs}: holds no run; name an entry to run")
+    return "\n\n".join(texts)
+
+
+def _busy(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line per entry with a run that did not have the machine to itself."""
+    return [
+        f"{row['contender']}: other programs took {row['busy_before']:.0%} of the cores' time before a run began"
+        for row in rows
+        if row["busy_before"] > BUSY
+    ]
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -62,7 +62,11 @@ class Finetuning:
         start.begin(self.task, self.folder, self.config, self.trial.seed).save_pretrained(folder)
 
     def batches(self, processes: int) -> Iterator[Padded]:
-        """Yield the micro-batches of all steps: per step the first one of each process, then the second ones."""
+        """Yield the micro-batches of all steps: per step the first one of each process, then the second ones.
+
+        A run shares the sequences of a step by their tokens; the Trainer's processes must have the same number of
+        micro-batches, so here each has the same number of sequences. The loss of a step does not depend on that.
+        """
         count, trial, size = self.rows.units, self.trial, self.config.micro_batch
         assert size is not None
         _, total = order.steps_of(count, trial.batch_size, trial.epochs, self.config.steps)

@@ -21,9 +21,9 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Compute steps of a pre-training run again, from the newest checkpoint before them, and compare the loss, the norm
-    of the gradient and the sum of all weights with those that the run recorded. Nothing is written. The exit code is 1
-    at the first difference."""
+    """Compute steps of a pre-training run again, from the newest checkpoint before them, and compare the loss and
+    the norm of the gradient with those that the run recorded, for runs on CPUs without FSDP2 also the sum of all
+    weights. Nothing is written. The exit code is 1 at the first difference."""
 
     run: Annotated[tuple[Path, ...], tyro.conf.Positional] = required(
         "the folder of a run of `fastbert pretrain`", name="RUN", default=()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fastbert.distributed.environment import launcher
 from fastbert.io.progress import Bars, Stage
 from fastbert.io.sizes import size_text
 from fastbert.training.reporter import Record, Reporter
@@ -23,7 +24,7 @@ def shown(command: str, out: Path, quiet: bool) -> Iterator[Reporter]:
         try:
             yield TrainingView(bars).reporter()
         except Stopped as stopped:
-            resumed = shlex.join(["fastbert", command, "--out", str(out), "--resume"])
+            resumed = shlex.join([*launcher(), "fastbert", command, "--out", str(out), "--resume"])
             bars.message(f"saved {stopped.saved}; continue with: {resumed}")
             raise
 

@@ -18,3 +18,13 @@ def is_main_process() -> bool:
 def processes() -> int:
     """Return the number of processes that torchrun started, 1 without it."""
     return int(os.environ["WORLD_SIZE"]) if is_launched() else 1
+
+
+def launcher() -> list[str]:
+    """Return the words of a command line that start as many processes as these, none without torchrun. A run on several
+    machines also needs their own flags of the rendezvous."""
+    if not is_launched():
+        return []
+    here = int(os.environ.get("LOCAL_WORLD_SIZE") or processes())
+    machines = [] if here == processes() else [f"--nnodes={processes() // here}"]
+    return ["torchrun", "--no-python", *machines, f"--nproc-per-node={here}"]

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
@@ -257,17 +258,24 @@ def joined(device: str, *, timeout: timedelta = timedelta(minutes=30)) -> Iterat
             " torchrun, on machines whose --rdzv-endpoint is open"
         ) from error
     world = World(rank, size, local_rank, dist.PrefixStore("run", store))
+    leave = _abort if on_gpu else dist.destroy_process_group
     try:
         groups = [dist.new_group(backend="gloo") for _ in range(2)]
         yield replace(world, host_group=groups[0], ahead_group=groups[1])
         # The store may live in the first process: none may end while another one reads from it.
         dist.barrier(group=groups[0])
+        leave = dist.destroy_process_group
     except Exception:
         world.await_handling()
         raise
     finally:
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+        with contextlib.suppress(RuntimeError, ValueError):
+            leave()
+
+
+def _abort() -> None:
+    """Leave the other processes at once: after an error NCCL's orderly end would wait for sums that never come."""
+    distributed_c10d._abort_process_group()
 
 
 def _agreed_start(store: Any, rank: int, size: int, seconds: float) -> str:

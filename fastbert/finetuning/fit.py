@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fastbert.distributed.world import World
-from fastbert.errors import UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.losses import Objective
@@ -35,6 +34,7 @@ from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.saving import Checkpoints
+from fastbert.training.skipped_steps import SkippedSteps, TrainingError
 from fastbert.training.snapshot import snapshot
 from fastbert.training.stopping import Stopped, StopRequest
 
@@ -93,7 +93,7 @@ class Fit:
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
         self.launches = setting.device.type != "cpu"
         self._skip = torch.zeros((), dtype=torch.float32, device=setting.device)
-        self.progress, self.meters = Progress(), RunMeters(setting.device)
+        self.progress, self.meters, self.skipped = Progress(), RunMeters(setting.device), SkippedSteps()
         self.checkpoints = Checkpoints(setting.folder, KEEP, background=config.async_save)
         self.named: dict[str, int] = {}  # checkpoint -> its best step
         self.hashes: tuple[int, dict[str, str]] = (0, {})  # the best step, and the SHA-256 of its files
@@ -134,6 +134,7 @@ class Fit:
         self.meters.restore(state.meters)
         checkpoint.restore(last, self.model, self.optimizer)
         self.progress, self.hashes = state.progress, (state.progress.best_step, state.best)
+        self.skipped.total = state.progress.skipped
         if not world.is_main:
             return
         self.named = {
@@ -178,7 +179,7 @@ class Fit:
     def run(self) -> Progress:
         """Train to the end, or until early stopping.
 
-        Raises `Stopped` after a signal, with the state saved, and `UserError` for a non-finite gradient.
+        Raises `Stopped` after a signal, with the state saved, and `TrainingError` for a non-finite gradient.
         """
         setting, left = self.setting, self.total - self.progress.step
         say = setting.reporter.on_message
@@ -204,9 +205,9 @@ class Fit:
             rate = self.trial.lr * recipe.factor_of(config, now.step, self.total)
             with profiler.step():
                 numbers, step = self._step(epoch, units, rate)
-            if pending is not None and self.launches:
-                self._report(*pending)  # the previous step, while the device computes this one
-                pending = None
+                if pending is not None and self.launches:
+                    self._report(*pending)  # the previous step, while the device computes this one
+                    pending = None
             seconds = time.perf_counter() - started
             now.step, now.tokens, now.seconds = now.step + 1, now.tokens + step.tokens, now.seconds + seconds
             record = self._record("train", epoch=now.step / self.per_epoch, learning_rate=rate)
@@ -293,25 +294,36 @@ class Fit:
         return norm
 
     def _refuse(self, step: int, loss: float, where: str = "") -> NoReturn:
-        raise UserError(
-            f"{self.trial}, step {step}: the gradient is not a finite number (loss {loss:g}{where});"
-            f" use an --lr below {self.trial.lr:g} or a longer --warmup"
+        raise TrainingError(
+            f"{self.trial}, step {step}: the gradient is not a finite number (loss {loss:g}{where}); {self._lower_rate}"
         )
+
+    @property
+    def _lower_rate(self) -> str:
+        return f"use an --lr below {self.trial.lr:g} or a longer --warmup"
 
     def _report(self, record: Record, numbers: HostCopy) -> None:
         """Report a step; when a line of metrics.jsonl is due, write the mean loss since the last one."""
         record["loss"], *parts, norm = map(float, numbers.numbers())
         record.update(zip(self.setting.parts, parts, strict=True))
-        if not (math.isfinite(record["loss"]) and math.isfinite(norm)) and not self.scaler.is_enabled():
-            self._refuse(record["step"], record["loss"])
-        window, part_windows = self.progress.unlogged, self.progress.unlogged_parts
-        window.append(record["loss"])
-        part_windows.append(parts)
         every, step = self.setting.config.log_every, record["step"]
+        window, part_windows = self.progress.unlogged, self.progress.unlogged_parts
+        finite = math.isfinite(record["loss"]) and math.isfinite(norm)
+        if not finite and not self.scaler.is_enabled():
+            self._refuse(step, record["loss"])
+        if math.isfinite(norm):
+            self.skipped.updated()
+        else:  # the scaler has skipped the step, and lowered the scale
+            self.skipped.add(f"{self.trial}, step {step}", self._lower_rate)
+            self.progress.skipped = self.skipped.total
+        if finite:
+            window.append(record["loss"])
+            part_windows.append(parts)
         self.setting.reporter.on_step(record, step / self.total)
-        if step == 1 or step % every == 0 or step == self.total:
+        if window and (step == 1 or step % every == 0 or step == self.total):
             means = [sum(column) / len(window) for column in zip(*part_windows, strict=True)]
-            costs = self.meters.fields(gradient_norm=norm)
+            known = norm if math.isfinite(norm) else None
+            costs = self.meters.fields(gradient_norm=known, skipped=self.skipped.total)
             self._log({**record, "loss": sum(window) / len(window), **dict(zip(self.setting.parts, means)), **costs})
             window.clear()
             part_windows.clear()

@@ -23,6 +23,7 @@ from fastbert.tasks.base import Task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.registry import make_task
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.words import WordTokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device
 from fastbert.training.reporter import Reporter
@@ -142,6 +143,10 @@ class RunInputs:
         if self.teacher is not None:
             digest.update(checkpoint.weights_fingerprint(self.teacher).encode())
         for rows in (self.rows, *(file.rows for file in self.evaluations)):
+            if isinstance(self.tokenizer, WordTokenizer):  # ids that only this process knows
+                words, ids = self.tokenizer.spelled(rows.input_ids)
+                digest.update("\n".join(words).encode())
+                rows = replace(rows, input_ids=ids)
             for array in rows.arrays():
                 digest.update(np.ascontiguousarray(array).data)
         for dataset in (file.dataset for file in self.evaluations):

@@ -65,8 +65,9 @@ def finetuning_card(
         device: that the run used.
     """
     kind, task = str(model.get("model_type", "bert")), str(config.task)
-    best, kept = results.best_point(done), results.best_trial(done)
-    summary = results.summary(best)
+    kept = results.best_trial(done)
+    point = [result for result in done if results.point_of(result.trial) == results.point_of(kept.trial)]
+    summary, means = results.summary([kept]), results.summary(point)
     source = str(config.model)
     base = None if config.architecture is not None else base_model(source)
     metadata: dict[str, Any] = {
@@ -79,13 +80,16 @@ def finetuning_card(
     }
     if summary:
         metadata["model-index"] = [_index(config, task, summary)]
-    settings = results.settings(best)
-    header = ["file", "metric", "mean", "std", "seeds", "baselines"]
+    settings = results.settings([kept])
+    several = len(point) > 1
+    header = ["file", "metric", "this model", *(["mean", "std", "seeds"] if several else []), "baselines"]
     scores: list[list[object]] = []
     for file, metrics in summary.items():
-        for name, values in metrics.items():
-            spread = "-" if values["std"] is None else values["std"]
-            row = [file, name, values["mean"], spread, len(values["per_seed"])]
+        for name, own in metrics.items():
+            row: list[object] = [file, name, own["mean"]]
+            if several:
+                values = means.get(file, {}).get(name)
+                row += ["-"] * 3 if values is None else [values["mean"], values["std"], len(values["per_seed"])]
             scores.append([*row, _baselines(baselines.get(file, {}), name)])
     data: list[list[object]] = [[file, f"{count:,} examples"] for file, count in examples.items()]
     if labels:
@@ -94,12 +98,12 @@ def finetuning_card(
     data.append(["SHA-256 of base model and examples", fingerprint])
     epochs = f"{settings['epochs']:g} epoch{'s' * (settings['epochs'] != 1)}"
     chosen = f"learning rate {settings['lr']:g}, batches of {settings['batch_size']}, {epochs}"
-    several = f", the best of {len(done)} trials by {escaped(metric)}" if len(done) > 1 else ""
+    chosen += f" (seed {kept.trial.seed}"
+    chosen += f", the best of {len(done)} trials by {escaped(metric)})" if len(done) > 1 else ")"
     began = "new weights" if config.architecture is not None else base or Path(source).name
     return Card(
         title=f"{escaped(config.out.absolute().name)}: {kind} for {task}",
-        summary=f"A `{kind}` model, fine-tuned from {escaped(began)} with fastbert for the task `{task}`: {chosen}"
-        f" (seed {kept.trial.seed}{several}).",
+        summary=f"A `{kind}` model, fine-tuned from {escaped(began)} with fastbert for the task `{task}`: {chosen}.",
         sections=[
             Section("Scores", table(header, scores)),
             Section("Data", table(["", ""], data)),

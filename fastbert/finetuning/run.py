@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ from fastbert.training.metrics import MetricsLog, read_records
 from fastbert.training.model_card import write_card
 from fastbert.training.processes import CONTINUE, SAME_COMMAND, identity
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import check_configuration, locked_run, remove_run, save_tokenizer
+from fastbert.training.run_files import check_configuration, locked_run, read_record, remove_run, save_tokenizer
 from fastbert.training.stopping import StopRequest
-from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.recording import logged_lines, send_finished, tracked
 from fastbert.training.trackers.tracker import flat_settings
 
 MAX_NAMES = 6  # of new weights in a message
@@ -80,6 +80,9 @@ def _finetune(config: FinetuneConfig, reporter: Reporter, world: World) -> Finet
         done = finished(begun) if begun.resume else None
         if done is not None:
             reporter.on_message(f"{config.out}: the run is finished; --seeds N adds more seeds")
+            if begun.track:
+                values = read_record(config.out, "finetune", FinetuneConfig.CHANGEABLE) or {}
+                track_finished(begun, done.trials, reporter, values, logged_lines(begun, config.out))
         return {"config": begun.to_dict(), "finished": None if done is None else done.to_dict()}
 
     shared = world.shared("run", opened)
@@ -103,6 +106,7 @@ class _Run(RunInputs):
         self.log: MetricsLog | None = None
         self.configuration: dict[str, Any] = {}
         self.logged: list[Record] = []
+        self.tracks = False
         self.linear: baseline.LinearScores | None = None
         self.constant_loss: float | None = None
         self.baselines: dict[str, tuple[Baseline, ...]] = {}
@@ -148,6 +152,7 @@ class _Run(RunInputs):
         labels_alone = self.teacher is None and not config.lm_weight
         self.constant_loss = self.task.constant_loss(self.rows) if labels_alone else None
         self.logged = logged_lines(config, out) if config.resume else []
+        track_finished(config, done, self.reporter, self.configuration, self.logged)
         keep = _kept(finished, under_way) if config.resume else None
         self.log = MetricsLog(out / "metrics.jsonl", keep, self.reporter.on_line)
         return {
@@ -278,18 +283,18 @@ class _Run(RunInputs):
         if self.log is None:
             yield
             return
-        several = len(self.config.trials()) > 1
-        flags = self.configuration["finetune"]
-        settings = flat_settings({**flags, "model": self.configuration["model"], "torch": torch.__version__})
         with tracked(
             self.config,
             self.config.out,
             self.reporter,
-            settings,
+            _settings(self.configuration),
             step=step,
             logged=self.logged,
-            trial=vars(trial) if several else None,
+            trial=vars(trial),
+            alone=len(self.config.trials()) == 1,
+            required=not self.tracks,  # a tracker that fails later does not end the run
         ) as hooks:
+            self.tracks = True
             self.log.on_line = hooks.on_line
             yield
 
@@ -344,6 +349,26 @@ class _Run(RunInputs):
         if self.config.store_delta:
             assert isinstance(self.source, Path)
             write_delta(out / "model", self.source, out / "model.delta", overwrite=True)
+
+
+def track_finished(
+    config: FinetuneConfig,
+    done: list[results.TrialResult],
+    reporter: Reporter,
+    configuration: Mapping[str, Any],
+    logged: list[Record],
+) -> None:
+    """Give trackers what they lack of the trials that are done, from the lines of metrics.jsonl: all of them where
+    --resume names a tracker for the first time. `configuration` is the content of config.json."""
+    settings, alone = _settings(configuration), len(config.trials()) == 1
+    for result in done:
+        send_finished(config, config.out, reporter, settings, logged=logged, trial=vars(result.trial), alone=alone)
+
+
+def _settings(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run, for trackers, from the content of its config.json."""
+    flags, model = configuration.get("finetune", {}), configuration.get("model", {})
+    return flat_settings({**flags, "model": model, "torch": torch.__version__})
 
 
 def _kept(finished: set[Trial], under_way: State | None) -> Callable[[Record], bool]:

@@ -27,7 +27,7 @@ from fastbert.training.run_files import (
     stored_run,
     write_record,
 )
-from fastbert.training.trackers.recording import FOLDER as TRACKING
+from fastbert.training.trackers.progress import FOLDER as TRACKING
 
 # All that a run writes to its folder, and that --overwrite removes.
 NAMES = (

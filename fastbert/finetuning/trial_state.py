@@ -30,6 +30,8 @@ class Progress:
     best_scores: Scores | None = None
     since_best: int = 0
     """Consecutive evaluations without a better score."""
+    skipped: int = 0
+    """Steps that changed no weight, in fp16 on a GPU."""
     unlogged: list[float] = field(default_factory=list)
     """Losses since the last line of metrics.jsonl."""
     unlogged_parts: list[list[float]] = field(default_factory=list)
@@ -47,6 +49,7 @@ class Progress:
             "best_step": checkpoint.require(state, "best_step", int),
             "best_scores": checkpoint.require(state, "best_scores", (dict, none)),
             "since_best": checkpoint.require(state, "since_best", int),
+            "skipped": checkpoint.require({"skipped": 0, **state}, "skipped", int),
             "unlogged": checkpoint.require(state, "unlogged", list),
             "unlogged_parts": checkpoint.require({"unlogged_parts": [], **state}, "unlogged_parts", list),
         }

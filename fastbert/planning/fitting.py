@@ -30,7 +30,12 @@ def memory_limit(flags: PlanFlags, gpu: Gpu | None) -> float:
 def machine_memory() -> float:
     """Return the bytes of memory of this machine, or of its container; infinity where they are unknown."""
     limits = [math.inf]
-    for path, scale in ((Path("/sys/fs/cgroup/memory.max"), 1), (Path("/proc/meminfo"), 1 << 10)):
+    cgroup = Path("/sys/fs/cgroup")
+    for path, scale in (
+        (cgroup / "memory.max", 1),
+        (cgroup / "memory/memory.limit_in_bytes", 1),  # v1, a huge number without a limit
+        (Path("/proc/meminfo"), 1 << 10),
+    ):
         try:
             words = path.read_text().split()
         except OSError:
@@ -44,11 +49,13 @@ def machine_memory() -> float:
 def chosen_parallel(
     flags: PlanFlags, shape: ModelShape, one: BatchStatistics, setup: Setup, limit: float
 ) -> Literal["none", "ddp", "fsdp"]:
-    """Return how devices share the model: --parallel, or ddp where a copy on each fits with one sequence."""
+    """Return how devices share the model: --parallel, or ddp where a copy on each fits with one sequence, or must."""
     if flags.devices == 1:
         return "none"
     if flags.parallel != "auto":
         return flags.parallel
+    if flags.needs_whole_model is not None:
+        return "ddp"
     fits = memory(shape, one, replace(setup, parallel="ddp", accumulates=True)).total <= limit
     return "ddp" if fits else "fsdp"
 
@@ -82,19 +89,20 @@ def shortage(shape: ModelShape, one: BatchStatistics, setup: Setup, limit: float
     needed = memory(shape, one, setup, baseline=FRAMEWORK_BYTES).total
     return (
         f"--model {flags.model}: a micro-batch of one sequence needs {needed / GIB:.1f} GiB per device, of"
-        f" {limit / GIB:.1f}{cures(setup)}"
+        f" {limit / GIB:.1f}{cures(setup, flags)}"
     )
 
 
-def cures(setup: Setup) -> str:
+def cures(setup: Setup, flags: PlanFlags) -> str:
     """Return the flags with which more may fit, as the end of an error's message."""
+    whole = flags.needs_whole_model
     flags_that_help = []
     if setup.checkpointing != "layer":
         flags_that_help.append("--checkpoint-activations")
     if setup.parallel == "ddp":
-        flags_that_help.append("--parallel fsdp")
+        flags_that_help.append("--parallel fsdp" + (f" without {whole}" if whole else ""))
     elif setup.parallel == "none" and setup.device == "cuda":
-        flags_that_help.append("--gpus 2 --parallel fsdp")
+        flags_that_help.append("--gpus 2 --parallel fsdp" + (f" without {whole}" if whole else ""))
     elif setup.parallel == "fsdp":
         flags_that_help.append("more --gpus")
     return f"; use {' or '.join(flags_that_help)}" if flags_that_help else ""

@@ -201,6 +201,8 @@ class PlanFlags(
             raise UserError(f"--dtype bf16: a {gpu.name} has no such matmuls; use --dtype fp16")
         if self.parallel == "fsdp" and self.devices == 1:
             raise UserError("--parallel fsdp divides the model among devices; give --gpus 2 or more, or use ddp")
+        if self.parallel == "fsdp" and self.needs_whole_model is not None:
+            raise UserError(f"--parallel fsdp and {self.needs_whole_model} exclude each other: use --parallel ddp")
         self.given_utilisation  # noqa: B018 - raises for a wrong one
         if self.measures and self.utilisation not in (None, MEASURED):
             raise UserError(f"--measure and --utilisation {self.utilisation} exclude each other; leave one out")
@@ -219,6 +221,13 @@ class PlanFlags(
     def devices(self) -> int:
         """Return the number of devices."""
         return 1 if self.plans_cpu or self.gpus is None else self.gpus
+
+    @property
+    def needs_whole_model(self) -> str | None:
+        """Return the flag that does not work with FSDP, None if there is none."""
+        if self.optimizer == "muon":
+            return "--optimizer muon"
+        return "--param-dtype bf16" if self.param_dtype == "bf16" else None
 
     @property
     def measures(self) -> bool:

@@ -113,7 +113,7 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
     if setup.snapshot and setup.device == "cpu" and saved >= SMALLEST_SNAPSHOT:
         fixed["copy for checkpoints"] = saved
     if setup.parallel == "ddp":
-        fixed["DDP buckets"] = min(2 * DDP_BUCKET, setup.weight * count)
+        fixed["DDP buckets"] = setup.weight * count + min(2 * DDP_BUCKET, setup.weight * count)
     if setup.parallel == "fsdp":
         layers = [part.count for part in counted if part.is_layers]
         depth = sum(stack.layers for stack in shape)
@@ -239,6 +239,8 @@ def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int)
     if setup.parallel == "fsdp" and setup.accumulates:  # whole until the last micro-batch, which reduces them
         gradients = setup.weight * total(parameters(shape))
     before = gradients if setup.accumulates or setup.flat else 0
+    if setup.parallel == "ddp":
+        gradients = 0  # those of the last micro-batch are views of the buckets, which are always there
     activations = head = logits = workspace = table = 0.0
     for stack in shape:
         logits = max(logits, logits_bytes(stack, batch, setup))

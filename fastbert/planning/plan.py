@@ -203,7 +203,7 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
     if used.total > limit:
         raise UserError(
             f"--micro-batch {micro_batch}: needs {used.total / GIB:.1f} GiB per device, of {limit / GIB:.1f}; at most"
-            f" {most} fit{cures(setup)}"
+            f" {most} fit{cures(setup, flags)}"
         )
     micro_batches = math.ceil(per_device / micro_batch)
     batch = one * flags.batch_size
@@ -299,6 +299,7 @@ def _measured(
     import torch
 
     from fastbert.planning.measure import measure_steps
+    from fastbert.training.precision import tf32_matmuls
 
     device = torch.device("cpu" if flags.plans_cpu else "cuda")
     if device.type == "cuda":
@@ -312,18 +313,19 @@ def _measured(
             raise UserError(
                 f"--gpu {flags.gpu or DEFAULT_GPU}: this machine has a {name}; name that one, or give --utilisation"
             )
-    return measure_steps(
-        config,
-        objective,  # type: ignore[arg-type]
-        micro_batch,
-        device=device,
-        dtype=dtype,
-        checkpointing=flags.checkpointing,
-        generator_size=flags.generator_size,
-        optimizer=flags.optimizer,
-        param_dtype=flags.param_dtype,
-        clock=clock,
-    )
+    with tf32_matmuls(flags.tf32, device, lambda message: None):
+        return measure_steps(
+            config,
+            objective,  # type: ignore[arg-type]
+            micro_batch,
+            device=device,
+            dtype=dtype,
+            checkpointing=flags.checkpointing,
+            generator_size=flags.generator_size,
+            optimizer=flags.optimizer,
+            param_dtype=flags.param_dtype,
+            clock=clock,
+        )
 
 
 def _by_part(shape: ModelShape, flags: PlanFlags, batch: BatchStatistics) -> list[tuple[str, float]]:

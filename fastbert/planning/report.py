@@ -23,15 +23,18 @@ def sections(plan: Plan) -> list[tuple[str, list[Row]]]:
 
 def _run(plan: Plan) -> list[Row]:
     shared = "" if plan.devices == 1 else f" with {plan.parallel.upper()}"
+    for_pretrain = "" if plan.micro_batches == 1 else f"; give pretrain --micro-batch {plan.micro_batch}"
+    if plan.parallel == "fsdp":
+        for_pretrain += f"{' and' if for_pretrain else '; give pretrain'} --parallel fsdp"
     recomputed = "" if plan.checkpointing == "none" else f", activation checkpointing: {plan.checkpointing}"
     hours, each = plan.devices * plan.seconds / 3600, plan.tokens_per_second / plan.devices
     return [
         ("model", plan.model, f"objective {plan.objective}, {_count(total(plan.parameters))} parameters"),
         ("devices", f"{plan.devices:,} x {plan.device}{shared}", f"{plan.dtype}{recomputed}"),
         ("batch", f"{plan.batch_size:,} sequences", f"{_count(plan.tokens_per_step)} tokens"),
-        ("micro-batch", f"{plan.micro_batch:,} sequences", f"{plan.micro_batches} per step and device"),
+        ("micro-batch", f"{plan.micro_batch:,} sequences", f"{plan.micro_batches} per step and device{for_pretrain}"),
         ("steps", f"{plan.steps:,}", f"{_count(plan.tokens)} tokens"),
-        ("time", duration(plan.seconds), f"{_count(hours)} device hours, without validation"),
+        ("time", duration(plan.seconds), f"{_hours(hours)} device hours, without validation"),
         ("throughput", f"{_count(plan.tokens_per_second)} tokens/s", f"{_count(each)} per device"),
     ]
 
@@ -117,6 +120,10 @@ def _flop(value: float) -> str:
         if value >= limit:
             return f"{value / limit:.3g} {unit}FLOP"
     return f"{value / 1e6:.3g} MFLOP"
+
+
+def _hours(value: float) -> str:
+    return _count(value) if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _count(value: float) -> str:

@@ -143,6 +143,15 @@ class WordTokenizer(WordPieceTokenizer):
         words = WORD_TABLE.words(int(index) for index in ids)
         return [word for word in words if not (skip_special_tokens and word in SPECIAL_TOKENS)]
 
+    def spelled(self, ids: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Return the different words of an array of numbers in the table, sorted, and the index of each word there,
+        int64 and of the same shape: the same in every process."""
+        numbers, inverse = np.unique(ids, return_inverse=True)
+        words = WORD_TABLE.words(numbers.tolist())
+        ranks = {word: rank for rank, word in enumerate(sorted(words))}
+        indices = np.array([ranks[word] for word in words], np.int64)
+        return list(ranks), indices[inverse.reshape(ids.shape)]
+
     def _rows(
         self, ids: list[np.ndarray], begins: list[np.ndarray], sizes: list[np.ndarray], *, special: bool
     ) -> tuple[np.ndarray, np.ndarray]:

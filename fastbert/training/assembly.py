@@ -116,7 +116,9 @@ def assemble(
         distillation=distillation,
         world=world,
     )
-    meters = RunMeters.of_model(bert, config.objective, device, dtype, config.generator_size, devices=world.size)
+    meters = RunMeters.of_model(
+        bert, config.objective, device, dtype, config.generator_size, devices=world.size, tf32=config.tf32
+    )
     trainer.measure_with(meters)
     return Assembled(trainer, model, bert, batches, budget, counts, held_out, new_model)
 

@@ -39,7 +39,7 @@ from fastbert.training.step_computing import StepComputer, real_batches
 from fastbert.training.step_loading import StepLoader
 from fastbert.training.step_log import ExactStep, weights_sum
 from fastbert.training.step_loss import DistillationLoss, StepLoss
-from fastbert.training.step_reports import SpikeError, Step, StepReports, TrainingError
+from fastbert.training.step_reports import SpikeError, Step, StepReports
 from fastbert.training.step_schedule import StepSchedule
 from fastbert.training.step_spec import LoadedStep, Position, StepCounts, StepSource
 from fastbert.training.stopping import Stopped, StopRequest
@@ -168,7 +168,7 @@ class Trainer:
             "step": self.step,
             "samples": list(self.position.cursor),
             "meters": self.meters.to_state(),
-            "skipped": self.reports.skipped,
+            "skipped": self.reports.skipped.total,
             "spikes": self.monitors.to_state(),
             "omitted": sorted(self.omitted),
             "tokens": self.position.tokens,
@@ -219,7 +219,7 @@ class Trainer:
         position.cursor = state.samples or (state.step * (self.config.batch_size or 1),)
         self.omitted |= set(state.omitted)
         self.meters.restore(state.meters)
-        self.reports.skipped = state.skipped
+        self.reports.skipped.total = state.skipped
         if state.spikes:
             self.monitors.restore(state.spikes)
         return self.step
@@ -329,20 +329,19 @@ class Trainer:
         )
 
     def _roll_back(self, spike: SpikeError) -> None:
-        """Return to the last checkpoint before a spike, and leave the step out from now on. Raises `TrainingError`
-        where there is no checkpoint."""
+        """Return to the last checkpoint before a spike, and leave the step out from now on; without one, go on."""
         self.checkpoints.wait()
         self.world.wait(self.world.unique("spike"))
         omitted = {*self.omitted, spike.step}
-        self.reports.pending.clear()
         step = self.resume(spike.step - 1)
-        if not step:
-            raise TrainingError(
-                f"{spike}, and there is no checkpoint before it to return to; continue with --on-spike warn, or save"
-                " more often (--checkpoint-every)"
-            )
-        self.omitted |= omitted
         self.monitors.spikes.reset()
+        if not step:
+            self.reporter.on_message(f"{spike}; there is no checkpoint before it to return to: the run goes on")
+            self.reports.read(keep=0)
+            return
+        self.reports.pending.clear()
+        self.omitted |= omitted
+        self.reporter.on_rollback(step)
         self.reporter.on_message(f"{spike}: back to step {step:,}; step {spike.step:,} will be left out")
 
     def _computed(self, loaded: LoadedStep) -> tuple[Totals | StepStats, float]:

@@ -60,9 +60,11 @@ class RunMeters:
         dtype: torch.dtype,
         generator_size: float | None = None,
         devices: int = 1,
+        *,
+        tf32: bool = False,
     ) -> Self:
-        """Return the meters of a run that pre-trains a model on several devices; `dtype` is that of its matmuls. A
-        model whose operations cannot be counted has no `mfu`."""
+        """Return the meters of a run that pre-trains a model on several devices; `dtype` is that of its matmuls; with
+        `tf32`, fp32 operands are rounded on a GPU. A model whose operations cannot be counted has no `mfu`."""
         try:
             model: ModelFlops | None = ModelFlops(config, objective, generator_size)
         except UserError:
@@ -70,7 +72,8 @@ class RunMeters:
 
         def peak() -> float | None:
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-            rate = peak_flops(device.type, _DTYPES.get(dtype, "fp32"), name)
+            element = _DTYPES.get(dtype, "fp32")
+            rate = peak_flops(device.type, "tf32" if tf32 and element == "fp32" else element, name)
             return None if rate is None else rate * devices
 
         return cls(device, model=model, peak=peak)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fastbert import tuning_tables
-from fastbert.distributed.environment import processes
+from fastbert.distributed.environment import launcher, processes
 from fastbert.errors import UserError
 from fastbert.flags import flag
 from fastbert.io.atomic_write import write_atomic
@@ -110,6 +110,7 @@ def pretraining_card(
     objective = str(config.objective or "mlm")
     validations = [line for line in history if line.split == "validation"]
     last = validations[-1]
+    memory = max((line.memory_bytes for line in history if line.memory_bytes is not None), default=None)
     texts = [*map(str, config.corpus), *(config.data or ())]
     names = [text.rstrip("/").rpartition("/")[2] or text for text in texts]
     initial = config.initial_folder
@@ -152,14 +153,14 @@ def pretraining_card(
             Section("Recipe", recipe(config)),
             Section("Curve", f"![loss curve]({CURVE})\n\n" + table(["step", "tokens", "loss", "accuracy"], curve)),
             Section("Reproduce", command("pretrain", config)),
-            Section("Environment", environment(device, last.seconds, last)),
+            Section("Environment", environment(device, last.seconds, memory)),
         ],
         metadata=metadata,
     )
 
 
-def environment(device: torch.device, seconds: float, last: Metrics | None = None) -> str:
-    """Return the hardware, time and versions as a table."""
+def environment(device: torch.device, seconds: float, memory: int | None = None) -> str:
+    """Return the hardware, the time, the peak of memory in bytes if it is known, and the versions as a table."""
     gpu = device.type == "cuda"
     threads = torch.get_num_threads()
     hardware = torch.cuda.get_device_name(device) if gpu else tuning_tables.cpu_model()
@@ -169,8 +170,8 @@ def environment(device: torch.device, seconds: float, last: Metrics | None = Non
     if processes() > 1:
         rows.append(["processes", processes()])
     rows.append(["time of training", duration(seconds)])
-    if last is not None and last.memory_bytes is not None:
-        rows.append(["peak memory", size_text(last.memory_bytes)])
+    if memory is not None:
+        rows.append(["peak memory", size_text(memory)])
     rows.append(["fastbert-engine", version("fastbert-engine")])
     rows.append(["torch", torch.__version__])
     rows.append(["Python", platform.python_version()])
@@ -191,7 +192,7 @@ def recipe(config: RunConfig, main: Iterable[str] = ()) -> str:
 def command(name: str, config: RunConfig) -> str:
     """Return the command that repeats a run, in a block of code: every flag that is not at its default, those of a
     recipe one by one, as others have replaced some of them."""
-    words = ["fastbert", name]
+    words = [*launcher(), "fastbert", name]
     scheduled = any(getattr(config, other, None) is not None for other in ("batch_schedule", "batch_tokens"))
     implied = {"recipe", *(["batch_size"] if scheduled else [])}  # the second is their mean
     for item in fields(config):
@@ -254,7 +255,8 @@ def size_of(parameters: int) -> str:
 
 
 def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) and float(short) != value else short
 
 
 def _cell(value: object) -> str:

@@ -13,7 +13,7 @@ import torch
 from fastbert.training.checkpoint import find
 from fastbert.training.config import PretrainConfig
 from fastbert.training.watchdogs.data_stalls import DataWatch
-from fastbert.training.watchdogs.disk_space import DiskSpace, disk_space
+from fastbert.training.watchdogs.disk_space import BYTES_PER_PARAMETER, DiskSpace, disk_space
 from fastbert.training.watchdogs.host_memory import MemoryWatch
 from fastbert.training.watchdogs.spikes import SpikeDetector
 
@@ -104,4 +104,5 @@ class Monitors:
             keep=self.config.keep_checkpoints,
             present=len(present),
             last=present[-1] if present else None,
+            each=BYTES_PER_PARAMETER + 4 * (self.config.ema is not None) + 2 * (self.config.param_dtype == "bf16"),
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastbert import cpu_capability
 from fastbert.errors import UserError
+from fastbert.ops import gpu
 from fastbert.training.optimizer import AdamW
 from fastbert.training.optimizer_entries import Entry, local
 
@@ -149,7 +150,7 @@ class Muon(AdamW):
 def _matmul_dtype(device: torch.device) -> torch.dtype:
     """Return bf16 where the device multiplies in it, else fp32."""
     if device.type != "cpu":
-        return torch.bfloat16
+        return torch.float32 if gpu.lacks_bf16(device) else torch.bfloat16
     cpu_capability.apply()
     from fastbert import _C
 

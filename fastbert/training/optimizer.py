@@ -473,7 +473,16 @@ def clip_and_step(
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Clip the joint norm of all gradients to `max_norm`; return the norm before, an fp32 scalar, also of the parts of
     FSDP2."""
-    return _whole(nn.utils.clip_grad_norm_(parameters, max_norm))
+    parameters = list(parameters)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients or any(gradient.dtype != torch.bfloat16 for gradient in gradients):
+        return _whole(nn.utils.clip_grad_norm_(parameters, max_norm))
+    # torch would round the norm and the factor to bf16.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)))
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.copy_(gradient.float() * factor)
+    return norm
 
 
 def _whole(norm: Tensor) -> Tensor:

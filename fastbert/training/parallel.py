@@ -180,9 +180,9 @@ def _forget_copies(module: nn.Module, inputs: Any) -> None:
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor on the host, if it is sharded."""
+    """Return a copy of a tensor on the host, of a sharded one the whole: the next steps change the original."""
     full = getattr(tensor, "full_tensor", None)
-    return tensor.cpu() if full is None else full().cpu()
+    return tensor.to("cpu", copy=True) if full is None else full().cpu()
 
 
 def _sharded(whole: Tensor, like: Any) -> Tensor:

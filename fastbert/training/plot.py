@@ -278,6 +278,8 @@ def _draw_reference(
     flags = _json(_folder(run) / "config.json").get("run")
     flags = flags if isinstance(flags, dict) else {}
     stored, unigram = flags.get("compare"), values.get("unigram_cross_entropy")
+    if compare and not _is_number(unigram):
+        raise UserError(f"--compare {compare}: {run} has no cross-entropy of word frequencies, which its end writes")
     if not (compare or stored) or not _is_number(unigram):
         return None
     objective = str(flags.get("objective") or "mlm+nsp")

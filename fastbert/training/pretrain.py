@@ -52,7 +52,7 @@ from fastbert.training.run_files import (
     save_tokenizer,
 )
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
-from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers.recording import logged_lines, send_finished, tracked
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.validating import validation_samples
 from fastbert.training.verdict import verdict
@@ -108,6 +108,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         run = open_folder(config, reporter)
         if run.finished and _result_of(run) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --epochs N or --steps N trains it further")
+            logged = logged_lines(run.config, config.out)
+            send_finished(run.config, config.out, reporter, _settings(run), logged=logged)
             return {"finished": True, **run.to_dict()}
         run.config = with_objective(run.config)
         check_inputs(run.config)
@@ -124,6 +126,8 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
         assert result is not None
         return result
     device, dtype = choose_device(run.config.device, run.config.matmul_dtype, reporter.on_message)
+    chosen = {"--device": device.type, "--dtype": str(dtype)}
+    world.require_equal("device", chosen, "give all processes devices of one kind")
     if run.config.batch_tokens is not None and run.config.batch_tokens < world.size * run.config.longest:
         raise UserError(
             f"--batch-tokens {run.config.batch_tokens} is less than one sequence of {run.config.longest} tokens per"
@@ -142,6 +146,11 @@ def _pretrain(config: PretrainConfig, world: World, reporter: Reporter) -> Pretr
     with deterministic_algorithms(run.config.deterministic), tf32:
         inputs = read_inputs(run) if inputs is None else inputs
         return _train(run, inputs, world, device, dtype, reporter)
+
+
+def _settings(run: Run) -> dict[str, bool | int | float | str]:
+    """Return the settings of a run, for trackers."""
+    return flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
 
 
 def _train(
@@ -193,14 +202,13 @@ def _train(
         )
     most_frequent = float(masked[counts.argmax()] / max(masked.sum(), 1))
     loss_curve = config.out / LOSS_CURVE
-    settings = flat_settings({**run.flags, "model": run.model, "torch": torch.__version__})
     flags = config if world.is_main else replace(config, track=())
     logged = logged_lines(flags, config.out)
     try:
         with (
             kernels_of_run(config.out, device, reporter.on_message),
             gpu.out_of_memory(_cures(trainer)),
-            tracked(flags, config.out, trainer.reporter, settings, step=trainer.step, logged=logged) as hooks,
+            tracked(flags, config.out, trainer.reporter, _settings(run), step=trainer.step, logged=logged) as hooks,
         ):
             trainer.report_to(hooks)
             validation = trainer.run()

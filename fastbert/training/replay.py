@@ -48,7 +48,7 @@ class ReplayedStep:
     def describe(self) -> str:
         """Return the step in one line."""
         step, loss, norm = self.computed.step, self.computed.loss, self.computed.gradient_norm
-        weights = f"{self.computed.weights or 0:016x}"
+        weights = "not summed" if self.computed.weights is None else f"{self.computed.weights:016x}"
         line = f"step {step:>7,}  loss {_shown(loss)}  gradient norm {_shown(norm)}  weights {weights}"
         if self.recorded is None:
             return f"{line}  not recorded"

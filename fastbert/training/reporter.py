@@ -28,3 +28,5 @@ class Reporter:
     """A trial of fine-tuning begins: its number from 1, the number of trials, and its description."""
     on_prediction: Callable[[str, int, float], None] = field(default=lambda file, rows, done: None)
     """During an evaluation of fine-tuning: the name of the file, the rows done, and the finished fraction of it."""
+    on_rollback: Callable[[int], None] = field(default=lambda step: None)
+    """The run goes back to a step, with --on-spike rollback: what followed it is computed and reported again."""

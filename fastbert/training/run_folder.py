@@ -23,7 +23,7 @@ from fastbert.training.run_files import (
 )
 from fastbert.training.schedule_log import FILE as SCHEDULE
 from fastbert.training.step_log import FILE as STEPS
-from fastbert.training.trackers.recording import FOLDER as TRACKING
+from fastbert.training.trackers.progress import FOLDER as TRACKING
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.

@@ -23,8 +23,8 @@ from fastbert.training.graphed import FilledBatch, GraphedStep, captures_steps
 from fastbert.training.metrics import Totals
 from fastbert.training.optimizer import AdamW, GradientError, set_learning_rate
 from fastbert.training.parallel import Replicas
+from fastbert.training.skipped_steps import TrainingError
 from fastbert.training.step_loss import StepLoss
-from fastbert.training.step_reports import TrainingError
 from fastbert.training.step_spec import LoadedStep
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fastbert.errors import UserError
 from fastbert.packing import PackedBatch
 from fastbert.planning.flops import BatchStatistics
 from fastbert.training.device_step import StepStats
@@ -19,14 +18,9 @@ from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, Window
 from fastbert.training.monitors import Monitors
 from fastbert.training.reporter import Reporter
+from fastbert.training.skipped_steps import SkippedSteps
 from fastbert.training.step_log import ExactStep, StepLog
 from fastbert.training.step_spec import StepCounts
-
-MOST_SKIPPED = 50
-
-
-class TrainingError(UserError):
-    """Training cannot continue, for example after a non-finite gradient."""
 
 
 class SpikeError(Exception):
@@ -91,9 +85,8 @@ class StepReports:
     steps: StepLog | None = None
     computed_seconds: float = 0.0
     """Seconds of training until the last step that was read."""
-    skipped: int = 0
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
     """Steps that changed no weight."""
-    skipped_in_a_row: int = 0
 
     def open(self, folder: Path, step: int, seconds: float) -> None:
         """Begin the files of a run, or continue those of one that resumes after `step`."""
@@ -139,7 +132,7 @@ class StepReports:
         metrics = self._metrics("train", step, losses, step.tokens / seconds)
         if finite:
             self.window.totals.add_totals(losses)
-            self.skipped_in_a_row = 0
+            self.skipped.updated()
         else:
             self._skip(step)
         self.reporter.on_step(metrics.record(), step.finished)
@@ -155,19 +148,14 @@ class StepReports:
                 raise SpikeError(step.number, spike)
 
     def _skip(self, step: Step) -> None:
-        """Count a step that changed no weight. Raises `TrainingError` after `MOST_SKIPPED` of them in a row."""
-        self.skipped += 1
+        """Count a step that changed no weight. Raises `TrainingError` after too many in a row."""
         if step.omitted:
+            self.skipped.total += 1
             return
-        self.skipped_in_a_row += 1
         if not self.scales:
-            count = f"{self.skipped:,} so far"
+            count = f"{self.skipped.total + 1:,} so far"
             self.reporter.on_message(f"step {step.number:,}: the gradient is not finite; it is skipped ({count})")
-        if self.skipped_in_a_row >= MOST_SKIPPED:
-            raise TrainingError(
-                f"step {step.number}: the gradients of {MOST_SKIPPED} steps in a row were not finite numbers; start"
-                " again in another --out with a lower --lr or a longer --warmup"
-            )
+        self.skipped.add(f"step {step.number}", "start again in another --out with a lower --lr or a longer --warmup")
 
     def _write_window(self, step: Step) -> None:
         """Write the line of metrics.jsonl that follows a step: means since the previous line."""
@@ -177,7 +165,7 @@ class StepReports:
         seconds = max(step.seconds - window.seconds, 1e-9)
         rate = (step.total_tokens - window.tokens) / seconds
         norm = step.norm if math.isfinite(step.norm) else None
-        costs = self.meters.fields(seconds=seconds, gradient_norm=norm, skipped=self.skipped)
+        costs = self.meters.fields(seconds=seconds, gradient_norm=norm, skipped=self.skipped.total)
         line = replace(self._metrics("train", step, window.totals, rate), **costs)
         if self.log is not None:
             self.log.append(line.record())

@@ -13,8 +13,12 @@ from fastbert.training import defaults
 from fastbert.training.config import UNMASKED, Budget, PretrainConfig
 from fastbert.training.initialisation import can_be_structured
 from fastbert.training.metrics import Metrics
+from fastbert.training.recipes import RECIPES
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.watchdogs.plateau import PlateauDoctor, RunFacts
+
+LIKE_ADAM = ("adamw", "stableadamw")
+"""The optimisers for which the default learning rate is made."""
 
 
 def facts_of(
@@ -50,7 +54,8 @@ def facts_of(
         unigram=unigram,
         batch_size=batch if config.batches.is_constant else None,
         lr=config.lr or usual_lr,
-        usual_lr=usual_lr,
+        usual_lr=usual_lr if config.optimizer in LIKE_ADAM else None,
+        recipe_lr=None if config.recipe is None else RECIPES[config.recipe].values["lr"],
         max_length=config.lengths[0][1],
         steps=budget.steps,
         warmup=config.warmup,

@@ -101,9 +101,10 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
         contender = CpuContender("encoder", one, str(model), 1, str(tmp_path / "scratch"))
         try:
             contender.load()
-        except NotImplementedError as error:
+            opened = contender.open(str(path))
+        except NotImplementedError as error:  # also a dtype that this processor lacks
             pytest.skip(str(error))
-        assert contender.open(str(path))["calls_per_round"] >= 1
+        assert opened["calls_per_round"] >= 1
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{index}.npy"))
         results[one] = np.load(tmp_path / f"{index}.npy")

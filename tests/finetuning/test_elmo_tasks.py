@@ -13,10 +13,12 @@ from toy_tasks import BAD, GOOD, PLAIN, questions, sentiment, tagged
 from fastbert.errors import UserError
 from fastbert.finetuning.run import finetune
 from fastbert.models import registry
+from fastbert.models.elmo import model as elmo
 from fastbert.models.elmo.characters import read_characters
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.tasks.prediction import predict
-from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers import WordPieceTokenizer, words
+from fastbert.tokenizers.word_table import WordTable
 from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import Stopped
 
@@ -59,7 +61,10 @@ def test_a_classifier_learns_and_the_encoder_stays(place: Path, tmp_path: Path) 
     assert [p["label"] for p in predictions] == [p["label"] for p in stored]
 
 
-def test_an_interrupted_run_continues_to_the_same_bits(place: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_to_the_same_bits(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a process that has numbered other words before."""
     flags = {"bilstm": 8, "epochs": (2.0,), "checkpoint_every": 3}
     finetune(config(place, tmp_path / "whole", **flags))
 
@@ -69,6 +74,10 @@ def test_an_interrupted_run_continues_to_the_same_bits(place: Path, tmp_path: Pa
 
     with pytest.raises((Stopped, KeyboardInterrupt)):
         finetune(config(place, tmp_path / "run", **flags), Reporter(on_step=stop))
+    table = WordTable()
+    table.ids(["words", "read", "before"])
+    for module in (words, elmo):
+        monkeypatch.setattr(module, "WORD_TABLE", table)
     finetune(config(place, tmp_path / "run", **flags, resume=True))
     assert same(weights(tmp_path / "whole" / "model"), weights(tmp_path / "run" / "model"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from fastbert.finetuning.run import finetune
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
+from fastbert.training import skipped_steps
+from fastbert.training.optimizer import AdamW
 from fastbert.training.reporter import Reporter
+from fastbert.training.stopping import Stopped
 
 
 def test_a_folder_has_one_run_at_a_time(place: Path, tmp_path: Path) -> None:
@@ -181,6 +186,46 @@ def test_a_launched_step_without_finite_gradient_changes_nothing_and_is_named(
     monkeypatch.setattr(Fit, "_clip", broken)
     assert "step 2: the gradient is not a finite number (loss 0." in wrong(place, tmp_path)
     assert len(before) == 2, "it was read after the next step had been launched"
+
+
+def test_steps_without_finite_gradient_are_skipped_and_counted_in_fp16(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scale of the loss makes them ordinary, a row of them does not."""
+    launched(monkeypatch)
+    monkeypatch.setattr(AdamW, "flatten_if_faster", lambda *arguments: None)
+    init, clip, overflowing = Fit.__init__, Fit._clip, {1, 4, 5, 12}
+
+    def scaled(self: Fit, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+
+    def overflow(self: Fit, loss: torch.Tensor) -> torch.Tensor:
+        if self.progress.step + 1 in overflowing:
+            next(p for p in self.model.parameters() if p.grad is not None).grad.fill_(torch.inf)
+        return clip(self, loss)
+
+    monkeypatch.setattr(Fit, "__init__", scaled)
+    monkeypatch.setattr(Fit, "_clip", overflow)
+    flags = {"steps": 12, "log_every": 1, "checkpoint_every": 5}
+    run = config(place, tmp_path / "run", **flags)
+
+    def stop(record: dict[str, Any], progress: float) -> None:
+        if record["step"] == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Stopped):
+        finetune(run, Reporter(on_step=stop))
+    finetune(replace(run, resume=True))
+    records = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    counts = {line["step"]: line.get("skipped_steps", 0) for line in records if line["split"] == "train"}
+    assert counts == {2: 1, 3: 1, 6: 3, 7: 3, 8: 3, 9: 3, 10: 3, 11: 3}
+    assert all(tensor.isfinite().all() for tensor in weights(run.out / "model").values())
+
+    monkeypatch.setattr(skipped_steps, "MOST_IN_A_ROW", 4)
+    overflowing |= {6, 7}
+    message = wrong(place, tmp_path / "other", **flags)
+    assert "step 7: the gradients of 4 steps in a row were not finite numbers; use an --lr below 0.01" in message
 
 
 def test_a_lack_of_memory_names_the_micro_batch(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

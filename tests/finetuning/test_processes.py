@@ -184,7 +184,7 @@ def test_a_signal_stops_all_processes_after_the_same_step(place: Path, ranks: Ra
     after = str(stopped / "checkpoints" / "step-00000002")
     ended = ranks.run([command] * 2, kill=1, after=after, signal=int(signal.SIGTERM))
     assert ended.codes == [128 + signal.SIGTERM] * 2
-    assert "continue with: fastbert finetune" in ended.outputs[0]
+    assert "continue with: torchrun --no-python --nproc-per-node=2 fastbert finetune" in ended.outputs[0]
     assert ranks.run([[*command, "--resume"]] * 2).codes == [0, 0]
     assert same(weights(stopped / "model"), weights(straight / "model"))
     assert [one["loss"] for one in lines(stopped, "train")] == [one["loss"] for one in lines(straight, "train")]

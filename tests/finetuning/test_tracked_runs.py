@@ -51,3 +51,19 @@ def test_trials_have_curves_of_their_own_over_an_interruption(
     assert "(seed " in card
     assert set(TRIAL).isdisjoint(name.rpartition("/")[2] for name in numbers(last))
     fastbert.load(result.model)  # the manifest does not mind the card
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_tracker_that_a_finished_run_is_resumed_with_gets_its_trials(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int
+) -> None:
+    fake, flags = fake_tracker.install(monkeypatch), config(place, tmp_path / "run", epochs=(0.5,), log_every=2)
+    finetune(flags)
+    assert not fake.runs
+    for _ in range(2):
+        finetune(replace(flags, resume=True, track=("wandb",), seeds=seeds))
+    lines = [json.loads(line) for line in (flags.out / "metrics.jsonl").read_text().splitlines()]
+    for logged, seed in zip(fake.runs.values(), range(seeds), strict=True):
+        assert logged == [(line["step"], numbers(line)) for line in lines if line["seed"] == seed]
+    assert fake.closed == [True] * seeds
+    assert fake.opened[0].settings["model.hidden_size"] > 0

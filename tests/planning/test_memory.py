@@ -95,6 +95,8 @@ def test_parts_add_up_and_shrink_as_they_should() -> None:
     fsdp = memory(shape, one, replace(setup, parallel="fsdp", devices=8))
     assert fsdp.parts["weights"] == -(-parameters // 8) * 4
     assert fsdp.total < ddp.total
+    accumulating = memory(shape, one, replace(setup, parallel="ddp", devices=8, accumulates=True))
+    assert accumulating.phases["loss"] - ddp.phases["loss"] == 4 * parameters, "gradients beside the buckets"
     assert memory(shape, one, replace(setup, parallel="fsdp", devices=64)).total < fsdp.total
     twice = memory(shape, one * 2, setup)
     assert twice.total > alone.total

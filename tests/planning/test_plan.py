@@ -26,6 +26,7 @@ from fastbert.planning.flops import BatchStatistics
 from fastbert.planning.measure import layers_to_measure, measure_steps, random_batch
 from fastbert.planning.parameters import PartParameters
 from fastbert.planning.plan import make_plan
+from fastbert.planning.report import sections
 from fastbert.tokenizers import WordPieceTokenizer
 
 
@@ -50,6 +51,23 @@ def test_a_plan_of_the_paper() -> None:
     assert fewer.link_bandwidth == 450
     assert fewer.communication.all_gather
     assert fewer.memory.parts["weights"] < plan.memory.parts["weights"]
+
+
+def test_a_plan_is_one_that_pretrain_takes() -> None:
+    """FSDP2 is not chosen for what it does not do, and flags that pretrain must be given are named."""
+    for flags in ({"optimizer": "muon"}, {"param_dtype": "bf16"}):
+        name = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in flags.items())
+        with pytest.raises(UserError, match=f"--parallel fsdp and {name} exclude each other"):
+            PlanFlags(model="base", gpus=8, parallel="fsdp", **flags)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=f"or --parallel fsdp without {name}"):
+            make_plan(PlanFlags(model="large", gpus=8, memory=3, **flags))  # type: ignore[arg-type]
+    plan = make_plan(PlanFlags(model="large", gpus=8, memory=6, batch_size=8192))
+    assert plan.parallel == "fsdp"
+    [remark] = [row[2] for row in sections(plan)[0][1] if row[0] == "micro-batch"]
+    assert remark.endswith(f"; give pretrain --micro-batch {plan.micro_batch} and --parallel fsdp")
+    short = make_plan(PlanFlags(model="tiny", gpus=1, steps=100))
+    [hours] = [row[2] for row in sections(short)[0][1] if row[0] == "time"]
+    assert float(hours.split()[0]) > 0
 
 
 def test_the_matmuls_of_muon_take_time_on_a_gpu() -> None:

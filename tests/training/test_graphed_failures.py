@@ -15,7 +15,7 @@ from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.training.config import PretrainConfig
 from fastbert.training.graphed import GraphedStep, reason_not_captured, reason_not_chosen
-from fastbert.training.loop import TrainingError
+from fastbert.training.skipped_steps import TrainingError
 
 
 @pytest.mark.parametrize("log_every", [1, 3, 100])

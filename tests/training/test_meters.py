@@ -10,6 +10,7 @@ import torch
 from fastbert import BertConfig, WordPieceTokenizer
 from fastbert.errors import CheckpointError, UserError
 from fastbert.planning.flops import BatchStatistics, ModelFlops
+from fastbert.planning.peak import GPUS
 from fastbert.training.meters import RunMeters, peak_memory
 from fastbert.training.metrics import MEASURED, Metrics, MetricsLog, read_metrics
 
@@ -72,6 +73,18 @@ def test_the_utilisation_of_a_model_is_its_flops_over_those_of_the_machine() -> 
     bare.count(1e9)
     assert "mfu" not in bare.fields(seconds=1.0)
     assert (peak_memory(CPU) or 0) > 1 << 20
+
+
+def test_the_peak_of_a_gpu_is_that_of_the_dtype_of_its_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    h100, config = GPUS["h100"], BertConfig.preset("tiny")
+    for dtype, tf32, rate in (
+        (torch.float32, False, h100.single),
+        (torch.float32, True, h100.tf32),
+        (torch.bfloat16, False, h100.half),
+    ):
+        meters = RunMeters.of_model(config, "mlm", torch.device("cuda"), dtype, devices=2, tf32=tf32)
+        assert meters.mfu(1e12, 1.0) == pytest.approx(1 / rate / 2)
 
 
 def test_costs_are_written_where_they_are_known_and_older_lines_load(tmp_path: Path) -> None:

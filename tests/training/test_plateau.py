@@ -201,6 +201,22 @@ def test_the_facts_of_a_run_are_those_of_its_flags_and_its_text() -> None:
         unigram=3.0, usual_lr=9e-4, samples_per_epoch=640, text=text, masked=masked, unknown_id=1,
     )  # fmt: skip
     assert (scheduled.batch_size, scheduled.mask_prob, scheduled.epochs) == (None, pytest.approx(0.3), 10.0)
+    short = facts_of(
+        replace(config, recipe="mosaicbert", optimizer="muon"), BertConfig.preset("mini"), Budget(steps=100),
+        unigram=3.0, usual_lr=9e-4, samples_per_epoch=640, text=text, masked=masked, unknown_id=1,
+    )  # fmt: skip
+    assert (short.usual_lr, short.recipe_lr) == (None, 5e-4), "a rate of Muon is not compared with AdamW's"
+
+
+def test_rates_of_a_recipe_and_of_other_optimisers_are_no_cause() -> None:
+    def rates(**changes: Any) -> bool:
+        facts = replace(FACTS, lr=9e-3, **changes)
+        [said] = examine(lambda p: UNIGRAM - 0.1, facts)
+        return any("usual for this width" in cause.evidence for cause in said.causes)
+
+    assert rates()
+    assert not rates(usual_lr=None)
+    assert not rates(recipe_lr=9e-3)
 
 
 def test_a_long_run_costs_little() -> None:

@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
 from fastbert.training.config import PretrainConfig
+from fastbert.training.optimizer import clip_gradients
 from fastbert.training.optimizer_choice import pretraining_optimizer
 from fastbert.training.precision import tf32_matmuls
 from fastbert.training.pretrain import pretrain
@@ -22,6 +23,21 @@ CONFIG = BertConfig(
     vocab_size=70, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
     max_position_embeddings=40, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )  # fmt: skip
+
+
+def test_the_norm_of_bf16_gradients_and_the_factor_are_not_rounded(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [torch.nn.Parameter(torch.zeros(50, 40, dtype=torch.bfloat16)) for _ in range(3)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(50, 40, generator=generator).bfloat16()
+    before = torch.stack([parameter.grad.double() for parameter in parameters])  # type: ignore[union-attr]
+    norm = clip_gradients(parameters, 0.5)
+    assert norm.dtype == torch.float32
+    assert float(norm) == pytest.approx(float(before.norm()), rel=1e-6)
+    clipped = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
+    assert (clipped == (before * 0.5 / before.norm()).bfloat16()).float().mean() > 0.99
+    clip_gradients(parameters, 1.0)
+    assert torch.equal(clipped, torch.stack([parameter.grad for parameter in parameters])), "a factor of 1"  # type: ignore[misc]
 
 
 def test_a_run_with_bf16_weights_learns_and_resumes_to_the_bit(config: PretrainConfig) -> None:

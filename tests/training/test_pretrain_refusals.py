@@ -12,10 +12,10 @@ from fastbert.errors import CheckpointError, CorpusError, UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
 from fastbert.training.config import PretrainConfig
-from fastbert.training.loop import TrainingError
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import write_record
+from fastbert.training.skipped_steps import TrainingError
 
 
 def test_a_folder_has_one_run_at_a_time(config: PretrainConfig) -> None:

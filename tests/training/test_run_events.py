@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_tracker
 import pytest
 import torch
 from pretrain_runs import stop_at, timeless, weights
@@ -19,8 +20,8 @@ from fastbert.training.optimizer import AdamW, GradientError
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_folder import read_run
+from fastbert.training.skipped_steps import TrainingError
 from fastbert.training.step_log import weights_sum
-from fastbert.training.step_reports import TrainingError
 from fastbert.training.stopping import Stopped
 
 
@@ -125,8 +126,11 @@ def test_a_spike_rolls_the_run_back(config: PretrainConfig, monkeypatch: pytest.
 
     monkeypatch.setattr(Monitors, "judge", judge)
     messages: list[str] = []
+    fake = fake_tracker.install(monkeypatch)
     flags = replace(config, on_spike="rollback", checkpoint_every=3, log_every=1)
-    pretrain(flags, Reporter(on_message=messages.append))
+    pretrain(replace(flags, track=("wandb",)), Reporter(on_message=messages.append))
+    steps = [step for [logged] in [fake.runs.values()] for step, values in logged if "train/loss" in values]
+    assert steps == list(range(1, 13)), "each once"
     assert "step 7: the loss is far above: back to step 6; step 7 will be left out" in messages
     assert seen == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     assert [line["gradient_norm"] is None for line in lines(config.out, "steps.jsonl")].index(True) == 6
@@ -139,8 +143,13 @@ def test_a_spike_rolls_the_run_back(config: PretrainConfig, monkeypatch: pytest.
     pretrain(replace(cut, resume=True))
     assert timeless(cut.out) == timeless(config.out)
     seen.clear()
-    with pytest.raises(TrainingError, match="there is no checkpoint before it to return to"):
-        pretrain(replace(flags, out=config.out.with_name("none"), checkpoint_every=100))
+    alone = replace(flags, out=config.out.with_name("none"), checkpoint_every=100)
+    pretrain(alone, Reporter(on_message=messages.append))
+    assert any(text.endswith("no checkpoint before it to return to: the run goes on") for text in messages)
+    assert seen == list(range(1, 13))
+    undisturbed = replace(config, out=config.out.with_name("undisturbed"), log_every=1, checkpoint_every=100)
+    pretrain(undisturbed)
+    assert timeless(alone.out) == timeless(undisturbed.out)
 
 
 def test_a_run_by_the_clock_repeats_its_schedule(config: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from toy_checkpoints import Writer
 
 from fastbert.errors import CheckpointError
 from fastbert.training import checkpoint, checkpoint_writing, saving
+from fastbert.training.parallel import _gathered
 from fastbert.training.saving import Checkpoints
 from fastbert.training.saving_flags import AsyncSave
 from fastbert.training.snapshot import snapshot
@@ -361,7 +362,9 @@ def test_gathered_tensors_are_saved_and_sharded_ones_restored(tmp_path: Path, se
 
     def gather(tensor: Tensor) -> Tensor:
         gathered.append(tensor)
-        return torch.cat([tensor[: len(tensor) // 2], tensor[len(tensor) // 2 :]]) if tensor.dim() else tensor.clone()
+        if not tensor.dim():  # a number of steps, which the next one changes
+            return _gathered(tensor)
+        return torch.cat([tensor[: len(tensor) // 2], tensor[len(tensor) // 2 :]])
 
     source = snapshot(writer.model, writer.optimizer, gather)
     assert len(gathered) == len(expected[0]) + len(expected[1])

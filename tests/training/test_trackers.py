@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from fastbert.training.metrics import MetricsLog
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped
-from fastbert.training.trackers import recording
-from fastbert.training.trackers.recording import logged_lines, tracked
+from fastbert.training.trackers import progress, recording
+from fastbert.training.trackers.progress import Position, Progress
+from fastbert.training.trackers.recording import logged_lines, send_finished, tracked
 from fastbert.training.trackers.tracker import TrackedRun, Tracker, flat_settings, numbers
 from fastbert.training.tracking_flags import TrackingFlags, check_tracking
 
@@ -86,14 +88,19 @@ def test_pretraining_feeds_its_tracker_over_an_interruption(fake: type[Fake], co
     assert fake.opened[1].settings["steps"] == 12
     assert fake.opened[1].settings["model.hidden_size"] == 32
     assert (config.out / "profile.json.gz").stat().st_size > 1000
+    pretrain(replace(tracked_config, resume=True))
+    assert fake.closed == [False, True], "of a finished run it has all lines"
+    (config.out / progress.FOLDER / progress.FILE).unlink()
+    pretrain(replace(tracked_config, resume=True))
+    assert list(fake.runs.values()) == [logged, logged], "one that is added gets them"
     pretrain(replace(tracked_config, overwrite=True, track=(), profile=False))
-    assert not (config.out / recording.FOLDER).exists()
+    assert not (config.out / progress.FOLDER).exists()
     assert not (config.out / "profile.json.gz").exists()
 
 
 def test_a_tracker_added_later_gets_what_was_before(fake: type[Fake], tmp_path: Path) -> None:
     run(tmp_path / "run", (), 0, 70, [], stop=True)
-    assert not (tmp_path / "run" / recording.FOLDER).exists(), "no flag, no folder"
+    assert not (tmp_path / "run" / progress.FOLDER).exists(), "no flag, no folder"
     run(tmp_path / "run", ("wandb",), 50, 80, [])
     [lines] = fake.runs.values()
     assert [step for step, _ in lines] == [10, 20, 30, 40, 50, 50, 60, 70, 80]
@@ -105,7 +112,7 @@ def test_a_new_run_in_the_folder_has_new_curves_and_damaged_identities_are_repor
     run(tmp_path / "run", ("wandb",), 0, 30, [])
     run(tmp_path / "run", ("wandb",), 0, 30, [])
     assert [len(lines) for lines in fake.runs.values()] == [3, 3]
-    (tmp_path / "run" / recording.FOLDER / recording.IDENTITIES).write_text("{")
+    (tmp_path / "run" / progress.FOLDER / progress.FILE).write_text("{")
     (tmp_path / "run" / "metrics.jsonl").write_text("no record\n{}\n")
     run(tmp_path / "run", ("wandb",), 20, 30, [])
     assert "trackers begin new curves" in caplog.text
@@ -119,6 +126,110 @@ def test_a_tracker_that_fails_is_reported_once_and_never_ends_the_run(fake: type
     run(tmp_path / "run", ("wandb",), 0, 80, said)
     assert said == ["--track wandb: the server is gone; the run continues without it"]
     assert [step for lines in fake.runs.values() for step, _ in lines] == [10, 20]
+
+
+def test_a_resumed_run_sends_what_a_tracker_lacks(fake: type[Fake], tmp_path: Path) -> None:
+    """A tracker that was given up, or one whose process was killed, has fewer lines than the run."""
+    said: list[str] = []
+    fake.fails_at = 30
+    run(tmp_path / "run", ("wandb",), 0, 80, said, stop=True)
+    assert Progress.read(tmp_path / "run").get("wandb", "") == progress.Known("id-0", Position(20, "train"))
+    fake.fails_at = None
+    run(tmp_path / "run", ("wandb",), 50, 100, said)
+    [lines] = fake.runs.values()
+    assert [step for step, _ in lines] == [10, 20, 30, 40, 50, 50, 60, 70, 80, 90, 100, 100]
+    assert len(said) == 1
+
+
+def test_what_trackers_have_is_stored_though_lines_come_fast(
+    fake: type[Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = progress.write_json_atomic
+
+    def slow(path: Path, content: Any) -> None:
+        time.sleep(0.02)
+        write(path, content)
+
+    monkeypatch.setattr(progress, "write_json_atomic", slow)
+    run(tmp_path / "run", ("wandb",), 0, 100, [])
+    known = Progress.read(tmp_path / "run").get("wandb", "")
+    assert known is not None
+    assert known.last == Position(100, "validation")
+
+
+def test_damaged_entries_begin_new_curves(fake: type[Fake], tmp_path: Path) -> None:
+    run(tmp_path / "run", ("wandb",), 0, 30, [])
+    for entry in ("1", '"id-0"', '{"identity": "id-0", "last": [1e999, "train", 0]}', '{"last": null}', "[1]"):
+        (tmp_path / "run" / progress.FOLDER / progress.FILE).write_text(f'{{"wandb": {{"": {entry}}}, "mlflow": 3}}')
+        run(tmp_path / "run", ("wandb",), 20, 30, [])
+    assert [len(lines) for lines in fake.runs.values()] == [3] * 6
+
+
+def test_what_was_sent_counts_though_another_tracker_cannot_be_opened(
+    fake: type[Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(run: TrackedRun, identity: str | None) -> Tracker:
+        raise RuntimeError("no key")
+
+    monkeypatch.setitem(recording.KINDS, "mlflow", refuses)
+    monkeypatch.setattr(tracking_flags, "find_spec", lambda name: object())
+    run(tmp_path / "run", (), 0, 30, [])
+    for _ in range(2):
+        with pytest.raises(UserError, match="--track mlflow: no key"):
+            run(tmp_path / "run", ("wandb", "mlflow"), 20, 30, [])
+    run(tmp_path / "run", ("wandb",), 20, 30, [])
+    [lines] = fake.runs.values()
+    assert [step for step, _ in lines] == [10, 20, 30]
+    said: list[str] = []
+    flags = TrackingFlags(track=("mlflow", "wandb"))
+    send_finished(flags, tmp_path / "run", Reporter(on_message=said.append), {}, logged=[line(10), line(40)])
+    assert said == ["--track mlflow: no key; the run continues without it"]
+    assert [step for step, _ in lines] == [10, 20, 30, 40]
+
+
+def test_a_run_that_goes_back_sends_no_line_twice(fake: type[Fake], tmp_path: Path) -> None:
+    """The first line after a roll-back may have the step of the last one before; a second validation of a step, that
+    of averaged weights, is another line."""
+    returned: list[int] = []
+    flags = TrackingFlags(track=("wandb",))
+    with tracked(flags, tmp_path, Reporter(on_rollback=returned.append), {}) as hooks:
+        for step in (10, 20):
+            hooks.on_line(line(step))
+        hooks.on_rollback(15)
+        for step in (20, 30):
+            hooks.on_line(line(step))
+        for _ in range(2):
+            hooks.on_line(line(30, "validation"))
+        hooks.on_rollback(25)
+        hooks.on_line(line(30))
+        hooks.on_line(line(40))
+    [lines] = fake.runs.values()
+    assert [step for step, _ in lines] == [10, 20, 30, 30, 30, 40]
+    assert returned == [15, 25]
+
+
+def test_a_finished_trial_is_sent_once(fake: type[Fake], tmp_path: Path) -> None:
+    flags = TrackingFlags(track=("wandb",))
+    lines = [line(step, **{**TRIAL, "seed": seed}) for seed in (0, 1) for step in (10, 20)]
+    for _ in range(2):
+        for seed in (0, 1, 2):
+            send_finished(flags, tmp_path, Reporter(), {}, logged=lines, trial={**TRIAL, "seed": seed})
+    assert [[step for step, _ in logged] for logged in fake.runs.values()] == [[10, 20], [10, 20]]
+    assert fake.closed == [True, True]
+
+
+def test_a_full_disk_does_not_end_the_thread(fake: type[Fake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path, content: Any) -> None:
+        raise OSError("No space left on device")
+
+    said: list[str] = []
+    with tracked(TrackingFlags(track=("wandb",)), tmp_path, Reporter(on_message=said.append), {}) as hooks:
+        monkeypatch.setattr(progress, "write_json_atomic", fails)
+        for step in (10, 20, 30):
+            hooks.on_line(line(step))
+    [lines] = fake.runs.values()
+    assert [step for step, _ in lines] == [10, 20, 30]
+    assert not said
 
 
 def test_training_does_not_wait_for_a_tracker_that_hangs(

@@ -140,6 +140,7 @@ def test_disk_space_is_measured_where_the_run_will_write(tmp_path: Path) -> None
     missing = tmp_path / "not" / "there"
     assert free_bytes(missing) > 0
     assert checkpoint_bytes(1000) == 12_000
+    assert checkpoint_bytes(1000, each=18) == 18_000, "with a moving average and masters"
     last = tmp_path / "step-00000001"
     last.mkdir()
     assert checkpoint_bytes(1000, last) == 12_000, "an empty folder tells nothing"

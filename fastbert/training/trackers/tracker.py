@@ -24,6 +24,8 @@ class TrackedRun:
     name: str
     group: str = ""
     """The run that a trial belongs to; empty for a run without trials."""
+    key: str = ""
+    """The name of a trial under which its progress is noted; empty for a run without trials."""
     folder: Path
     """For the tracker's files, shared by all runs that are tracked there."""
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastbert.io.sizes import size_text
 
-BYTES_PER_PARAMETER = 12  # fp32 weights and both moments of AdamW
+BYTES_PER_PARAMETER = 12  # fp32 weights and both moments of AdamW; --ema and --param-dtype bf16 add to them
 MARGIN = 64 << 20  # bytes beside a checkpoint: logs, the loss curve and the folders themselves
 
 
@@ -69,8 +69,8 @@ class DiskSpace:
         )
 
 
-def checkpoint_bytes(parameters: int, last: Path | None = None) -> int:
-    """Return the size of the next checkpoint: that of the last one, or an estimate from the number of parameters."""
+def checkpoint_bytes(parameters: int, last: Path | None = None, each: int = BYTES_PER_PARAMETER) -> int:
+    """Return the size of the next checkpoint: that of the last one, or an estimate of `each` bytes per parameter."""
     if last is not None:
         try:
             size = sum(path.stat().st_size for path in last.iterdir() if path.is_file())
@@ -78,7 +78,7 @@ def checkpoint_bytes(parameters: int, last: Path | None = None) -> int:
             size = 0  # removed in the meantime
         if size:
             return size
-    return parameters * BYTES_PER_PARAMETER
+    return parameters * each
 
 
 def free_bytes(folder: Path) -> int:
@@ -93,7 +93,13 @@ def free_bytes(folder: Path) -> int:
 
 
 def disk_space(
-    folder: Path, *, parameters: int, keep: int, present: int = 0, last: Path | None = None
+    folder: Path,
+    *,
+    parameters: int,
+    keep: int,
+    present: int = 0,
+    last: Path | None = None,
+    each: int = BYTES_PER_PARAMETER,
 ) -> DiskSpace | None:
     """Measure the room for a run's checkpoints in `folder`; None where the system does not tell.
 
@@ -103,10 +109,11 @@ def disk_space(
         keep: checkpoints that are kept.
         present: complete checkpoints that are there.
         last: the folder of the newest of them, whose size the next one has.
+        each: bytes per parameter of a checkpoint.
     """
     try:
         free = free_bytes(folder)
     except OSError:
         return None
-    size = checkpoint_bytes(parameters, last)
+    size = checkpoint_bytes(parameters, last, each)
     return DiskSpace(free=free, size=size, keep=keep, present=min(present, keep), trained_model=4 * parameters)

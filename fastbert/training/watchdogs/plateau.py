@@ -49,9 +49,11 @@ class RunFacts:
     batch_size: int | None
     """Sequences per step, None if it follows a schedule."""
     lr: float
-    usual_lr: float
-    """The default for the model's width."""
+    usual_lr: float | None
+    """The default for the model's width, None for optimisers with rates of another scale."""
     max_length: int
+    recipe_lr: float | None = None
+    """That of the run's recipe."""
     steps: int | None = None
     """Planned; None for a run by the clock."""
     warmup: float = 0.1
@@ -233,13 +235,13 @@ class PlateauDoctor:
             return [
                 Cause(86, f"the loss had been {lowest:.2f} and rose to {recent:.2f}: the learning rate is high", cure)
             ]
-        rate = f"the learning rate {facts.lr:g} is {{}} than the {facts.usual_lr:g} that is usual for this width"
-        if facts.lr > 3 * facts.usual_lr:
-            return [Cause(75, rate.format("higher"), f"use --lr {facts.usual_lr:g}")]
-        if facts.lr < facts.usual_lr / 2:
-            return [
-                Cause(75 if facts.lr < facts.usual_lr / 3 else 50, rate.format("lower"), f"use --lr {facts.usual_lr:g}")
-            ]
+        usual = facts.usual_lr
+        if usual is not None:
+            rate = f"the learning rate {facts.lr:g} is {{}} than the {usual:g} that is usual for this width"
+            if facts.lr > 3 * max(usual, facts.recipe_lr or 0.0):
+                return [Cause(75, rate.format("higher"), f"use --lr {usual:g}")]
+            if facts.lr < usual / 2:
+                return [Cause(75 if facts.lr < usual / 3 else 50, rate.format("lower"), f"use --lr {usual:g}")]
         norms = [line.gradient_norm for line in self._training[-20:] if line.gradient_norm is not None]
         if kind == "above" and norms and median(norms) > 10:
             evidence = f"gradients have a norm of {median(norms):.0f}: the learning rate {facts.lr:g} is too high"
