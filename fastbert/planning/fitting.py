@@ -56,7 +56,8 @@ def chosen_parallel(
         return flags.parallel
     if flags.needs_whole_model is not None:
         return "ddp"
-    fits = memory(shape, one, replace(setup, parallel="ddp", accumulates=True)).total <= limit
+    accumulates = flags.batch_size > flags.devices  # with one sequence per micro-batch
+    fits = memory(shape, one, replace(setup, parallel="ddp", accumulates=accumulates)).total <= limit
     return "ddp" if fits else "fsdp"
 
 
@@ -77,7 +78,8 @@ def largest_micro_batch(shape: ModelShape, one: BatchStatistics, setup: Setup, l
         fitted = replace(setup, accumulates=sequences < per_device)
         return memory(shape, one * sequences, fitted, baseline=FRAMEWORK_BYTES).total <= limit
 
-    low, high = 0, MOST_SEQUENCES
+    # The whole batch of a device may fit where smaller ones, whose gradients are added up, do not.
+    low, high = per_device if fits(per_device) else 0, MOST_SEQUENCES
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -1,6 +1,7 @@
 """The pre-training loop: the order of steps, reports, validations and checkpoints, signals, and roll-backs.
 
 How a step is computed, loaded and scheduled stands in `step_computing`, `step_loading` and `step_schedule`.
+One file: the order of these events is the run's, and each of them touches the state that checkpoints store.
 """
 
 from __future__ import annotations
@@ -294,13 +295,13 @@ class Trainer:
                 if all_now and launched:
                     self._wait(time.perf_counter())
                     self.position.seconds = agreed_seconds(self.world, self.position.seconds)
-                reports.read(keep=1 if launched and not all_now else 0)
+                self._read(keep=1 if launched and not all_now else 0)
                 if evaluate:
                     validation = self.validate()
                 if self.world.size == 1:
                     stopping = self.stop.number  # also received since the step
                 if stopping is not None:
-                    reports.read(keep=0)
+                    self._read(keep=0)
                     saved = self.save()
                     ahead.close()
                     self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
@@ -328,17 +329,31 @@ class Trainer:
             self.step in self.omitted,
         )
 
+    def _read(self, keep: int) -> None:
+        """Report steps as `StepReports.read` does; a spike is raised only if there is a checkpoint to return to."""
+        try:
+            self.reports.read(keep)
+        except SpikeError as spike:
+            self.checkpoints.wait()
+            self.world.wait(self.world.unique("spike"))
+            if checkpoint.has_checkpoints(self.folder, spike.step - 1):
+                raise
+            self._go_on(spike)
+            self._read(keep)
+
+    def _go_on(self, spike: SpikeError) -> None:
+        self.monitors.spikes.reset()
+        self.reporter.on_message(f"{spike}; there is no checkpoint before it to return to: the run goes on")
+
     def _roll_back(self, spike: SpikeError) -> None:
-        """Return to the last checkpoint before a spike, and leave the step out from now on; without one, go on."""
-        self.checkpoints.wait()
-        self.world.wait(self.world.unique("spike"))
+        """Return to the last checkpoint before a spike, and leave the step out; without a whole one, go on."""
         omitted = {*self.omitted, spike.step}
         step = self.resume(spike.step - 1)
-        self.monitors.spikes.reset()
         if not step:
-            self.reporter.on_message(f"{spike}; there is no checkpoint before it to return to: the run goes on")
+            self._go_on(spike)
             self.reports.read(keep=0)
             return
+        self.monitors.spikes.reset()
         self.reports.pending.clear()
         self.omitted |= omitted
         self.reporter.on_rollback(step)

@@ -56,7 +56,7 @@ from fastbert.training.trackers.recording import logged_lines, send_finished, tr
 from fastbert.training.trackers.tracker import flat_settings
 from fastbert.training.validating import validation_samples
 from fastbert.training.verdict import verdict
-from fastbert.training.watching import facts_of, watched
+from fastbert.training.watching import LIKE_ADAM, facts_of, watched
 
 
 @dataclass(frozen=True)
@@ -288,9 +288,11 @@ def _cures(trainer: Trainer) -> list[str]:
 def _judged(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> str:
     """Return the verdict on a finished run."""
     usual = usual_lr(run.config, model)
+    lr = run.config.lr or usual
     history = read_metrics(run.config.out / "metrics.jsonl") or [validation]
     structured = run.config.init != "normal" or not can_be_structured(model)
-    return verdict(history, unigram, lr=run.config.lr or usual, usual_lr=usual, structured=structured)
+    comparable = usual if run.config.optimizer in LIKE_ADAM else lr
+    return verdict(history, unigram, lr=lr, usual_lr=comparable, structured=structured)
 
 
 def _result(run: Run, validation: Metrics, unigram: float, model: BertConfig) -> PretrainResult:

@@ -55,7 +55,7 @@ def facts_of(
         batch_size=batch if config.batches.is_constant else None,
         lr=config.lr or usual_lr,
         usual_lr=usual_lr if config.optimizer in LIKE_ADAM else None,
-        recipe_lr=None if config.recipe is None else RECIPES[config.recipe].values["lr"],
+        recipe_lr=_lr_of_recipe(config),
         max_length=config.lengths[0][1],
         steps=budget.steps,
         warmup=config.warmup,
@@ -67,6 +67,12 @@ def facts_of(
         most_frequent_share=float(text.max() / total) if total else None,
         validation_predictions=predicted or None,
     )
+
+
+def _lr_of_recipe(config: PretrainConfig) -> float | None:
+    """Return the learning rate of the run's recipe, None without one and with another optimiser than the recipe's."""
+    values = {} if config.recipe is None else RECIPES[config.recipe].values
+    return values["lr"] if values.get("optimizer") == config.optimizer else None
 
 
 def watched(

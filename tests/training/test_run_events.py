@@ -143,13 +143,17 @@ def test_a_spike_rolls_the_run_back(config: PretrainConfig, monkeypatch: pytest.
     pretrain(replace(cut, resume=True))
     assert timeless(cut.out) == timeless(config.out)
     seen.clear()
-    alone = replace(flags, out=config.out.with_name("none"), checkpoint_every=100)
+    alone = replace(flags, out=config.out.with_name("none"), checkpoint_every=7, eval_every=7)  # due at the spike
     pretrain(alone, Reporter(on_message=messages.append))
     assert any(text.endswith("no checkpoint before it to return to: the run goes on") for text in messages)
     assert seen == list(range(1, 13))
-    undisturbed = replace(config, out=config.out.with_name("undisturbed"), log_every=1, checkpoint_every=100)
+    undisturbed = replace(alone, out=config.out.with_name("undisturbed"), on_spike="ignore")
     pretrain(undisturbed)
     assert timeless(alone.out) == timeless(undisturbed.out)
+    assert [path.name for path in sorted((alone.out / "checkpoints").glob("step-*"))] == [
+        "step-00000007",
+        "step-00000012",
+    ]
 
 
 def test_a_run_by_the_clock_repeats_its_schedule(config: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
