@@ -279,7 +279,10 @@ def _draw_reference(
     flags = flags if isinstance(flags, dict) else {}
     stored, unigram = flags.get("compare"), values.get("unigram_cross_entropy")
     if compare and not _is_number(unigram):
-        raise UserError(f"--compare {compare}: {run} has no cross-entropy of word frequencies, which its end writes")
+        raise UserError(
+            f"--compare {compare}: {run} does not hold the cross-entropy of word frequencies until it is finished;"
+            " leave --compare out until then"
+        )
     if not (compare or stored) or not _is_number(unigram):
         return None
     objective = str(flags.get("objective") or "mlm+nsp")
