@@ -376,6 +376,23 @@ def weight_gradient(
 ) -> None: ...
 def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
 
+# bindings/search.cpp
+
+def search_rows(
+    *,
+    kind: str,
+    rows: int,
+    scales: int,
+    count: int,
+    width: int,
+    queries: int,
+    query_scales: int,
+    query_count: int,
+    best: int,
+    scores: int,
+    indices: int,
+) -> int | None: ...
+
 # bindings/corpus.cpp
 
 class CharacterProperty:

@@ -23,11 +23,11 @@ FLOORS = (
     (
         "checkpoints.convert", "checkpoints.delta", "checkpoints.tokenizer_files", "checkpoints.pipeline_files",
         "graphs", "tasks", "embeddings", "reranking", "retrieval", "features", "vectors", "scoring",
-        "planning",
+        "planning", "mining", "losses", "search",
     ),
     ("training", "finetuning", "distillation"),
     (
-        "integrations", "serving", "experiments",
+        "adaptation", "integrations", "serving", "experiments",
         "planning.fitting", "planning.flags", "planning.measure", "planning.plan", "planning.report", "planning.times",
     ),
     ("doctor", "cli"),

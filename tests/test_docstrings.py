@@ -32,7 +32,14 @@ from fastbert.models import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(file for folder in ("fastbert", "kernels", "benchmarks") for file in (ROOT / folder).rglob("*.py"))
-PUBLIC_MODULES = ("fastbert", "fastbert.ops", "fastbert.models", "fastbert.tokenizers", "fastbert.data")
+PUBLIC_MODULES = (
+    "fastbert",
+    "fastbert.ops",
+    "fastbert.models",
+    "fastbert.tokenizers",
+    "fastbert.losses",
+    "fastbert.data",
+)
 
 TENSOR = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
 SIZE = r"(?:\.\.\.|\w+(?:\(\w+\))?(?: [+*] \w+)?)"

@@ -140,6 +140,7 @@ class Contender:
         scratch.mkdir()
         setting = Setting(
             config=self.config,
+            task=self.task,
             rows=self.rows,
             objective=self.task.loss,
             items=self.task.items,

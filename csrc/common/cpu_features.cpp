@@ -61,6 +61,7 @@ CpuFeatures detect() {
     if ((saved & kAvxStates) == kAvxStates) {
         has.avx2 = bit(extended.ebx, 5);
         has.fma = bit(basic.ecx, 12);
+        has.f16c = bit(basic.ecx, 29);
     }
     if ((saved & kAvx512States) == kAvx512States) {
         has.avx512f = bit(extended.ebx, 16);

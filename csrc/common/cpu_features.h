@@ -12,6 +12,7 @@ namespace fastbert {
 struct CpuFeatures {
     bool avx2 = false;
     bool fma = false;
+    bool f16c = false;
     bool avx512f = false;
     bool avx512bw = false;
     bool avx512vl = false;
@@ -28,9 +29,10 @@ struct CpuFeatures {
 };
 
 // As Linux names them.
-inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 14> kCpuFeatureNames = {{
+inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 15> kCpuFeatureNames = {{
     {"avx2", &CpuFeatures::avx2},
     {"fma", &CpuFeatures::fma},
+    {"f16c", &CpuFeatures::f16c},
     {"avx512f", &CpuFeatures::avx512f},
     {"avx512bw", &CpuFeatures::avx512bw},
     {"avx512vl", &CpuFeatures::avx512vl},

@@ -1,10 +1,19 @@
-"""Read the files of a sentence-transformers model: `modules.json`, and one folder per module."""
+"""Read and write the files of a sentence-transformers model: `modules.json`, and one folder per module."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fastbert.errors import CheckpointError
+from safetensors import SafetensorError
+
+from fastbert.checkpoints.formats.names import WEIGHTS
+from fastbert.checkpoints.manifest import update_manifest
+from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file, shown
 
 MODULES = "modules.json"
@@ -16,7 +25,89 @@ ENCODER_CONFIGS = (ENCODER_CONFIG, *(f"sentence_{kind}_config.json" for kind in 
 PIPELINE_FILES = (MODULES, PROMPTS, *ENCODER_CONFIGS)
 # Module path of the types; newer releases accept it too.
 TYPES = "sentence_transformers.models"
+# Since release 6.
+BASE_TYPES = "sentence_transformers.base.modules"
+TRANSFORMER = f"{BASE_TYPES}.transformer.Transformer"
 MAX_MODULES = 32
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A module behind the encoder."""
+
+    type: str
+    """The path of its class."""
+    config: Mapping[str, Any] | None = None
+    """The content of its config.json; None: it has no such file."""
+    write_weights: Callable[[Path], None] | None = None
+    """Writes its weights to a path; None: it has none."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the names of its files."""
+        return (*(CONFIG,) * (self.config is not None), *(WEIGHTS,) * (self.write_weights is not None))
+
+
+def check_free(folder: Path, modules: Sequence[Module]) -> None:
+    """Raise UserError, before anything is written, if something is in the way of `write_pipeline`."""
+    for name, module in _folders(modules).items():
+        path = folder / name
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+            raise UserError(f"{path}: is a link or a file, where a module's folder belongs; move it away")
+        _check_files(path, module.files)
+    _check_files(folder, (ENCODER_CONFIG, PROMPTS, MODULES))
+
+
+def write_pipeline(
+    folder: Path,
+    modules: Sequence[Module],
+    *,
+    encoder: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    encoder_type: str = TRANSFORMER,
+    beside: Sequence[str] = (),
+) -> None:
+    """Write the files of a sentence-transformers model next to its encoder.
+
+    `encoder` is the content of `sentence_bert_config.json`, `settings` that of `config_sentence_transformers.json`,
+    `encoder_type` the path of the encoder's class. `modules.json`, which makes a folder a sentence-transformers model,
+    is written last, and every file atomically; the manifest then lists them, and the files `beside` them. Raises
+    `UserError` if something is in the way, and `CheckpointError` if writing fails.
+    """
+    check_free(folder, modules)
+    listed = [{"idx": 0, "name": "0", "path": "", "type": encoder_type}]
+    files = [*beside, ENCODER_CONFIG, PROMPTS, MODULES]
+    try:
+        for index, (name, module) in enumerate(_folders(modules).items(), 1):
+            (folder / name).mkdir(exist_ok=True)
+            if module.config is not None:
+                write_json_atomic(folder / name / CONFIG, module.config)
+            if module.write_weights is not None:
+                module.write_weights(folder / name / WEIGHTS)
+            files += [f"{name}/{file}" for file in module.files]
+            listed.append({"idx": index, "name": str(index), "path": name, "type": module.type})
+        write_json_atomic(folder / ENCODER_CONFIG, encoder)
+        write_json_atomic(folder / PROMPTS, settings)
+        write_json_atomic(folder / MODULES, listed)
+        update_manifest(folder, files)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder}: the files of sentence-transformers could not be written ({error}); free some disk space or"
+            " choose another folder"
+        ) from error
+
+
+def _folders(modules: Sequence[Module]) -> dict[str, Module]:
+    """Return the modules by the names of their folders."""
+    return {f"{index}_{module.type.rpartition('.')[2]}": module for index, module in enumerate(modules, 1)}
+
+
+def _check_files(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        path = folder / name
+        if os.path.lexists(path) and not path.is_file():
+            raise UserError(f"{path}: is a folder or a broken link, where a file belongs; move it away")
 
 
 def read_modules(folder: Path) -> list[tuple[str, Path]]:

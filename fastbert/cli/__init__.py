@@ -41,15 +41,17 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
     {
         "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices, text"),
+        "adapt": ("adapt", "adapt an embedder to the text of a domain, without labels"),
         "predict": ("predict", "apply a fine-tuned model to a file or to standard input"),
     },
     {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a pre-trained model"),
         "generate": ("generate", "continue texts with a left-to-right language model"),
         "translate": ("translate", "translate the lines of a file with a sequence-to-sequence model"),
-        "evaluate": ("evaluate", "score a model or a file of predictions; BLiMP, perplexity; GLUE's averages"),
+        "evaluate": ("evaluate", "score a model, predictions or rankings; BLiMP, perplexity; GLUE's averages"),
         "embed": ("embed", "write vectors of the texts of a file: one per text, per token, or sparse"),
         "rerank": ("rerank", "rank the texts of a file by their relevance to a query"),
+        "search": ("search", "make an index of texts, and find those nearest to a query"),
         "features": (
             "features",
             "write hidden states of chosen layers, or train taggers on them",

@@ -1,5 +1,5 @@
-"""`fastbert evaluate`: the metrics of a fine-tuned model or of a file of predictions, GLUE's averages, and language
-models without fine-tuning."""
+"""`fastbert evaluate`: the metrics of a fine-tuned model or of a file of predictions, GLUE's averages, language models
+without fine-tuning, retrieval and reranking."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from fastbert.cli import ranking_flags, retrieval_task
 from fastbert.cli.checks import check_examples, check_file, check_folder, check_model, check_new_file, check_new_folder
 from fastbert.cli.counts import counted
 from fastbert.cli.language_model_tasks import (
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "fastbert evaluate --model runs/finetune --gold test.tsv",
-    "fastbert evaluate --task blimp --model runs/mine --data blimp --out runs/mine/blimp",
+    "fastbert evaluate --task retrieval --model MiniLM --data scifact",
 )
 
 # Without files of predictions.
-_SOURCES = ("glue", "data", "text", "corpus")
-Evaluated = Annotated[str, OneOf({**TASKS, **LANGUAGE_MODEL_TASKS})]
+_SOURCES = ("glue", "data", "text", "corpus", "qrels", "run")
+Evaluated = Annotated[str, OneOf({**TASKS, **LANGUAGE_MODEL_TASKS, **ranking_flags.RETRIEVAL_TASKS})]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +66,9 @@ class _Model:
 
     GROUP: ClassVar = MODEL
 
-    task: Evaluated | None = required(f"give a --model, or one of {', '.join(TASKS)}", unless=("model", "glue"))
+    task: Evaluated | None = required(f"give a --model, or one of {', '.join(TASKS)}", unless=("model", "glue", "run"))
     """Kind of the task, if no --model's folder names it. blimp, pseudo-perplexity, mlm and nsp score a pre-trained
-    --model, in fp32 unless --dtype names another."""
+    --model, retrieval and reranking an embedder or a cross-encoder, in fp32 unless --dtype names another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +84,14 @@ class _Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_Output, LanguageModelFlags, _Data, _Model, ModelFlags):
+class Config(_Output, ranking_flags.RetrievalTaskFlags, LanguageModelFlags, _Data, _Model, ModelFlags):
     """Score a fine-tuned model, or the predictions of any program, against a gold file; average the results of GLUE's
-    tasks; or score a pre-trained language model without fine-tuning."""
+    tasks; score a pre-trained language model without fine-tuning; or score retrieval and reranking."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_flags(self)
+        ranking_flags.check_flags(self)
+        check_flags(self, ranking_flags.task_of(self) or self.task)
 
 
 def check(config: Config) -> None:
@@ -98,6 +100,9 @@ def check(config: Config) -> None:
     check_new_folder("--report", config.report)
     if config.task in LANGUAGE_MODEL_TASKS:
         check_files(config)
+        return
+    if ranking_flags.task_of(config) is not None:
+        ranking_flags.check_files(config)
         return
     name = config.task
     if config.no_answer is not None and name is not None and not task_class(name).can_have_no_answer:
@@ -120,6 +125,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
     scores: Mapping[str, Any]
     if config.task in LANGUAGE_MODEL_TASKS:
         scores = evaluate(config, quiet)
+    elif ranking_flags.task_of(config) is not None:
+        scores = retrieval_task.evaluate(config, quiet)
     elif config.glue is not None:
         scores = _glue(config)
         width = max(map(len, scores))

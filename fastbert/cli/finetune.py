@@ -58,7 +58,12 @@ def check(config: Config) -> None:
     task = None if config.task is None else make_task(config.task, config.task_settings())
     if task is not None and config.metric is not None and config.metric not in task.metrics:
         raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(task.metrics)}")
-    check_examples("--train", config.train, config.task, None if task is None else partial(_learn, task))
+    learn = None if task is None else task.read if config.mine_negatives else partial(_learn, task)
+    check_examples("--train", config.train, config.task, learn)
+    check_model("--mine-negatives", config.mine_negatives)
+    check_model("--mining-reranker", config.mining_reranker)
+    for path in config.more_train:
+        check_examples("--more-train", path, config.task, None if task is None else task.read)
     for path in config.eval:
         check_examples("--eval", path, config.task, None if task is None else partial(_evaluate, task))
     if config.architecture is not None:

@@ -130,7 +130,9 @@ def _plain(value: Any) -> str:
 def _asked(flag: Flag, words: Sequence[str]) -> bool:
     """Return whether a flag is of a group such as "With --task span", and the line holds those words."""
     _, found, condition = flag.group.partition("With ")
-    return bool(found) and f" {condition} " in f" {' '.join(words)} "
+    option, _, values = condition.partition(" ")
+    line = f" {' '.join(words)} "
+    return bool(found) and any(f" {option} {value} " in line for value in values.split(", "))
 
 
 def _folded(line: str, width: int) -> list[str]:

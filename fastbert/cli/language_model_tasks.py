@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from fastbert.scoring.pseudo_log_likelihood import MaskedScorer
     from fastbert.scoring.tokenized_texts import Scorer
 
+# Tasks of fastbert.cli.retrieval_task, which share two flags.
+RETRIEVAL = ("retrieval", "reranking")
+# What other tasks are scored by.
+SCORED_FILES = ("gold", "predictions", "glue", "report", "no_answer")
+MAX_LENGTH = 128
 # Name -> what it needs.
 LANGUAGE_MODEL_TASKS = {
     "blimp": "BLiMP's folder or file",
@@ -38,14 +43,14 @@ LANGUAGE_MODEL_TASKS = {
 }
 _SOURCES = {"blimp": ("data",), "pseudo-perplexity": ("text",), "mlm": ("corpus", "data"), "nsp": ("corpus", "data")}
 _FLAGS = {
-    "data": ("blimp", "mlm", "nsp"),
+    "data": ("blimp", "mlm", "nsp", *RETRIEVAL),
     "text": ("pseudo-perplexity",),
     "corpus": ("mlm", "nsp"),
-    "out": ("blimp", "pseudo-perplexity"),
+    "out": ("blimp", "pseudo-perplexity", *RETRIEVAL),
     "ngram": ("blimp",),
     "limit": ("blimp",),
     "score_mode": ("blimp", "pseudo-perplexity"),
-    "max_length": ("mlm", "nsp"),
+    "max_length": ("mlm", "nsp", *RETRIEVAL),
     "mask_prob": ("mlm", "nsp"),
     "seed": ("mlm", "nsp"),
 }
@@ -60,7 +65,7 @@ class LanguageModelFlags:
 
     data: Path | None = None
     """For blimp: folder, file or archive of BLiMP's pairs, .jsonl or .tsv, also .gz, .xz and .tar of these. For mlm and
-    nsp: token shards of `fastbert prepare`."""
+    nsp: token shards of `fastbert prepare`. For retrieval and reranking: folder in BEIR's layout."""
     text: str | None = None
     """For pseudo-perplexity: file with texts, .txt, one per line, or .jsonl, .csv or .tsv with --text-column; also .gz
     and .xz."""
@@ -72,13 +77,14 @@ class LanguageModelFlags:
     """For blimp: pairs per paradigm (default: all)."""
     out: Path | None = None
     """For blimp: folder to write results.json and scores.jsonl to; for pseudo-perplexity: .jsonl file of the texts'
-    scores."""
+    scores; for retrieval and reranking: .jsonl file of the queries' metrics."""
     overwrite: bool = False
     """Replace what --out names if it exists."""
     score_mode: Literal["original", "within-word"] = rare("original")
     """Tokens that are masked to score one: itself, or with within-word also the later tokens of its word."""
-    max_length: int = rare(128)
-    """Tokens per sample of mlm and nsp."""
+    max_length: int | None = rare(None)
+    """Tokens per sample of mlm and nsp (default: 128), per text or pair of retrieval and reranking (default: the
+    folder's)."""
     mask_prob: float = rare(0.15)
     """Fraction of tokens that mlm and nsp mask."""
     seed: int = rare(0)
@@ -90,19 +96,12 @@ class LanguageModelFlags:
     """Key of the text in .jsonl files of --corpus and --ngram, and its column in .parquet and .arrow files."""
 
 
-def check_flags(config: Any) -> None:
+def check_flags(config: Any, task: str | None) -> None:
     """Raise `UserError` for flags that do not fit the task, before any file is read."""
-    task = config.task if config.task in LANGUAGE_MODEL_TASKS else None
-    defaults = LanguageModelFlags()
-    for name, tasks in _FLAGS.items():
-        if getattr(config, name) != getattr(defaults, name) and task not in tasks:
-            other = f", not for {config.task}; leave it out" if config.task is not None else "; name the task"
-            raise UserError(f"{flag(name)} is for --task {' or '.join(tasks)}{other}")
-    if task is None:
+    refuse_flags(config, task, _FLAGS, LanguageModelFlags())
+    if task not in LANGUAGE_MODEL_TASKS:
         return
-    for name in ("gold", "predictions", "glue", "report", "no_answer"):
-        if getattr(config, name) is not None:
-            raise UserError(f"{flag(name)} is for files of predictions and fine-tuned models, not for --task {task}")
+    refuse_scored_files(config, task)
     if config.model is None:
         raise UserError("--model is missing: the folder of a pre-trained model, or of its run")
     sources = [name for name in _SOURCES[task] if getattr(config, name)]
@@ -114,6 +113,22 @@ def check_flags(config: Any) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"{flag(name)} {value} must be at least 1")
+
+
+def refuse_flags(config: Any, task: str | None, flags: Mapping[str, tuple[str, ...]], defaults: Any) -> None:
+    """Raise `UserError` for the first of some flags, which belong to tasks, that differs from its default although the
+    task is a different one."""
+    for name, tasks in flags.items():
+        if getattr(config, name) != getattr(defaults, name) and task not in tasks:
+            other = f", not for {task}; leave it out" if task is not None else "; name the task"
+            raise UserError(f"{flag(name)} is for --task {' or '.join(tasks)}{other}")
+
+
+def refuse_scored_files(config: Any, task: str) -> None:
+    """Raise `UserError` for flags of files of predictions and of fine-tuned models."""
+    for name in SCORED_FILES:
+        if getattr(config, name) is not None:
+            raise UserError(f"{flag(name)} is for files of predictions and fine-tuned models, not for --task {task}")
 
 
 def check_files(config: Any) -> None:
@@ -159,7 +174,7 @@ def _load(config: Any, bars: Bars) -> tuple[MaskedScorer | CausalScorer, dict[st
         config.model, device, dtype, config.score_mode, config.batch_tokens, quantize=config.dtype == "int8"
     )
     bars.message(f"{type(scorer.model).__name__}, {why} on {device}")
-    return scorer, _machine(device, config.dtype)
+    return scorer, describe_machine(device, config.dtype)
 
 
 def _inference(config: Any) -> tuple[str, Any, str]:
@@ -169,7 +184,8 @@ def _inference(config: Any) -> tuple[str, Any, str]:
     return choose_inference(config.device, "fp32" if config.dtype == "auto" else config.dtype)
 
 
-def _machine(device: str, dtype: str) -> dict[str, Any]:
+def describe_machine(device: str, dtype: str) -> dict[str, Any]:
+    """Return device and dtype, CPU, threads, GPU and versions, as results hold them."""
     import torch
 
     from fastbert.doctor import examine
@@ -316,11 +332,12 @@ def _held_out(config: Any, bars: Bars) -> dict[str, Any]:
         "task": config.task,
         "model": config.model,
         "data": str(config.data) if config.data is not None else list(map(str, config.corpus)),
-        **{name: getattr(config, name) for name in ("max_length", "mask_prob", "seed")},
+        "max_length": config.max_length or MAX_LENGTH,
+        **{name: getattr(config, name) for name in ("mask_prob", "seed")},
         **figures,
         **counts,
         "seconds": round(seconds, 3),
-        "machine": _machine(device, config.dtype),
+        "machine": describe_machine(device, config.dtype),
         "text": _lines(shown, what if masked else counted(result.predictions, "pair"), seconds),
     }
 
@@ -352,7 +369,7 @@ def _pretraining_data(config: Any, tokenizer: Any, folder: Path, bars: Bars) -> 
         return PretrainingData(
             shards,
             objective="mlm" if config.task == "mlm" else "mlm+nsp",
-            max_length=config.max_length,
+            max_length=config.max_length or MAX_LENGTH,
             short_sequence_prob=0.0,
             mask_prob=config.mask_prob,
             seed=config.seed,

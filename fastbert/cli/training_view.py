@@ -1,4 +1,4 @@
-"""Progress of `pretrain`, `finetune` and `demo`: bars on a terminal, a line from time to time elsewhere."""
+"""Progress of `pretrain`, `finetune`, `adapt` and `demo`: bars on a terminal, a line from time to time elsewhere."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ class TrainingView:
     def trial(self, number: int, total: int, name: str) -> None:
         """Begin a trial."""
         self.trial_number, self.trials, self.smooth = number, total, {}
+        if number == 1:  # a run of pre-training may have gone before, with a bar of its own
+            self.stage, self.costs = None, []
         if total > 1:
             self.bars.message(f"trial {number} of {total}: {name}")
 

@@ -21,7 +21,7 @@ from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPT
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.lower_case import load_with_case
 from fastbert.embeddings.pooling import POOLINGS
-from fastbert.embeddings.settings import ACTIVATIONS, Dense, EmbedSettings
+from fastbert.embeddings.settings import ACTIVATIONS, SIMILARITIES, Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import read_json_object, shown
 from fastbert.models import registry
@@ -97,6 +97,8 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
         **_prompts(prompts, folder / PROMPTS),
         dense=tuple(dense),
         max_length=_length(encoder.get("max_seq_length"), encoder_folder),
+        # As in sentence-transformers, names that are not of single vectors count as none.
+        similarity=name if (name := prompts.get("similarity_fn_name")) in SIMILARITIES else None,
     )
     return encoder_folder, settings, bool(encoder.get("do_lower_case"))
 

@@ -3,23 +3,19 @@ them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.checkpoints.formats.names import WEIGHTS
 from fastbert.checkpoints.formats.safetensors import save_tensors
-from fastbert.checkpoints.manifest import update_manifest
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
+from fastbert.checkpoints.pipeline_files import BASE_TYPES, TYPES, Module, check_free, write_pipeline
 from fastbert.embeddings.pooling import check_pooling
-from fastbert.errors import CheckpointError, UserError, require_whole
-from fastbert.io.atomic_write import atomic_write, write_json_atomic
+from fastbert.errors import UserError, require_whole
+from fastbert.io.atomic_write import atomic_write
 from fastbert.ops.native import matmul
 
 # By name of torch's modules.
@@ -30,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": torch.relu,
     "Sigmoid": torch.sigmoid,
 }
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +55,9 @@ class Dense:
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()
 
-    def save(self, folder: Path) -> None:
-        """Write its weights and config in the format of sentence-transformers."""
+    def module(self, of: str | None = None) -> Module:
+        """Return the layer in the format of sentence-transformers; `of` names what it maps, None: the vectors of texts,
+        as releases before 6 have it."""
         home = "torch.nn.modules.linear" if self.activation == "Identity" else "torch.nn.modules.activation"
         config = {
             "in_features": self.weight.shape[1],
@@ -67,10 +65,25 @@ class Dense:
             "bias": self.bias is not None,
             "activation_function": f"{home}.{self.activation}",
         }
-        write_json_atomic(folder / "config.json", config)
+        if of is None:
+            return Module(type=f"{TYPES}.Dense", config=config, write_weights=self._write)
+        names = {"module_input_name": of, "module_output_name": of}
+        return Module(type=f"{BASE_TYPES}.dense.Dense", config={**config, **names}, write_weights=self._write)
+
+    def _write(self, path: Path) -> None:
         tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
-        with atomic_write(folder / WEIGHTS) as partial:
+        with atomic_write(path) as partial:
             save_tensors({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
+
+
+def check_widths(dense: Sequence[Dense], width: int, source: str) -> int:
+    """Return the width of the output of layers behind an encoder of a width. Raises UserError if one of them does not
+    take the output of the encoder or of the layer before it."""
+    for index, layer in enumerate(dense):
+        if layer.weight.shape[1] != width:
+            raise UserError(f"{source}: Dense {index} takes {layer.weight.shape[1]} numbers, but gets {width}")
+        width = len(layer.weight)
+    return width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,9 +102,14 @@ class EmbedSettings:
     """The prompt that is used if none is named."""
     dense: tuple[Dense, ...] = ()
     """Layers after pooling and before normalisation."""
+    similarity: str | None = None
+    """The score of two vectors: "cosine", "dot", "euclidean" or "manhattan", the last two negated; None: cosine, by
+    default."""
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
+        if self.similarity not in (None, *SIMILARITIES):
+            raise UserError(f"similarity={self.similarity!r} must be one of {', '.join(SIMILARITIES)}")
         require_whole("max_length", self.max_length, 3, optional=True)
         named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
         if not all(isinstance(name, str) and isinstance(text, str) for name, text in named):
@@ -101,17 +119,11 @@ class EmbedSettings:
 
     def check_width(self, width: int, source: str) -> None:
         """Raise UserError if a Dense does not take the output width of the model or of the previous Dense."""
-        for index, dense in enumerate(self.dense):
-            if dense.weight.shape[1] != width:
-                raise UserError(f"{source}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
-            width = len(dense.weight)
+        check_widths(self.dense, width, source)
 
     def check_folder(self, folder: Path) -> None:
         """Raise UserError, before anything is written, if a link or a file is in the way of `save`."""
-        for name, _ in self._modules():
-            path = folder / name
-            if name and os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
-                raise UserError(f"{path}: is a link or a file, where a module's folder belongs; move it away")
+        check_free(folder, self._modules())
 
     def prompt(self, name: str | None) -> str:
         """Return the text of a prompt: by default that of the default prompt, "" if there is none."""
@@ -131,35 +143,25 @@ class EmbedSettings:
         atomically. Raises `CheckpointError` if writing fails.
         """
         self.check_width(width, str(folder))
-        self.check_folder(folder)
-        listed, files = [], [ENCODER_CONFIG, PROMPTS, MODULES]
-        try:
-            for index, (name, kind) in enumerate(self._modules()):
-                listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
-                (folder / name).mkdir(exist_ok=True)
-                if kind == "Pooling":
-                    config = {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}
-                    write_json_atomic(folder / name / "config.json", config)
-                    files.append(f"{name}/config.json")
-                elif kind == "Dense":
-                    self.dense[index - 2].save(folder / name)
-                    files += [f"{name}/config.json", f"{name}/{WEIGHTS}"]
-            write_json_atomic(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
-            write_json_atomic(
-                folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
-            )
-            write_json_atomic(folder / MODULES, listed)
-            update_manifest(folder, files)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{folder}: the settings of embeddings could not be written ({error}); free some disk space or choose"
-                " another folder"
-            ) from error
+        write_pipeline(
+            folder,
+            self._modules(width),
+            encoder={"max_seq_length": self.max_length, "do_lower_case": False},
+            settings={
+                "prompts": dict(self.prompts),
+                "default_prompt_name": self.default_prompt,
+                "similarity_fn_name": self.similarity,
+            },
+            encoder_type=f"{TYPES}.Transformer",
+        )
 
-    def _modules(self) -> list[tuple[str, str]]:
-        """Return the modules' folders and kinds."""
-        kinds = ["Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
-        return [("", "Transformer"), *((f"{index}_{kind}", kind) for index, kind in enumerate(kinds, 1))]
+    def _modules(self, width: int = 0) -> list[Module]:
+        """Return the modules behind an encoder of `width` hidden units."""
+        pooling = Module(
+            type=f"{TYPES}.Pooling", config={"word_embedding_dimension": width, **_pooling_modes(self.pooling)}
+        )
+        dense = [layer.module() for layer in self.dense]
+        return [pooling, *dense, *[Module(type=f"{TYPES}.Normalize")] * self.normalize]
 
 
 def _described(tensor: Tensor) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT, TRAINING, flag, rare, required, switch
+from fastbert.mining.flags import MiningFlags
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.training import tracking_flags
@@ -37,6 +38,11 @@ class _Data:
     train: Path | None = required("a file with training examples", unless=("resume",))
     """Training examples: .tsv, .csv, .jsonl, .parquet, .conll or SQuAD's .json, also .gz and .xz of these; or a
     `datasets` folder, FOLDER#SPLIT."""
+    more_train: tuple[Path, ...] = rare(())
+    """More files with training examples, of the same form."""
+    mix: tuple[float, ...] = rare(())
+    """How often an epoch holds each example of --train, and of each file of --more-train, such as 1 2 0.5 (default:
+    once)."""
     eval: tuple[Path, ...] = ()
     """Evaluation files; the first selects the best model."""
     validation_fraction: float | None = None
@@ -50,7 +56,7 @@ class _Data:
     id_column: str | None = rare(None)
     """Column or key of an example's id."""
     max_length: int | None = None
-    """Tokens per sequence (default: 128; span: 384)."""
+    """Tokens per sequence (default: 128; span: 384; texts of retrieval: 256)."""
     skip_bad: bool = rare(False)
     """Skip and count unreadable rows of a file, instead of refusing the file."""
     strict: bool = rare(False)
@@ -165,18 +171,31 @@ class _Machine:
 
     micro_batch: int | None = None
     """Examples per pass of the model (default: all)."""
+    pass_tokens: int | None = rare(None)
+    """Tokens per pass of the model where the loss compares all examples of a batch (default: 4,096, on a GPU 131,072);
+    gradients of larger batches are cached, and the passes computed twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(
-    RunConfig, _Machine, AsyncSaveFlags, _Output, TaskFlags, _Teacher, DecayFlags, _Training, _Model, _Data
+    RunConfig,
+    _Machine,
+    AsyncSaveFlags,
+    _Output,
+    MiningFlags,
+    TaskFlags,
+    _Teacher,
+    DecayFlags,
+    _Training,
+    _Model,
+    _Data,
 ):
     """Fine-tune a pre-trained encoder on a task. --out gets scores, learning curves, predictions and the model that is
     best on the first --eval file."""
 
     CHANGEABLE: ClassVar = (
         frozenset(["seeds", "device", "log_every", "checkpoint_every", "async_save", "out", "resume", "overwrite"])
-        | {"micro_batch", "checkpoint_activations"}
+        | {"micro_batch", "pass_tokens", "checkpoint_activations"}
         | tracking_flags.CHANGEABLE
     )
 
@@ -186,7 +205,15 @@ class FinetuneConfig(
             raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
         counts = ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length")
         optional = (
-            *("steps", "micro_batch", "eval_every", "checkpoint_every", "early_stopping", "student_layers"),
+            *(
+                "steps",
+                "micro_batch",
+                "pass_tokens",
+                "eval_every",
+                "checkpoint_every",
+                "early_stopping",
+                "student_layers",
+            ),
             *("lora", "decoder_layers", "vocab_size"),
         )
         fraction = self.validation_fraction
@@ -242,6 +269,7 @@ class FinetuneConfig(
             ("class_weights", "teacher"),
             *(("lm_weight", name) for name in ("frozen", "lora", "teacher")),
             ("tokenizer", "vocab_size"),
+            ("mix", "mine_negatives"),
             *(("architecture", name) for name in _OF_PRETRAINED),
         ):
             if getattr(self, first) and getattr(self, second):
@@ -269,6 +297,17 @@ class FinetuneConfig(
         needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
         needs.append(("null_threshold", "--unanswerable", self.unanswerable))
         new = self.architecture is not None
+        grouped = self.task is None or task_class(self.task).reads_groups
+        with_groups = _either([task for task in TASKS if task_class(task).reads_groups])
+        needs.append(("mine_negatives", f"--task {with_groups}", grouped))
+        mines = self.mine_negatives is not None
+        names = [item.name for item in fields(MiningFlags) if item.name != "mine_negatives"]
+        needs += [(name, "--mine-negatives", mines) for name in names]
+        self.mining_options()
+        needs.append(("mix", "--more-train", bool(self.more_train)))
+        coupled = self.task is None or task_class(self.task).couples
+        with_vectors = _either([task for task in TASKS if task_class(task).couples])
+        needs.append(("pass_tokens", f"--task {with_vectors}", coupled))
         needs += [(name, "--architecture", new) for name in ("tokenizer", "vocab_size", "cased")]
         defaults = {item.name: item.default for item in fields(self)}
         if self.task is not None:

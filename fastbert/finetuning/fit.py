@@ -16,6 +16,7 @@ from torch import Tensor
 from fastbert.distributed.world import World
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.coupled_step import CoupledStep
 from fastbert.finetuning.losses import Objective
 from fastbert.finetuning.shared_checkpoint import shared_checkpoint
 from fastbert.finetuning.trial_loss import StepShare, TrialLoss
@@ -24,6 +25,8 @@ from fastbert.io.atomic_write import sync_tree
 from fastbert.io.log import logger
 from fastbert.ops import gpu
 from fastbert.ops.kernel_failures import until_compiled
+from fastbert.tasks.base import Task
+from fastbert.tasks.coupled import CoupledTask
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.training import checkpoint
@@ -44,6 +47,7 @@ class Setting:
     """The objects that all trials of a run share."""
 
     config: FinetuneConfig
+    task: Task[Any]
     rows: Rows
     objective: Objective
     items: Callable[[TaskBatch], float]
@@ -88,7 +92,14 @@ class Fit:
         self.optimizer = recipe.optimizer(model, config, trial.lr)
         if setting.world.size == 1:  # else gradients are summed in buckets of DDP's
             self.optimizer.flatten_if_faster(model, setting.device, setting.dtype)
-        self.loss = TrialLoss(model, setting.objective, setting.items, setting.world, setting.dtype)
+        coupled = None
+        if isinstance(setting.task, CoupledTask):
+            coupled = CoupledStep(
+                *(model, setting.task, setting.rows, setting.world, setting.dtype),
+                pass_tokens=config.pass_tokens,
+                micro_batch=config.micro_batch,
+            )
+        self.loss = TrialLoss(model, setting.objective, setting.items, setting.world, setting.dtype, coupled)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
         self.launches = setting.device.type != "cpu"
@@ -261,6 +272,9 @@ class Fit:
         """Add the gradients of this process's micro-batches of a step, and those of all processes; return the loss of
         the former and the parts of it, fp32 (1 + parts,)."""
         setting = self.setting
+        if step.coupled is not None:
+            assert self.loss.coupled is not None
+            return self.loss.coupled.backward(step.coupled, self.scaler, self.progress.step / self.total)
         total = torch.zeros(1 + len(setting.parts), device=setting.device)
         for number, batch in enumerate(step.batches, start=1):
             batch = batch.pin_memory() if setting.device.type == "cuda" else batch
@@ -274,6 +288,8 @@ class Fit:
     def _cures(self, micro_batch: int) -> list[str]:
         """Return the flags with which a step that does not fit into a GPU's memory may fit."""
         saves = [] if self.setting.config.checkpoint_activations else ["--checkpoint-activations"]
+        if self.loss.coupled is not None:
+            return ["a smaller --pass-tokens", *saves]
         return [*gpu.smaller("--micro-batch", micro_batch), *saves]
 
     def _clip(self, loss: Tensor) -> Tensor:

@@ -18,10 +18,14 @@ from fastbert.finetuning import baseline, defaults, language_model, new_model, o
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.evaluation import Evaluation, file_names, split_off
+from fastbert.finetuning.mixture import mixed
+from fastbert.finetuning.negatives import with_negatives
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
+from fastbert.tasks.examples import Dataset
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.registry import make_task
+from fastbert.tasks.retrieval.task import GroupTask
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.words import WordTokenizer
 from fastbert.training import checkpoint
@@ -49,7 +53,17 @@ class RunInputs:
         self.task: Task[Any] = make_task(config.task, config.task_settings())
         if self.task.main_metric not in self.task.metrics:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
-        train = self.task.read(str(config.train), labelled=True)
+        paths = [str(path) for path in (config.train, *config.more_train)]
+        if config.mine_negatives is not None:
+            assert isinstance(self.task, GroupTask)  # the configuration says so
+            train: Dataset[Any] = with_negatives(self.task, paths, config, reporter, world)
+        else:
+            files = [self.task.read(path, labelled=True) for path in paths]
+            train = files[0] if len(files) == 1 else mixed(files, config.mix, config.seed)
+        learned = None
+        if config.teacher is not None:
+            learned = self.task.taught(train, find_source(config.teacher), reporter.on_message)
+            train = learned or train
         self.task.learn_labels(train)
         train, held_out = split_off(train, config.validation_fraction)
         self.source, self.tokenizer = new_model.source_of(config, train, reporter)
@@ -65,7 +79,9 @@ class RunInputs:
             for name, dataset in zip(file_names(config), evaluations, strict=True)
         ]
         self.teacher = (
-            None if config.teacher is None else load_teacher(self.task, find_source(config.teacher), self.tokenizer)
+            None
+            if config.teacher is None or learned is not None
+            else load_teacher(self.task, find_source(config.teacher), self.tokenizer)
         )
         if not self.rows.units:
             raise UserError(f"{config.train}: no example can be trained on")

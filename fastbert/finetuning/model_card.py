@@ -11,6 +11,7 @@ import torch
 from fastbert.finetuning import results
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.results import TrialResult
+from fastbert.finetuning.retrieval_card import KINDS, LIBRARY, RetrievalFacts, retrieval_sections
 from fastbert.training.model_card import (
     CURVE,
     Card,
@@ -33,6 +34,7 @@ PIPELINES = {
     "span": "question-answering",
     "choice": "multiple-choice",
     "seq2seq": "text2text-generation",
+    **{task: kind.pipeline for task, kind in KINDS.items()},
 }
 """The Hub's name of each task."""
 
@@ -49,6 +51,7 @@ def finetuning_card(
     labels: Sequence[str] | None,
     baselines: Mapping[str, Mapping[str, Mapping[str, float]]],
     device: torch.device,
+    retrieval: RetrievalFacts | None = None,
 ) -> Card:
     """Return the card of a fine-tuned model.
 
@@ -63,6 +66,7 @@ def finetuning_card(
         labels: of the task, None for a task without.
         baselines: file -> baseline -> metric -> score.
         device: that the run used.
+        retrieval: facts of an embedder, a cross-encoder, or a model of sparse or of token vectors.
     """
     kind, task = str(model.get("model_type", "bert")), str(config.task)
     kept = results.best_trial(done)
@@ -70,10 +74,11 @@ def finetuning_card(
     summary, means = results.summary([kept]), results.summary(point)
     source = str(config.model)
     base = None if config.architecture is not None else base_model(source)
+    tags = KINDS[task].tags if task in KINDS else ()
     metadata: dict[str, Any] = {
-        "library_name": "transformers",
+        "library_name": LIBRARY if task in KINDS else "transformers",
         "pipeline_tag": PIPELINES.get(task),
-        "tags": ["fastbert", kind, task],
+        "tags": ["fastbert", kind, task, *(tag for tag in tags if tag != task)],
         "base_model": base,
         "datasets": list(examples),
         "metrics": sorted({name for scores in summary.values() for name in scores}),
@@ -100,11 +105,14 @@ def finetuning_card(
     chosen = f"learning rate {settings['lr']:g}, batches of {settings['batch_size']}, {epochs}"
     chosen += f" (seed {kept.trial.seed}"
     chosen += f", the best of {len(done)} trials by {escaped(metric)})" if len(done) > 1 else ")"
+    title = config.out.absolute().name
+    usage = [] if retrieval is None else retrieval_sections(retrieval, model, title)
     began = "new weights" if config.architecture is not None else base or Path(source).name
     return Card(
-        title=f"{escaped(config.out.absolute().name)}: {kind} for {task}",
+        title=f"{escaped(title)}: {kind} for {task}",
         summary=f"A `{kind}` model, fine-tuned from {escaped(began)} with fastbert for the task `{task}`: {chosen}.",
         sections=[
+            *usage,
             Section("Scores", table(header, scores)),
             Section("Data", table(["", ""], data)),
             Section("Recipe", recipe(config, ("lr", "batch_size", "epochs", "max_length", "seeds"))),

@@ -33,6 +33,7 @@ from fastbert.finetuning.fit import Fit, Setting
 from fastbert.finetuning.inputs import RunInputs
 from fastbert.finetuning.model_card import finetuning_card
 from fastbert.finetuning.result import FinetuneResult, ended, finished
+from fastbert.finetuning.retrieval_card import RetrievalFacts, retrieval_facts
 from fastbert.finetuning.run_folder import NAMES, discard, open_folder, record
 from fastbert.finetuning.trial_state import Scores, State, best_folder
 from fastbert.models import registry
@@ -41,6 +42,7 @@ from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.reports.files import contents
 from fastbert.tasks.reports.report import Baseline, by_key
+from fastbert.tasks.retrieval.task import GroupTask
 from fastbert.training import checkpoint
 from fastbert.training.device import deterministic_algorithms
 from fastbert.training.metrics import MetricsLog, read_records
@@ -205,10 +207,23 @@ class _Run(RunInputs):
                 labels=self.task.labels,
                 baselines={name: by_key(values) for name, values in self.baselines.items()},
                 device=self.device,
+                retrieval=self._facts(folder, results.best_trial(done)),
             )
             write_card(folder, card, self.config.out / "loss.png")
         except (OSError, UserError) as error:
             self.reporter.on_message(f"{folder}: the model card could not be written ({error})")
+
+    def _facts(self, folder: Path, best: results.TrialResult) -> RetrievalFacts | None:
+        """Return what the card says of a model of retrieval: its settings, its loss, and the scores of its widths."""
+        if not isinstance(self.task, GroupTask):
+            return None
+        scores = next(iter((best.scores or {}).values()), {})
+        widths: dict[int, dict[str, float]] = {}
+        for name, value in scores.items():
+            metric, _, width = name.partition("/")
+            if width:
+                widths.setdefault(int(width), {})[metric] = value
+        return retrieval_facts(self.task.name, folder, loss=self.task.loss_name, widths=widths)
 
     def _linear_baseline(self) -> baseline.LinearScores:
         """Fit a linear model on the frozen encoder's vectors, unless results.json has its scores; add them to the
@@ -255,6 +270,7 @@ class _Run(RunInputs):
             self.reporter.on_message(f"new weights: {', '.join(names[:MAX_NAMES])}{more}")
         setting = Setting(
             config=self.config,
+            task=self.task,
             rows=self.rows,
             objective=begun.objective,
             parts=begun.parts,
@@ -337,7 +353,7 @@ class _Run(RunInputs):
             discard(out / name)
         model = start.finished(self.task, self.source, self.config, newest.trial.seed, best)
         with atomic_folder(out / "model") as folder:
-            model.save_pretrained(folder)
+            self.task.save_model(model, folder)
             save_tokenizer(self.tokenizer, folder, segments=self.model_config.type_vocab_size > 1)
             save_task(self.task, folder, self.scored if self.evaluations else None)
             self._write_card(folder, done)

@@ -80,6 +80,7 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
         if not looks_like_run(out, "finetune"):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no fine-tuning run of fastbert; choose another --out")
         inputs = [("--train", config.train), *(("--eval", path) for path in config.eval)]
+        inputs += [("--more-train", path) for path in config.more_train]
         folders = ("teacher",) if config.architecture is not None else ("model", "teacher")
         inputs += [(f"--{name}", find_source(path)) for name in folders if (path := getattr(config, name))]
         if config.architecture is not None:

@@ -26,6 +26,7 @@ from fastbert.finetuning.recipe import reinitialise, top_layers
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
+from fastbert.tasks.coupled import CoupledTask
 from fastbert.tasks.rows import Rows
 from fastbert.training.checkpoint import require_finite
 
@@ -115,6 +116,7 @@ def begin_trial(
     """Return what a trial trains on `rows`: the whole model or adapters, on labels alone, with a teacher or as a
     language model too."""
     model = begin(task, source, config, seed)
+    task.prepare(model, source if isinstance(source, Path) else None, seed)
     task.start_head(model, rows)
     if config.lora is not None:
         torch.manual_seed(seed)  # peft draws from the global generator
@@ -124,7 +126,9 @@ def begin_trial(
             # On the CPU, where `finished` merges.
             return adapters.merge(copy.deepcopy(adapted).to("cpu")).to(device=model.device, dtype=dtype)
 
-        return Beginning(model, task.loss, partial(adapters.save_adapter, adapted, base=config.model), merged)
+        adapter_parts = task.parts if isinstance(task, CoupledTask) else ()
+        save_adapter = partial(adapters.save_adapter, adapted, base=config.model)
+        return Beginning(model, task.loss, save_adapter, merged, adapter_parts)
     objective: nn.Module
     parts: tuple[str, ...] = ()
     if teacher is not None:
@@ -133,7 +137,9 @@ def begin_trial(
         name, parts = language_model.PART, (language_model.LOGGED,)
         objective = language_model.LanguageModelLoss(task, model, source, config.lm_weight)
     else:
-        return Beginning(model, task.loss, model.save_pretrained, lambda dtype: in_dtype(model, dtype))
+        save_model = partial(task.save_model, model)
+        parts = task.parts if isinstance(task, CoupledTask) else ()
+        return Beginning(model, task.loss, save_model, lambda dtype: in_dtype(model, dtype), parts)
     model.add_module(name, objective)
 
     @contextlib.contextmanager
@@ -170,4 +176,6 @@ def finished(task: Task[Any], source: Source, config: FinetuneConfig, seed: int,
     """Return the model that `Beginning.save` wrote, with adapters merged into its weights."""
     if config.lora is None:
         return task.load_head(folder)
-    return adapters.merge(adapters.load_adapter(begin(task, source, config, seed), folder))
+    model = begin(task, source, config, seed)
+    task.prepare(model, source if isinstance(source, Path) else None, seed)
+    return adapters.merge(adapters.load_adapter(model, folder))

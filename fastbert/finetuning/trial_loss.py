@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fastbert.data.step_samples import share_by_tokens
 from fastbert.distributed.world import World
+from fastbert.finetuning.coupled_step import CoupledShare, CoupledStep
 from fastbert.finetuning.losses import Losses, Objective
 from fastbert.tasks.rows import BatchSizes, Rows, TaskBatch, share_out
 from fastbert.training.parallel import replicated
@@ -40,6 +41,8 @@ class StepShare:
     since all of them must take part in the sum of the gradients."""
     signal: int | None = None
     """The signal that any process had received before the step."""
+    coupled: CoupledShare | None = None
+    """In place of micro-batches, the passes of a task whose loss compares all examples."""
 
 
 class TrialLoss:
@@ -52,15 +55,20 @@ class TrialLoss:
         items: Callable[[TaskBatch], float],
         world: World,
         dtype: torch.dtype,
+        coupled: CoupledStep | None = None,
     ) -> None:
-        """`items` counts the labels of a batch, or sums their weights; `dtype` is that of matmuls."""
+        """`items` counts the labels of a batch, or sums their weights; `dtype` is that of matmuls; `coupled` computes
+        the steps of a task whose loss compares all examples."""
+        self.coupled = coupled
         self.model, self.objective, self.items, self.world, self.dtype = model, objective, items, world, dtype
         self._replica: Any = None
 
     def wrap(self) -> None:
         """Set up the sum of the gradients of the parameters that require them now, in all processes at the same time;
         call it before the first step, and after other parameters were frozen."""
-        if self.world.size > 1:
+        if self.coupled is not None:
+            self.coupled.wrap()
+        elif self.world.size > 1:
             self._replica = replicated(_Module(self.model, self.objective), self.dtype)
 
     def share(
@@ -72,6 +80,10 @@ class TrialLoss:
         process has received.
         """
         world, mine = self.world, np.arange(len(units))
+        if self.coupled is not None:
+            share = self.coupled.share(units, keys)
+            examples = max(1, len(units) // (len(share.passes) * world.size))
+            return StepShare([], share.items, share.tokens, examples, True, self.agreed(signal), share)
         if world.size > 1:
             mine = share_by_tokens(rows.unit_lengths(units), world.rank, world.size)
         counts = len(mine) > 0

@@ -1,6 +1,6 @@
 """Settings of cross-encoders: activation, length and prompts, as sentence-transformers stores them. Imports no torch.
 
-Releases from 6 write the activation to `config_sentence_transformers.json`, 4 and 5 to config.json under
+Releases from 6 read the activation from `config_sentence_transformers.json`, 4 and 5 from config.json under
 `sentence_transformers`, and earlier ones under `sbert_ce_default_activation_function`.
 """
 
@@ -12,8 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
-from fastbert.errors import UserError
+from fastbert.checkpoints.manifest import read_manifest
+from fastbert.checkpoints.pipeline_files import (
+    CONFIG,
+    ENCODER_CONFIGS,
+    MODULES,
+    PROMPTS,
+    check_free,
+    read_modules,
+    write_pipeline,
+)
+from fastbert.errors import CheckpointError, UserError, require_whole
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_json_object, shown
 
@@ -24,6 +34,8 @@ ACTIVATIONS = {
 }
 # The key of config.json under which releases 4 and 5 keep settings, and that of earlier ones.
 SECTION, KEY, OLD_KEY = "sentence_transformers", "activation_fn", "sbert_ce_default_activation_function"
+PROMPT = "query"
+"""The name under which the prompt is saved."""
 SHORTEST = 4
 """Tokens of the shortest input: three special ones and one of a text."""
 
@@ -33,13 +45,65 @@ class CrossEncoderSettings:
     """Settings in a cross-encoder's folder."""
 
     activation: str | None = None
-    """The path of the activation's class, as `config_sentence_transformers.json` has it."""
+    """"sigmoid", "identity", or the path of its class, as `config_sentence_transformers.json` has it; None: that in the
+    model's config, the sigmoid by default."""
     max_length: int | None = None
     """Tokens per pair, special ones included; None: as many as tokenizer and model allow."""
     prompt: str = ""
     """Precedes each query."""
     lower_case: bool = False
     """True if texts are lower-cased before they are tokenized."""
+
+    def __post_init__(self) -> None:
+        require_whole("max_length", self.max_length, SHORTEST, optional=True)
+        if not isinstance(self.prompt, str):
+            raise UserError(f"prompt={self.prompt!r} must be a text")
+
+    def check_width(self, width: int, source: str) -> None:
+        """Accept models of every width. Raises UserError for an activation that is not supported."""
+        self.activation_class()
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise UserError, before anything is written, if a link or a folder is in the way of `save`."""
+        check_free(folder, ())
+
+    def save(self, folder: Path, width: int = 0) -> None:
+        """Write the settings next to a saved classifier with one label, for all releases of sentence-transformers; the
+        activation is added to its config.json too.
+
+        `modules.json` is written last, and every file atomically. Raises `UserError` for a model of a different kind,
+        and `CheckpointError` for a folder without one and if writing fails.
+        """
+        activation, path = self.activation_class(), folder / CONFIG
+        config = read_json_object(path)
+        check_labels(config, folder)
+        check_free(folder, ())
+        settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
+        if self.prompt:
+            settings |= {"prompts": {PROMPT: self.prompt}, "default_prompt_name": PROMPT}
+        if activation is not None:
+            settings[KEY] = activation
+            section = config.get(SECTION)
+            config[SECTION] = {**(section if isinstance(section, dict) else {}), KEY: activation}
+            try:
+                write_json_atomic(path, config)
+            except OSError as error:
+                raise CheckpointError(f"{path}: could not be written ({error}); free some disk space") from error
+        encoder = {
+            "transformer_task": "sequence-classification",
+            "max_seq_length": self.max_length,
+            "do_lower_case": self.lower_case,
+        }
+        manifest = read_manifest(folder)
+        listed = manifest is not None and CONFIG in manifest.files
+        write_pipeline(folder, (), encoder=encoder, settings=settings, beside=(CONFIG,) if listed else ())
+
+    def activation_class(self) -> str | None:
+        """Return the path of the activation's class, None where the model's config decides. Raises UserError for an
+        activation that is not supported."""
+        if self.activation is None or self.activation in ACTIVATIONS:
+            return ACTIVATIONS.get(self.activation or "")
+        return ACTIVATIONS[activation_of({}, stored=self.activation)]
 
 
 def read_settings(folder: Path) -> CrossEncoderSettings:

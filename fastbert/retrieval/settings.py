@@ -13,39 +13,71 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
+from fastbert.checkpoints.pipeline_files import (
+    BASE_TYPES,
+    ENCODER_CONFIGS,
+    MODULES,
+    PROMPTS,
+    Module,
+    check_free,
+    read_modules,
+    write_pipeline,
+)
 from fastbert.checkpoints.weights import open_weights
 from fastbert.config import read_config_file
 from fastbert.embeddings.folder import check_names, read_dense
-from fastbert.embeddings.settings import Dense
-from fastbert.errors import CheckpointError, UserError
+from fastbert.embeddings.settings import Dense, check_widths
+from fastbert.errors import CheckpointError, UserError, require_whole
 from fastbert.io.untrusted_input import read_json_object, shown
 
 Role = Literal["query", "document"]
 ROLES = ("query", "document")
 TOKENS = "token_embeddings"
 POOLINGS = ("max", "sum")
+SPARSE_TYPES = "sentence_transformers.sparse_encoder.models"
+MASK_TYPE = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 # The architecture, the file of settings and the markers of Stanford's ColBERT.
 STANFORD, METADATA, MARKERS = "HF_ColBERT", "artifact.metadata", {"query": "[unused0]", "document": "[unused1]"}
 QUERY_LENGTH = 32
 """Tokens of ColBERT's expanded queries."""
+STRATEGIES, EXPANSION_KEYS = ("fixed", "min"), {"strategy", "attend", "token", "length"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """The files that all of these models have: the encoder's folder, its limits, and the prompts by role."""
+    """The settings that all of these models have."""
 
-    encoder: Path
+    encoder: Path = Path()
+    """The folder that the encoder is read from; `save` has it in the model's own folder."""
     max_length: int | None = None
+    """Tokens per text, special ones included; None: as many as tokenizer and model allow."""
     lower_case: bool = False
+    """True if texts are lower-cased before they are tokenized."""
     prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prefixes of texts by name; those of "query" and "document" are used for these roles."""
+
+    def check(self) -> None:
+        """Raise UserError for settings that cannot be stored."""
+        require_whole("max_length", self.max_length, 3, optional=True)
+        named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
+        if not all(isinstance(name, str) and isinstance(text, str) for name, text in named):
+            raise UserError(f"prompts={self.prompts!r} must be texts by name")
+
+    @property
+    def encoder_config(self) -> dict[str, Any]:
+        """Return the content of `sentence_bert_config.json`."""
+        return {"max_seq_length": self.max_length, "do_lower_case": self.lower_case}
+
+    def values(self, kind: str) -> dict[str, Any]:
+        """Return the content of `config_sentence_transformers.json` of a kind of model."""
+        return {"model_type": kind, "prompts": dict(self.prompts), "default_prompt_name": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings:
     """Settings of token vectors."""
 
-    folder: Folder
+    folder: Folder = field(default_factory=Folder)
     dense: tuple[Dense, ...] = ()
     """Projections of each token's vector."""
     normalize: bool = False
@@ -59,16 +91,124 @@ class TokenSettings:
     skiplist: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tokens that get no vector, by role."""
 
+    def check_width(self, width: int, source: str) -> None:
+        """Raise UserError for a Dense that does not fit a model of this width or the previous Dense, and for settings
+        that cannot be stored."""
+        check_widths(self.dense, width, source)
+        self._check()
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise UserError, before anything is written, if a link or a file is in the way of `save`."""
+        check_free(folder, self._modules())
+
+    def save(self, folder: Path, width: int) -> None:
+        """Write the settings next to an encoder of `width` hidden units, for the `MultiVectorEncoder` of
+        sentence-transformers from release 6.
+
+        `modules.json` is written last, and every file atomically. Raises `UserError` for settings that do not fit the
+        model or cannot be stored, and `CheckpointError` if writing fails.
+        """
+        self.check_width(width, str(folder))
+        expansion = None
+        if self.expansion is not None:
+            defaults = {"strategy": "fixed", "attend": False, "token": None}
+            expansion = {**defaults, **self.expansion}
+        values = self.folder.values("MultiVectorEncoder")
+        for role in sorted(self.markers):
+            # Beside a marker an absent expansion would count as that of PyLate.
+            values |= {f"{role}_prefix": self.markers[role], "query_expansion": expansion}
+        lengths = {f"{role}_length": self.lengths[role] for role in ROLES if role in self.lengths}
+        encoder = {**self.folder.encoder_config, **lengths, "query_expansion": expansion}
+        write_pipeline(folder, self._modules(), encoder=encoder, settings=values)
+
+    def _modules(self) -> list[Module]:
+        roles = [role for role in ROLES if self.skiplist.get(role)]
+        words = list(self.skiplist[roles[0]]) if roles else []
+        mask = {"skiplist_words": words, "skiplist_tasks": roles or ["document"], "keep_only_token_ids": None}
+        names = {"module_input_name": TOKENS, "module_output_name": TOKENS}
+        normalize = Module(type=f"{BASE_TYPES}.normalize.Normalize", config=names)
+        dense = [layer.module(TOKENS) for layer in self.dense]
+        return [*dense, Module(type=MASK_TYPE, config=mask), *[normalize] * self.normalize]
+
+    def _check(self) -> None:
+        """Raise UserError for settings that cannot be stored."""
+        self.folder.check()
+        for name in ("markers", "lengths", "skiplist"):
+            if other := [role for role in getattr(self, name) if role not in ROLES]:
+                raise UserError(f"{name} are those of a query or a document, not of {other[0]!r}")
+        for role, length in self.lengths.items():
+            require_whole(f"lengths[{role!r}]", length, 3)
+        for role, marker in self.markers.items():
+            if not marker or not self.folder.prompts.get(role, "").startswith(marker):
+                raise UserError(f"markers[{role!r}]={marker!r} must be the beginning of the prompt of that name")
+        if len({words for words in self.skiplist.values() if words}) > 1:
+            raise UserError("skiplist: queries and documents that skip different tokens cannot be stored; use one list")
+        if self.expansion is None:
+            return
+        if other := sorted(set(self.expansion) - EXPANSION_KEYS):
+            raise UserError(
+                f"expansion has the unknown key {other[0]!r}; known are {', '.join(sorted(EXPANSION_KEYS))}"
+            )
+        expanded: Any = self.expansion.get("length")
+        token = self.expansion.get("token")
+        require_whole("expansion['length']", expanded, 3)
+        if self.expansion.get("strategy", "fixed") not in STRATEGIES:
+            raise UserError(f"expansion['strategy']={self.expansion['strategy']!r} must be 'fixed' or 'min'")
+        if not isinstance(self.expansion.get("attend", False), bool) or not isinstance(token, str | None):
+            raise UserError(
+                f"expansion={dict(self.expansion)!r}: attend must be True or False, and token a token or None"
+            )
+        if self.lengths.get("query", expanded) < expanded:
+            raise UserError(
+                f"lengths['query']={self.lengths['query']} is less than the length of expanded queries, {expanded}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SparseSettings:
     """Settings of sparse vectors."""
 
-    folder: Folder
+    folder: Folder = field(default_factory=Folder)
     pooling: str = "max"
     """Over the tokens of a text: "max", or "sum"."""
     logarithms: int = 1
     """Number of times log(1 + x) is taken of the rectified logits; 2 in OpenSearch's models."""
+
+    def check_width(self, width: int, source: str) -> None:
+        """Accept vocabularies of every size. Raises UserError for settings that cannot be stored."""
+        self.folder.check()
+        if self.pooling not in POOLINGS or self.logarithms not in (1, 2):
+            raise UserError(
+                f"pooling={self.pooling!r} must be 'max' or 'sum', and logarithms={self.logarithms!r} 1 or 2"
+            )
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise UserError, before anything is written, if a link or a file is in the way of `save`."""
+        check_free(folder, self._modules())
+
+    def save(self, folder: Path, width: int) -> None:
+        """Write the settings next to a model with a masked-LM head over `width` tokens, for the `SparseEncoder` of
+        sentence-transformers.
+
+        `modules.json` is written last, and every file atomically. Raises `UserError` for settings that cannot be
+        stored, and `CheckpointError` if writing fails.
+        """
+        self.check_width(width, str(folder))
+        write_pipeline(
+            folder,
+            self._modules(width),
+            encoder=self.folder.encoder_config,
+            settings=self.folder.values("SparseEncoder"),
+            encoder_type=f"{SPARSE_TYPES}.MLMTransformer",
+        )
+
+    def _modules(self, width: int = 0) -> list[Module]:
+        config = {
+            "pooling_strategy": self.pooling,
+            "activation_function": "relu" if self.logarithms == 1 else "log1p_relu",
+            "word_embedding_dimension": width,
+        }
+        return [Module(type=f"{SPARSE_TYPES}.SpladePooling", config=config)]
 
 
 def read_token_settings(folder: Path) -> TokenSettings:
@@ -211,7 +351,7 @@ def _words(value: Any, path: Path) -> tuple[str, ...]:
 
 
 def _expansion(value: Any, folder: Path) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or value.get("strategy") not in ("fixed", "min"):
+    if not isinstance(value, dict) or value.get("strategy") not in STRATEGIES:
         raise UserError(f"{folder}: query_expansion={shown(value)} is not supported; its strategy must be fixed or min")
     _length(value.get("length"), "the length of query_expansion", folder)
     return value

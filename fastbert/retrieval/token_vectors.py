@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastbert.embeddings.embed import inferring
 from fastbert.embeddings.pooling import normalized
+from fastbert.embeddings.settings import check_widths
 from fastbert.errors import UserError, require_whole
 from fastbert.models import registry
 from fastbert.models.finite import check_finite
@@ -59,12 +60,7 @@ class TokenEncoder(RetrievalModel[TokenVectors]):
         folder = folder_of(source)
         self.settings = read_token_settings(folder)
         super().__init__(self.settings.folder, registry.load_encoder, device, dtype)
-        width = self.model.config.hidden_size
-        for index, dense in enumerate(self.settings.dense):
-            if dense.weight.shape[1] != width:
-                raise UserError(f"{folder}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
-            width = len(dense.weight)
-        self.width: int = width
+        self.width: int = check_widths(self.settings.dense, self.model.config.hidden_size, str(folder))
 
     def encode(self, texts: Iterable[str], **options: Any) -> TokenVectors:
         """Return the vectors of the tokens of texts, fp32 (tokens, width) on the CPU, in the order of the texts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fastbert.models.base import PreTrainedModel
+    from fastbert.packing import PackedBatch
     from fastbert.tasks.reports.report import Baseline, Report
     from fastbert.tasks.rows import Rows, TaskBatch
 
@@ -68,6 +69,10 @@ class Task(ABC, Generic[E]):
     """True if questions without an answer are scored by their probabilities (see `add_no_answer`)."""
     can_distill: ClassVar[bool] = True
     """True if students can learn from a teacher's logits (see `forward`) and have fewer layers."""
+    reads_groups: ClassVar[bool] = False
+    """True if examples are `TextGroup`s, for which negatives can be mined."""
+    couples: ClassVar[bool] = False
+    """True for a `CoupledTask`: the loss compares all examples of a batch."""
     head_has_labels: ClassVar[bool] = True
     """True if the head depends on the labels, so that a head trained with different labels is dropped."""
 
@@ -122,6 +127,11 @@ class Task(ABC, Generic[E]):
         """Read labelled examples to score predictions against, including those that training could not use."""
         return self.read(path, labelled=True)
 
+    def taught(self, train: Dataset[E], folder: Path, on_message: Callable[[str], None]) -> Dataset[E] | None:
+        """Return training examples with the scores of the teacher in a folder; None, the default, for a task whose
+        students learn from a teacher's logits during training (`can_distill`)."""
+        return None
+
     def learn_labels(self, train: Dataset[E]) -> None:
         """Take the classes from the training set, unless they are known."""
 
@@ -153,9 +163,21 @@ class Task(ABC, Generic[E]):
     def encode(self, dataset: Dataset[E], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         """Return the rows of a dataset; with `labelled` also their targets."""
 
+    def prepare(self, model: PreTrainedModel, source: Path | None, seed: int) -> None:
+        """Give a model that is about to be trained what its weights do not hold: settings of the folder `source`, or
+        new layers initialised from `seed`; by default nothing."""
+
+    def save_model(self, model: PreTrainedModel, folder: Path) -> None:
+        """Write a model and its settings to a folder, which `load_head` reads."""
+        model.save_pretrained(folder)
+
     def start_head(self, model: PreTrainedModel, rows: Rows) -> None:
         """Give new weights of a head, `model.new_weights`, what need not be learned of labelled training rows: by
         default nothing."""
+
+    def packed(self, rows: Rows, indices: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
+        """Return the rows of these numbers as a batch, with their dropout keys, int64 (rows,)."""
+        return rows.packed(indices, keys)
 
     @abstractmethod
     def items(self, batch: TaskBatch) -> float:

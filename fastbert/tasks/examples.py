@@ -80,6 +80,22 @@ class SequenceExample(Example):
     target: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextGroup(Example):
+    """A query (anchor) with texts: its positive first, then negatives; or with candidates and their labels; or a pair
+    with a score."""
+
+    texts: tuple[str, ...]
+    """The anchor; then the positive and any negatives, or the candidates, or the second text of a pair."""
+    labels: tuple[float, ...] | None = None
+    """One per text after the first: relevance, or the pair's score; None where the first is the positive and the others
+    are negatives, and where they are unknown."""
+    teacher: tuple[float, ...] | None = None
+    """Scores of a teacher, one per text after the first."""
+    keys: tuple[str, ...] | None = None
+    """Ids of the texts, one per text, the anchor's first; "" for a text without one."""
+
+
 @dataclass(frozen=True)
 class Dataset(Generic[E]):
     """The examples of a file, in the order of the file."""

@@ -50,7 +50,7 @@ def outputs_of(
     batches, share = list(rows.by_length(most)), Share(world.rank, world.size)
 
     def computed(indices: np.ndarray) -> list[np.ndarray]:
-        batch_outputs = task.outputs(model, TaskBatch(inputs=rows.packed(indices).to(device), targets={}))
+        batch_outputs = task.outputs(model, TaskBatch(inputs=task.packed(rows, indices).to(device), targets={}))
         if not np.isfinite(np.concatenate([values.ravel() for values in batch_outputs])).all():
             pairs = zip(indices.tolist(), batch_outputs, strict=True)
             bad = next(row for row, values in pairs if not np.isfinite(values).all())

@@ -16,6 +16,7 @@ from fastbert.errors import UserError
 from fastbert.tasks.class_weights import ClassWeightFlags
 from fastbert.tasks.multilabel.flags import MultiLabelFlags, MultiLabelPredictFlags
 from fastbert.tasks.pair_order import PairOrderFlags
+from fastbert.tasks.retrieval.flags import EmbeddingFlags, GroupFlags, SparseFlags, TokenVectorFlags, VectorFlags
 from fastbert.tasks.seq2seq.flags import SequenceFlags, SequencePredictFlags
 from fastbert.tasks.span.flags import SpanFlags, SpanPredictFlags
 from fastbert.tasks.tagging.flags import TaggingFlags
@@ -32,6 +33,10 @@ TASKS = {
     "span": "fastbert.tasks.span.task:SpanAnswers",
     "choice": "fastbert.tasks.choice:Choice",
     "seq2seq": "fastbert.tasks.seq2seq.task:SequenceToSequence",
+    "embedding": "fastbert.tasks.retrieval.embedding:Embedding",
+    "rerank": "fastbert.tasks.retrieval.rerank:Rerank",
+    "splade": "fastbert.tasks.retrieval.splade:Splade",
+    "colbert": "fastbert.tasks.retrieval.colbert:Colbert",
 }
 
 
@@ -46,7 +51,14 @@ TaskName = Annotated[str, OneOf(TASKS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFlags(ClassWeightFlags, PairOrderFlags, MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags):
+class _RetrievalFlags(TokenVectorFlags, SparseFlags, EmbeddingFlags, VectorFlags, GroupFlags):
+    """The flags of the tasks of retrieval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFlags(
+    _RetrievalFlags, ClassWeightFlags, PairOrderFlags, MultiLabelFlags, SequenceFlags, TaggingFlags, SpanFlags
+):
     """The flags of all tasks, for training."""
 
 

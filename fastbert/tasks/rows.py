@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,8 +103,10 @@ class Rows:
 
     `input_ids` and `token_type_ids` are int32 (tokens,), `offsets` int64 (rows + 1,), `examples` int64 (rows,) the
     example of the dataset that each row belongs to (sorted; an example may have several rows: windows, choices).
-    `per_unit` adjacent rows are trained on together: the choices of a question, the orders of a pair. `unit_targets`
-    have one item per unit. `joined`: a model has one output per unit, so its rows are in one batch in inference too.
+    `per_unit` adjacent rows are trained on together: the choices of a question, the orders of a pair. With
+    `unit_sizes`, int64 (units,), units have different numbers of rows: a query and its texts. `unit_targets` have one
+    item per unit, `row_targets` one per row. `joined`: a model has one output per unit, so its rows are in one batch in
+    inference too.
     `decoder`: the decoder's rows, as many as there are rows here.
     """
 
@@ -114,6 +117,8 @@ class Rows:
     per_unit: int = 1
     joined: bool = False
     unit_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    row_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    unit_sizes: np.ndarray | None = None
     decoder: Rows | None = None
 
     def __len__(self) -> int:
@@ -122,7 +127,12 @@ class Rows:
     @property
     def units(self) -> int:
         """The number of units, in which training batches are counted."""
-        return len(self) // self.per_unit
+        return len(self) // self.per_unit if self.unit_sizes is None else len(self.unit_sizes)
+
+    @cached_property
+    def unit_offsets(self) -> np.ndarray:
+        """The first row of each unit, and the number of all rows: int64 (units + 1,)."""
+        return np.arange(self.units + 1) * self.per_unit if self.unit_sizes is None else bounds(self.unit_sizes)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -131,13 +141,14 @@ class Rows:
 
     def unit_lengths(self, units: np.ndarray) -> np.ndarray:
         """Return the number of tokens of each of these units, those of the decoder included."""
-        rows = self.of_units(units).reshape(-1, self.per_unit)
-        lengths: np.ndarray = self.lengths[rows].sum(axis=1)
-        return lengths if self.decoder is None else lengths + self.decoder.lengths[rows].sum(axis=1)
+        first, end = self.unit_offsets[units], self.unit_offsets[units + 1]
+        lengths: np.ndarray = self.offsets[end] - self.offsets[first]
+        return lengths if self.decoder is None else lengths + self.decoder.offsets[end] - self.decoder.offsets[first]
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield all arrays that the rows are made of."""
-        for value in vars(self).values():
+        for item in fields(self):
+            value = getattr(self, item.name)
             if isinstance(value, np.ndarray):
                 yield value
             elif isinstance(value, Mapping):
@@ -151,15 +162,20 @@ class Rows:
         import torch
 
         rows = self.of_units(units)
-        row_keys = None if keys is None else (keys[:, None] + np.arange(self.per_unit)).ravel()
+        row_keys = None if keys is None else self.row_keys(units, keys)
         targets = {name: torch.from_numpy(values[units]) for name, values in self.unit_targets.items()}
+        targets |= {name: torch.from_numpy(values[rows]) for name, values in self.row_targets.items()}
         decoder = None if self.decoder is None else self.decoder.packed(rows, row_keys)
         return TaskBatch(inputs=self.packed(rows, row_keys), targets=targets, decoder=decoder)
 
     def of_units(self, units: np.ndarray) -> np.ndarray:
         """Return the numbers of the rows of units, int64, in the order of the units."""
-        rows: np.ndarray = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
-        return rows
+        return runs(self.unit_offsets[units], self.unit_offsets[units + 1] - self.unit_offsets[units])
+
+    def row_keys(self, units: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return a dropout key per row of the units, int64, from one per unit."""
+        sizes = self.unit_offsets[units + 1] - self.unit_offsets[units]
+        return np.repeat(keys, sizes) + runs(np.zeros_like(sizes), sizes)
 
     def packed(self, rows: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
         """Return the rows of these numbers, in this order, without targets."""
@@ -181,7 +197,7 @@ class Rows:
         joined units, in place of rows."""
         if not self.joined:
             return by_length(self.lengths, batch_tokens)
-        return map(self.of_units, by_length(self.lengths.reshape(-1, self.per_unit).sum(axis=1), batch_tokens))
+        return map(self.of_units, by_length(np.diff(self.offsets[self.unit_offsets]), batch_tokens))
 
     def _tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the indices of the tokens of these rows, in the order of the rows."""

@@ -64,8 +64,8 @@ class RunFolderFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, TrackingFlags, RunFolderFlags):
-    """Base of `PretrainConfig` and `FinetuneConfig`, which have a folder `out` too."""
+class RecordedFlags:
+    """Base of a run's flags, which its folder records and --resume compares; they have a folder `out` too."""
 
     CHANGEABLE: ClassVar[frozenset[str]]
     """Flags that may have a different value when a run is resumed."""
@@ -130,6 +130,11 @@ class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, Trackin
 
     def check_change(self, name: str, value: Any, stored: Any) -> None:
         """Raise `UserError` where a changeable flag cannot have this value in a resumed run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(OptimizerFlags, DistillationFlags, TrainingMachineFlags, TrackingFlags, RunFolderFlags, RecordedFlags):
+    """Base of `PretrainConfig` and `FinetuneConfig`."""
 
 
 def _same_files(value: Any, stored: Any, *, is_location: bool = False) -> bool:

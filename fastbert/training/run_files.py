@@ -29,7 +29,7 @@ from fastbert.training import checkpoint
 
 TOKENIZER, VOCABULARY, TOKENIZER_CONFIG = "tokenizer", "vocab.txt", "tokenizer_config.json"
 FILE, FORMAT_VERSION = "config.json", 3
-COMMANDS = {"run": "pretrain", "finetune": "finetune"}
+COMMANDS = {"run": "pretrain", "finetune": "finetune", "adapt": "adapt"}
 """The key of a run's flags in config.json, and its command."""
 _SEAL = "sha256"
 

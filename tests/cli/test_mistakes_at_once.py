@@ -1,6 +1,6 @@
 """Missing flags, files and folders and wrong suffixes are reported in one line, before torch is imported.
 
-All commands run in one process, in which torch cannot be imported.
+All commands run in one process, in which torch cannot be imported. One file: a table of mistakes, one line each.
 """
 
 from __future__ import annotations
@@ -162,6 +162,17 @@ MISTAKES = {
         "--class-weights balance: must be balanced, or a .json file"
     ),
     "finetune --model unfinished --task choice --train choice.jsonl": "--model unfinished: is a run that has not",
+    "adapt --model model": "--corpus is missing: text files, folders or globs",
+    "adapt --corpus text.txt": "--model is missing: the folder of an embedder or of a pre-trained model",
+    "adapt --corpus nope --model model": "--corpus: no such file or folder: nope",
+    "adapt --corpus empty.txt --model model": "--corpus: the corpus is empty: no text in empty.txt",
+    "adapt --corpus text.txt --model nope": f"--model {HUB}",
+    "adapt --corpus text.txt --model unwritten": "--model unwritten: holds no model.safetensors",
+    "adapt --corpus text.txt --model model --out text.txt": "--out text.txt: is a file; give a folder",
+    "adapt --corpus text.txt --model model --out /proc/run": "--out /proc/run: cannot be written to /proc",
+    "adapt --corpus text.txt --model model --out run": "--out run: already holds a run; continue it with --resume",
+    "adapt --corpus text.txt --model model --pairs some": "--pairs some: choose one of dropout, neighbours, both",
+    "adapt --corpus text.txt --model model --batch-size 1": "--batch-size 1 must be at least 2",
     "predict --model model": "--text is missing: a file with the examples",
     "predict --text table.tsv": "--model is missing: the folder of a fine-tuned model",
     "predict --model nope --text table.tsv": f"--model {HUB}",
@@ -198,6 +209,27 @@ MISTAKES = {
     "evaluate --glue run --gold table.tsv": "--glue averages results that exist: leave --task, --gold",
     "evaluate --gold table.tsv --model nope": f"--model {HUB}",
     "evaluate --glue nope": "--glue nope: no such folder",
+    "evaluate --task retrieval": "--model is missing: the folder of an embedder or a cross-encoder; or score a --run",
+    "evaluate --task retrieval --model plain": "--queries is missing: a file of queries; or give --data",
+    "evaluate --run nope": "--qrels is missing: a file of judgements; or give --data",
+    "evaluate --run nope --qrels table.tsv": "--run nope: no such file",
+    "evaluate --run text.txt --qrels text.txt --widths 3 2": "--widths is for --task retrieval with a --model, not for",
+    "evaluate --qrels table.tsv": "--qrels is for --task retrieval or reranking; name the task",
+    "evaluate --task mlm --qrels table.tsv": "--qrels is for --task retrieval or reranking, not for mlm; leave it out",
+    "evaluate --task reranking --run text.txt --qrels text.txt": "--model is missing: the folder of an embedder or a",
+    "evaluate --task reranking --model plain --data empty --top 3": "--top is for --task retrieval, not for reranking",
+    "evaluate --task retrieval --model plain --data empty": "--data empty/queries.jsonl: no such file; BEIR's folders",
+    "evaluate --task retrieval --model plain --data empty --rerank plain": "--rerank plain: has 2 labels, and ranking",
+    "evaluate --task retrieval --model plain --data empty --limit 3": "--limit is for --task blimp, not for retrieval",
+    "evaluate --task retrieval --model plain --data empty --gold table.tsv": "--gold is for files of predictions and",
+    "evaluate --task retrieval --model plain --data empty --metrics f1@3": "--metrics 'f1@3' is not a metric: ",
+    "evaluate --task retrieval --model plain --data empty --top 5 --metrics ndcg@9": "--metrics ndcg@9: --top 5 ",
+    "evaluate --task retrieval --model plain --data empty --widths 4 --vectors sparse": "--widths changes nothing",
+    "evaluate --task retrieval --model plain --data empty --plot a.png": "--plot a.png: draws metrics over several",
+    "evaluate --task retrieval --model plain --data empty --run text.txt": "--run text.txt: holds rankings already",
+    "evaluate --task retrieval --model plain --queries table.docx --documents table.tsv --qrels text.txt": (
+        "--queries table.docx: must be a .jsonl, .tsv, .txt file"
+    ),
     "embed --model model --text text.txt": "--out is missing: the file to write, .npy, ",
     "embed --model nope --text text.txt --out out.npy": f"--model {HUB}",
     "embed --model model --text empty.txt --out out.npy": "--text empty.txt: holds no text",
@@ -223,6 +255,27 @@ MISTAKES = {
     "rerank --model ranker --query a --texts text.txt --top 0": "--top 0 must be at least 1",
     "rerank --model ranker --query a --texts text.txt --max-length 3": "--max-length 3 must be at least 4",
     "rerank --model plain --query a --texts text.txt": "--model plain: has 2 labels, and ranking needs a model with",
+    "search index --model nope --text text.txt --out out": f"--model {HUB}",
+    "search index --text text.txt --out out": "--model is missing: the folder of an embedder",
+    "search index --model plain --out out": "--text is missing: a file with the texts to search",
+    "search index --model plain --text text.txt": "--out is missing: the folder to write the index to",
+    "search index --model plain --text nope.txt --out out": "--text nope.txt: no such file",
+    "search index --model plain --text empty.txt --out out": "--text empty.txt: holds no text",
+    "search index --model plain --text table.tsv --out out --column b": "--text table.tsv: no column 'b' (columns: ",
+    "search index --model plain --text table.tsv --out out --id-column b": "--text table.tsv: no column 'b' (columns: ",
+    "search index --model plain --text text.txt --out text.txt": "--out text.txt: is a file; give a folder",
+    "search index --model plain --text text.txt --out index": "--out index: already holds an index; name another",
+    "search index --model plain --text text.txt --out o --faiss Flat": "--faiss Flat changes nothing without --store",
+    "search index --model plain --text text.txt --out o --no-rescore": "--no-rescore: --store fp16 has no copy",
+    "search index --model plain --text text.txt --out o --store int4": "--store int4: choose one of fp16, fp32, int8,",
+    "search query --index nope day": "--index nope: no such folder; name one that `fastbert search index` made",
+    "search query --index index day": "--index index/index.json: has format_version 2, and 1 is supported",
+    "search query day": "--index is missing: the folder of an index",
+    "search query --index index": "QUERY is missing: the words to search for, in quotes; or give --queries",
+    "search query --index index day --top 0": "--top 0 must be at least 1",
+    "search query --index index day --queries text.txt": "--queries text.txt: cannot be combined with a query",
+    "search query --index index day --candidates 9": "--candidates 9 changes nothing without --rerank",
+    "search find --index index": "search 'find': is not known; choose one of index, query",
     "features --model nope --text text.txt --out out.npy": f"--model {HUB}",
     "features --model model --text nope.txt --out out.npy": "--text nope.txt: no such file",
     "features --model model --text text.txt --out out.docx": "--out out.docx: must end in .npy, .npz, ",
@@ -302,6 +355,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     folder = tmp_path_factory.mktemp("mistakes")
     for name in ("text.txt", "table.tsv", "table.docx"):
         (folder / name).write_text("text\tlabel\na day\tgood\na night\tbad\n")
+    (folder / "index").mkdir()
+    (folder / "index" / "index.json").write_text('{"format": "fastbert-search-index", "format_version": 2}')
     (folder / "clinc.json").write_text('{"train": [["a day", "good"], ["a night", "bad"]]}')
     (folder / "choice.jsonl").write_text('{"prompt": "A day", "choices": ["b", "c"], "label": 0}\n')
     (folder / "words.conll").write_text("a\tA\nday\tB\n")

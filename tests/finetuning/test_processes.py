@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from finetune_runs import config, same, weights
+from finetune_runs import assert_close, config, lines, same, weights, words
 from ranks import Ranks
 from toy_tasks import VOCABULARY, choices, echoes, feelings, questions, sentiment, tagged
 
 from fastbert import WordPieceTokenizer
 from fastbert.finetuning.run import finetune
-from fastbert.flags import flag
 from fastbert.models import registry
 from fastbert.models.gpt2.config import GPT2Config
 
@@ -64,43 +62,6 @@ def flags_of(place: Path, flags: dict[str, Any]) -> dict[str, Any]:
     if "eval" in chosen:
         chosen["eval"] = tuple(place / name for name in chosen["eval"])
     return chosen
-
-
-def words(place: Path, out: Path, *more: str, **flags: Any) -> list[str]:
-    """The command line of `config`."""
-    line = ["finetune"]
-    settings = vars(config(place, out, **flags))
-    for name in ("task", "model", "train", "eval", "out", "max_length", "device", "dtype", *flags):
-        value = settings[name]
-        values = value if isinstance(value, tuple) else (value,)
-        if flag(name) not in line and values:
-            line += [flag(name)] if value is True else [flag(name), *map(str, values)]
-    return [*line, *more]
-
-
-def lines(folder: Path, split: str) -> list[dict[str, Any]]:
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["split"] == split]
-
-
-def assert_close(parts: Path, whole: Path) -> None:
-    """The same losses, tokens, scores, and weights."""
-    train = [lines(folder, "train") for folder in (parts, whole)]
-    assert len(train[0]) == len(train[1]) > 0
-    for name in ("loss", "gradient_norm", *("lm_loss",) * ("lm_loss" in train[1][0])):
-        tolerance = 1e-4 if name == "gradient_norm" else 1e-6
-        assert [one[name] for one in train[0]] == pytest.approx([one[name] for one in train[1]], rel=tolerance), name
-    assert [one["tokens"] for one in train[0]] == [one["tokens"] for one in train[1]]
-    scores = [lines(folder, "validation") for folder in (parts, whole)]
-    assert [one["scores"].keys() for one in scores[0]] == [one["scores"].keys() for one in scores[1]]
-    for first, second in zip(*scores, strict=True):
-        for file in first["scores"]:
-            assert first["scores"][file] == pytest.approx(second["scores"][file], rel=1e-4, abs=1e-3)
-    assert (parts / "predictions").exists() == (whole / "predictions").exists()
-    for name, value in weights(whole / "model").items():
-        if name.endswith("key.bias"):  # its gradient is zero but for rounding, which AdamW scales up
-            continue
-        torch.testing.assert_close(weights(parts / "model")[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_steps_and_scores_do_not_depend_on_the_number_of_processes(place: Path, ranks: Ranks, tmp_path: Path) -> None:

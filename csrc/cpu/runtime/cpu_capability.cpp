@@ -34,7 +34,7 @@ CpuFeatures features_at(CpuFeatures features, CpuCapability capability) {
         features.avx512f = features.avx512bw = features.avx512vl = features.avx512dq = features.avx512vbmi = false;
         features.avx512_vbmi2 = features.avx512_vnni = features.avx512_bf16 = false;
     }
-    if (capability < CpuCapability::avx2) features.avx2 = features.fma = false;
+    if (capability < CpuCapability::avx2) features.avx2 = features.fma = features.f16c = false;
     return features;
 }
 

@@ -26,8 +26,9 @@
 #define FASTBERT_TARGET_END _Pragma("GCC diagnostic pop") _Pragma("GCC pop_options")
 #endif
 
-// The features of each CPU capability. AVX-512 BF16, VNNI and AMX are checked separately.
+// The features of each CPU capability. F16C, AVX-512 BF16, VNNI and AMX are checked separately.
 #define FASTBERT_AVX2 "avx2,fma"
+#define FASTBERT_AVX2_F16C "avx2,fma,f16c"
 #define FASTBERT_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
 #define FASTBERT_AVX512_BF16 "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma"
 #define FASTBERT_AVX512_VNNI "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma"

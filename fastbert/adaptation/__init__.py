@@ -1,0 +1,1 @@
+"""Domain adaptation of embedders: continued pre-training, then contrastive training without labels."""

@@ -1,0 +1,316 @@
+"""Adapt an embedder to the text of a domain, in stages that a later start skips or continues.
+
+RUN/text holds the corpus in two parts, RUN/pretrain the run of continued pre-training, RUN/continued its encoder with
+the settings of the embedder, RUN/sentences.jsonl the pairs of contrastive training, RUN/embedder its run, RUN/model
+the result. Each appears whole; RUN/results.json has the scores of the stages that are done.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastbert.adaptation import evaluation
+from fastbert.adaptation.config import AdaptConfig
+from fastbert.adaptation.corpus_split import CorpusSplit, read_split, split_corpus
+from fastbert.adaptation.passages import following_pairs, sample_pairs, write_pairs
+from fastbert.adaptation.results import ADAPTED, BEFORE, FILE, PRETRAINED, Results
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.source import find_source
+from fastbert.data.pretraining import unigram_cross_entropy
+from fastbert.data.shards import TokenShards
+from fastbert.distributed.environment import is_launched
+from fastbert.embeddings.folder import read_settings
+from fastbert.embeddings.settings import EmbedSettings
+from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.run import finetune
+from fastbert.flags import check_required
+from fastbert.io.atomic_write import sync_tree
+from fastbert.io.locations import LocationText, is_remote, local_path
+from fastbert.models import registry
+from fastbert.tasks.retrieval.embedding import leave_pooler_out
+from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.training.config import PretrainConfig
+from fastbert.training.pretrain import pretrain
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_files import (
+    can_be_replaced,
+    check_spared,
+    locked_run,
+    looks_like_run,
+    read_record,
+    remove_run,
+    save_tokenizer,
+    write_record,
+)
+
+KEY = "adapt"
+"""Of the flags in config.json."""
+TEXT, PRETRAIN, CONTINUED, SENTENCES, EMBEDDER, MODEL = (
+    *("text", "pretrain", "continued", "sentences.jsonl"),
+    *("embedder", "model"),
+)
+HELD_OUT_SHARDS = "held-out"
+NAMES = ("config.json", TEXT, HELD_OUT_SHARDS, PRETRAIN, CONTINUED, SENTENCES, EMBEDDER, MODEL, FILE)
+VALIDATION = 0.02  # of the training documents, for the learning curve of pre-training
+CHECKPOINT_STEPS = 500  # of contrastive training
+DROPOUT = 0.1  # of contrastive training, for a model that has none
+QUERIES, SCORED_SENTENCES = 1_000, 4_000  # of the held-out text, at most
+
+
+@dataclass(frozen=True)
+class AdaptResult:
+    """The folder of a run, the embedder in it, and the scores of its stages."""
+
+    folder: Path
+    model: Path
+    results: Results
+
+
+def adapt(config: AdaptConfig, reporter: Reporter | None = None) -> AdaptResult:
+    """Adapt a model as `config` says, or continue the run in `config.out` when `config.resume` is set.
+
+    With `resume` the same call can be repeated until it returns: stages that are done are skipped, and one that was
+    interrupted continues. Raises `UserError` (one line: value, place, cure) for input that cannot be trained on, and
+    `Stopped` after SIGINT or SIGTERM during one of the trainings, when a checkpoint has been written.
+    """
+    if is_launched():
+        raise UserError(
+            "adapt runs in one process; run `fastbert pretrain --init` and `fastbert finetune --task embedding` with"
+            " torchrun instead"
+        )
+    reporter = reporter or Reporter()
+    with locked_run(config.out):
+        config = _opened(config)
+        return _Adaptation(config, reporter).run()
+
+
+def _opened(config: AdaptConfig) -> AdaptConfig:
+    """Open the run's folder; return the configuration, which is the stored one of a run that is continued."""
+    out = config.out
+    holds_run = any((out / name).exists() for name in NAMES)
+    if config.resume:
+        saved = read_record(out, KEY, AdaptConfig.CHANGEABLE)
+        if saved is not None:
+            try:
+                return config.resumed_from(AdaptConfig.from_dict(saved[KEY]))
+            except TypeError as error:
+                raise UserError(f"{out / 'config.json'}: not a run's configuration ({error})") from None
+        if holds_run:
+            raise UserError(f"--out {out}: holds no run to resume, but files with the names of a run's; choose another")
+        try:
+            check_required(replace(config, resume=False))
+        except UserError as error:
+            raise UserError(f"--out {out}: holds no run to resume, and {error}") from None
+    check_required(config)
+    replaceable = config.overwrite or can_be_replaced(out, KEY, AdaptConfig.CHANGEABLE, NAMES[1:])
+    if holds_run and not replaceable:
+        raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
+    assert config.model is not None
+    inputs = [("--corpus", local_path(path)) for path in config.corpus if not is_remote(path)]
+    inputs.append(("--model", find_source(config.model)))
+    config.find_corpus()
+    read_settings(inputs[-1][1])
+    if holds_run:
+        if not looks_like_run(out, KEY):  # so that --overwrite empties no other folder
+            raise UserError(f"{out}: holds no adaptation of fastbert; choose another --out")
+        check_spared(out, NAMES, inputs)
+        remove_run(out, NAMES)
+    write_record(out, {KEY: replace(config, resume=False, overwrite=False).to_dict()})
+    return config
+
+
+class _Adaptation:
+    """The stages of a run, in their order."""
+
+    def __init__(self, config: AdaptConfig, reporter: Reporter) -> None:
+        assert config.model is not None
+        self.config, self.reporter, self.out = config, reporter, config.out
+        self.results = Results.read(self.out)
+        self.machine: dict[str, Any] = {
+            name: getattr(config, name)
+            for name in ("device", "dtype", "checkpoint_activations", "deterministic", "log_every", "seed")
+        }
+        self.continues = config.pretrain_steps != 0
+
+    def run(self) -> AdaptResult:
+        """Run the stages that are not done."""
+        if not self.results.finished:
+            self._begin("text and held-out text")
+            self._score(BEFORE, self.source, self.encoder if self.continues else None)
+            start = self._continued() if self.continues else self.source
+            self._write_pairs()
+            embedder = self._embedder(start)
+            self._score(ADAPTED, embedder, None)
+            self._publish(embedder)
+            self.results.finished = True
+            self.results.write(self.out)
+        else:
+            self.reporter.on_message(f"{self.out}: the run is finished")
+        return AdaptResult(self.out, self.out / MODEL, self.results)
+
+    @cached_property
+    def source(self) -> Path:
+        """The folder of --model."""
+        assert self.config.model is not None
+        return find_source(self.config.model)
+
+    @cached_property
+    def settings(self) -> EmbedSettings:
+        """The settings of --model: pooling, prompts and so on."""
+        return read_settings(self.source)[1]
+
+    @cached_property
+    def encoder(self) -> Path:
+        """The folder of the encoder of --model."""
+        return read_settings(self.source)[0]
+
+    @cached_property
+    def text(self) -> CorpusSplit:
+        """The two parts of the corpus, which are written at the first start."""
+        folder = self.out / TEXT
+        split = read_split(folder)
+        if split is None:
+            corpus = self.config.find_corpus()
+            report = self.reporter.on_stage("reading the corpus", 2 * corpus.total_bytes)
+            split = split_corpus(corpus, folder, self.config.held_out, report)
+        train, held_out = split.train, split.held_out
+        self.reporter.on_message(
+            f"{train.documents:,} documents of {train.sentences:,} sentences to train on; held out"
+            f" {held_out.documents:,} of {held_out.sentences:,}"
+        )
+        return split
+
+    @cached_property
+    def queries(self) -> list[tuple[str, str]]:
+        """Passages of the held-out text, each with the one that follows it."""
+        pairs = following_pairs(self.text.held_out_documents(), QUERIES)
+        if not pairs:
+            self.reporter.on_message("no held-out document has two passages: retrieval is not scored")
+        return pairs
+
+    @cached_property
+    def held_out_shards(self) -> Path:
+        """Token shards of the held-out text, every n-th document of it where it is long."""
+        documents = list(self.text.held_out_documents())
+        stride = -(-sum(map(len, documents)) // SCORED_SENTENCES)
+        chosen = [document[:SCORED_SENTENCES] for document in documents[::stride]]
+        return evaluation.held_out_shards(chosen, self.encoder, self.out / HELD_OUT_SHARDS).folder
+
+    def _begin(self, name: str) -> None:
+        held_out = self.text.held_out
+        self.results.held_out = {**asdict(held_out), "queries": len(self.queries)}
+
+    def _score(self, stage: str, embedder: Path, masked: Path | None) -> None:
+        """Score a stage's embedder and masked LM on the held-out text, unless results.json has its scores."""
+        results, config = self.results, self.config
+        if masked is not None and stage not in results.masked_lm:
+            report = self.reporter.on_stage(f"masked LM {stage}", 1.0, "")
+            scores = evaluation.masked_loss(
+                masked, self.held_out_shards, device=config.device, max_length=config.max_length, progress=report
+            )
+            results.masked_lm[stage] = asdict(scores)
+            results.write(self.out)
+        if self.queries and stage not in results.retrieval:
+            report = self.reporter.on_stage(f"retrieval {stage}", 1.0, "")
+            results.retrieval[stage] = evaluation.retrieval(
+                embedder,
+                self.queries,
+                device=config.device,
+                dtype=config.dtype,
+                max_length=config.max_length,
+                progress=report,
+            )
+            results.write(self.out)
+
+    def _continued(self) -> Path:
+        """Continue the pre-training of the encoder; return the folder of an embedder with it."""
+        config, folder = self.config, self.out / CONTINUED
+        result = pretrain(
+            PretrainConfig(
+                corpus=(LocationText(str(self.text.train_file)),),
+                text_format="lines",
+                init=str(self.encoder),
+                objective="mlm",
+                max_length=config.max_length,
+                validation_fraction=VALIDATION,
+                steps=config.pretrain_steps,
+                epochs=config.pretrain_epochs,
+                hours=config.hours,
+                batch_size=config.pretrain_batch_size,
+                lr=config.pretrain_lr,
+                out=self.out / PRETRAIN,
+                resume=True,
+                **self.machine,
+            ),
+            self.reporter,
+        )
+        if not (folder / "config.json").exists():
+            model = registry.load_encoder(result.model, dtype=torch.float32)
+            leave_pooler_out(model)
+            model.embed_settings = self.settings
+            with atomic_folder(folder) as partial:
+                model.save_pretrained(partial)
+                save_tokenizer(load_tokenizer(result.model), partial, segments=model.config.type_vocab_size > 1)
+                sync_tree(partial)
+        if self.results.word_frequencies is None:
+            trained = TokenShards.open(self.out / PRETRAIN / "data").unigrams
+            self.results.word_frequencies = unigram_cross_entropy(
+                trained, TokenShards.open(self.held_out_shards).unigrams
+            )
+        self._score(PRETRAINED, folder, result.model)
+        return folder
+
+    def _write_pairs(self) -> None:
+        """Write the pairs to train on, a sample of the corpus."""
+        config, path = self.config, self.out / SENTENCES
+        if path.exists():
+            return
+        pairs = sample_pairs(self.text.train_documents(), config.sentences, config.pairs, config.seed)
+        if len(pairs) < config.batch_size:
+            what = "passages with a neighbour" if config.pairs == "neighbours" else "different passages"
+            raise UserError(
+                f"--corpus {' '.join(map(str, config.corpus))}: has {len(pairs):,} {what}, fewer than --batch-size"
+                f" {config.batch_size}; add text, or lower --batch-size"
+            )
+        write_pairs(path, pairs)
+        self.reporter.on_message(f"{len(pairs):,} pairs of passages ({config.pairs})")
+
+    def _embedder(self, start: Path) -> Path:
+        """Train on the pairs; return the folder of the embedder."""
+        config = self.config
+        dropout = config.dropout
+        if dropout is None and config.pairs != "neighbours":
+            model = registry.read_config(read_settings(start)[0])
+            dropout = None if model.hidden_dropout_prob else DROPOUT
+        result = finetune(
+            FinetuneConfig(
+                task="embedding",
+                model=str(start),
+                train=self.out / SENTENCES,
+                steps=config.contrastive_steps,
+                epochs=() if config.contrastive_steps is not None else (1.0,),
+                batch_size=(config.batch_size,),
+                lr=() if config.contrastive_lr is None else (config.contrastive_lr,),
+                max_length=config.max_length,
+                dropout=dropout,
+                checkpoint_every=CHECKPOINT_STEPS,
+                out=self.out / EMBEDDER,
+                resume=True,
+                **self.machine,
+            ),
+            self.reporter,
+        )
+        return result.model
+
+    def _publish(self, embedder: Path) -> None:
+        """Copy the embedder to RUN/model."""
+        with atomic_folder(self.out / MODEL) as partial:
+            shutil.copytree(embedder, partial, dirs_exist_ok=True)
+            sync_tree(partial)

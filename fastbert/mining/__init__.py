@@ -1,0 +1,1 @@
+"""Hard negatives for the training of embedders and rerankers."""

@@ -1,0 +1,302 @@
+"""An index of texts: queries, rescoring and hits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert.embeddings.embed import EmbedOptions, embed_chunks
+from fastbert.embeddings.folder import load_embedder
+from fastbert.embeddings.pooling import normalized
+from fastbert.errors import UserError, require_whole
+from fastbert.search.arrays import open_array
+from fastbert.search.build import DTYPES, BuildOptions, build_index, index_vectors
+from fastbert.search.exact import check_finite, check_vectors
+from fastbert.search.faiss_files import FaissRows
+from fastbert.search.fingerprint import model_fingerprint
+from fastbert.search.format import FAISS, SCALES, IndexSettings, read_settings, vectors_name
+from fastbert.search.rows import best_rows
+from fastbert.search.texts import Texts
+from fastbert.tasks.inference import choose_inference
+
+if TYPE_CHECKING:
+    from fastbert.models.encoder import EncoderModel
+    from fastbert.reranking.cross_encoder import CrossEncoder
+    from fastbert.tokenizers.tokenizer import Tokenizer
+
+CANDIDATES_PER_HIT, LEAST_CANDIDATES = 4, 100
+PROBES = 32
+QUERY_BATCH = 256
+"""Queries that are searched at a time."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A text of an index, ranked for a query."""
+
+    rank: int
+    """From 1."""
+    score: float
+    """The dot product, or a reranker's score."""
+    id: str
+    text: str
+    index: int
+    """The text's number, from 0."""
+
+
+class Index:
+    """An index folder, open for queries: vectors are memory-mapped, and a hit's text is read when it is returned.
+
+    Attributes: `settings`, the content of index.json; `folder`.
+    """
+
+    def __init__(self, folder: Path, settings: IndexSettings, device: str, dtype: str, model: str | None) -> None:
+        self.folder, self.settings = folder, settings
+        self._device, self._dtype, self._source = device, dtype, model
+        self._embedder: tuple[EncoderModel, Tokenizer] | None = None
+        self._texts = Texts(folder, settings.count)
+        shape = (settings.count, settings.width)
+        self._faiss = FaissRows(folder / FAISS, *shape) if settings.store == "faiss" else None
+        self._rows = self._scales = self._copy = None
+        if settings.store != "faiss":
+            self._rows = open_array(folder / vectors_name(settings.store), DTYPES[settings.store], shape)
+        if settings.store == "int8":
+            self._scales = open_array(folder / SCALES, DTYPES["fp32"], shape[:1])
+        if settings.rescore:
+            self._copy = open_array(folder / vectors_name("fp16"), DTYPES["fp16"], shape)
+
+    @classmethod
+    def build(
+        cls, out: str | Path, texts: Iterable[str] | Iterable[tuple[str, str]], model: str | Path, **options: Any
+    ) -> Index:
+        """Embed texts and write an index of them to a folder; return it, open.
+
+        `texts` are strings, whose ids are their numbers from 0, or pairs of an id and a text. `options` are those of
+        `BuildOptions`, and `device`, `dtype`, `overwrite` of `build_index`. Raises UserError as `build_index` does.
+        """
+        machine = {name: options.pop(name) for name in ("device", "dtype") if name in options}
+        overwrite = options.pop("overwrite", False)
+        build_index(out, _with_ids(texts), model, _build_options(options), overwrite=overwrite, **machine)
+        return cls.open(out, model=model, **machine)
+
+    @classmethod
+    def from_vectors(
+        cls,
+        out: str | Path,
+        vectors: Tensor | np.ndarray,
+        texts: Iterable[str] | Iterable[tuple[str, str]],
+        *,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> Index:
+        """Write an index of vectors that come from elsewhere, fp32 or fp16 (n, width), and return it, open.
+
+        It is queried with vectors. See `build` for texts and options. Raises UserError as `index_vectors` does.
+        """
+        index_vectors(out, vectors, _with_ids(texts), _build_options(options), overwrite=overwrite)
+        return cls.open(out)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        model: str | Path | None = None,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto",
+        verify: bool = False,
+    ) -> Index:
+        """Open an index. `model` is the place of its model if it was moved; `device` and `dtype` compute the vectors of
+        queries. `verify` compares the checksums of all files.
+
+        Raises UserError for a folder that is no index, CheckpointError for damaged files; the model is loaded, and
+        compared with the index's, on the first query that is a text.
+        """
+        folder = Path(folder)
+        settings = read_settings(folder, verify=verify)
+        return cls(folder, settings, device, dtype, None if model is None else str(model))
+
+    def __len__(self) -> int:
+        return self.settings.count
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file of texts."""
+        self._texts.close()
+
+    @overload
+    def query(
+        self,
+        queries: str,
+        top: int = ...,
+        *,
+        prompt: str | None = ...,
+        reranker: CrossEncoder | None = ...,
+        candidates: int = ...,
+        probes: int = ...,
+    ) -> list[Hit]: ...
+    @overload
+    def query(
+        self,
+        queries: list[str] | tuple[str, ...] | Tensor | np.ndarray,
+        top: int = ...,
+        *,
+        prompt: str | None = ...,
+        reranker: CrossEncoder | None = ...,
+        candidates: int = ...,
+        probes: int = ...,
+    ) -> list[list[Hit]]: ...
+    def query(
+        self,
+        queries: str | list[str] | tuple[str, ...] | Tensor | np.ndarray,
+        top: int = 10,
+        *,
+        prompt: str | None = None,
+        reranker: CrossEncoder | None = None,
+        candidates: int = 100,
+        probes: int = PROBES,
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return the hits of a text, best first, or those of each of several texts or vectors, fp32 (q, width).
+
+        `prompt` names the model's prompt before each query. A `reranker` orders the best `candidates` anew, by the
+        texts of queries. Raises UserError for empty queries, and as `search` and `embed` do.
+        """
+        texts = [queries] if isinstance(queries, str) else queries
+        require_whole("top", top, 1)
+        if isinstance(texts, Tensor | np.ndarray):
+            if reranker is not None:
+                raise UserError("a reranker reads the texts of queries: give texts, or leave it out")
+            vectors, words = torch.as_tensor(texts), None
+        else:
+            words = list(texts)
+            vectors = self.embed(words, prompt)
+        require_whole("candidates", candidates, 1)
+        wide = max(top, candidates) if reranker is not None else top
+        scores, indices = self.search(vectors, wide, probes=probes)
+        results = []
+        for row in range(len(vectors)):
+            hits = self._hits(scores[row].tolist(), indices[row].tolist())
+            if reranker is not None and words is not None:
+                ranked = reranker.rank(words[row], [hit.text for hit in hits], top=top)
+                hits = [
+                    Hit(rank, one.score, hits[one.index].id, one.text, hits[one.index].index)
+                    for rank, one in enumerate(ranked, 1)
+                ]
+            results.append(hits)
+        return results[0] if isinstance(queries, str) else results
+
+    def embed(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:
+        """Return the vectors of queries, fp32 (q, width) on the CPU.
+
+        Raises UserError for an empty query, by its index, for an index without a model, and for a model other than that
+        of the index.
+        """
+        for index, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"queries[{index}] is {text!r}: give the words to search for")
+        if not texts:
+            return torch.empty(0, self.settings.width)
+        model, tokenizer = self._loaded()
+        options = EmbedOptions(prompt=prompt or self.settings.query_prompt)
+        return torch.cat(list(embed_chunks(model, texts, tokenizer, options)))
+
+    def search(self, queries: Tensor, top: int, *, probes: int = PROBES) -> tuple[Tensor, Tensor]:
+        """Return the scores, fp32 (q, min(top, n)), and the numbers of the texts, int64 of the same shape, best first.
+
+        queries fp32 (q, width). Equal scores are ordered by number. fp16 and fp32 are exact; of int8 and FAISS the best
+        max(4 top, 100) are scored again with the fp16 copy. An approximate FAISS index ends a row with -1, and scores
+        of -inf, where it finds fewer. Raises UserError for other shapes and dtypes, and for vectors that are not
+        finite.
+        """
+        require_whole("top", top, 1)
+        require_whole("probes", probes, 1)
+        check_vectors("queries", queries, (torch.float32,), width=self.settings.width)
+        check_finite("queries", queries)
+        top = min(top, len(self))
+        queries = queries.detach().cpu()
+        if self.settings.similarity == "cosine":
+            queries = normalized(queries)
+        batches = [self._search(batch, top, probes) for batch in queries.split(QUERY_BATCH)]
+        scores, indices = zip(*batches, strict=True)
+        return torch.cat(scores), torch.cat(indices)
+
+    def _search(self, queries: Tensor, top: int, probes: int) -> tuple[Tensor, Tensor]:
+        rescored = self._copy is not None
+        wide = min(len(self), max(CANDIDATES_PER_HIT * top, LEAST_CANDIDATES)) if rescored else top
+        if self._faiss is not None:
+            found = self._faiss.search(queries.numpy(), wide, probes)
+            scores, indices = torch.from_numpy(found[0]), torch.from_numpy(found[1])
+            scores[indices < 0] = float("-inf")
+        else:
+            assert self._rows is not None
+            scores, indices = best_rows(queries, self._rows, wide, scales=self._scales)
+        return self._rescored(queries, indices, top) if rescored else (scores, indices)
+
+    def _rescored(self, queries: Tensor, candidates: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return the best of the candidates (q, c) by their fp16 vectors, with the scores of an fp16 index."""
+        assert self._copy is not None
+        scores = torch.full((len(queries), top), float("-inf"))
+        indices = torch.full((len(queries), top), -1)
+        for row, of_query in enumerate(candidates):
+            # In ascending order, so that equal scores are ordered by number.
+            numbers = of_query[of_query >= 0].sort().values
+            if len(numbers):
+                best, columns = best_rows(queries[row : row + 1], self._copy[numbers.numpy()], top)
+                scores[row, : best.shape[1]], indices[row, : best.shape[1]] = best[0], numbers[columns[0]]
+        return scores, indices
+
+    def _hits(self, scores: list[float], indices: list[int]) -> list[Hit]:
+        found = [(score, index) for score, index in zip(scores, indices, strict=True) if index >= 0]
+        return [Hit(rank, score, *self._texts[index], index) for rank, (score, index) in enumerate(found, 1)]
+
+    def _loaded(self) -> tuple[EncoderModel, Tokenizer]:
+        """Return the model of the index, loaded once, after it was compared with the record in index.json."""
+        if self._embedder is None:
+            record = self.settings.model
+            if record is None:
+                raise UserError(f"{self.folder}: was made of vectors, without a model: query it with vectors")
+            source = self._source or record.source
+            try:
+                digest = model_fingerprint(source)
+            except UserError as error:
+                if self._source is not None:
+                    raise
+                raise UserError(
+                    f"{self.folder}: its model is missing ({error}); name its folder with --model"
+                ) from None
+            if digest != record.sha256:
+                raise UserError(
+                    f"{self.folder}: was made by another model (SHA-256 {record.sha256[:12]}) than {source}"
+                    f" ({digest[:12]}): query it with its own model, or make the index again"
+                )
+            place, weights, _ = choose_inference(self._device, self._dtype)
+            model, tokenizer, _ = load_embedder(source, dtype=weights)
+            if self._dtype == "int8":
+                model.quantize("int8")
+            self._embedder = (model.to(place), tokenizer)
+        return self._embedder
+
+
+def _with_ids(texts: Iterable[str] | Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    texts_or_pairs: Iterable[str | tuple[str, str]] = texts
+    for number, text in enumerate(texts_or_pairs):
+        yield (str(number), text) if isinstance(text, str) else text
+
+
+def _build_options(options: dict[str, Any]) -> BuildOptions:
+    unknown = sorted(set(options) - set(BuildOptions.__dataclass_fields__))
+    if unknown:
+        known = ", ".join(BuildOptions.__dataclass_fields__)
+        raise UserError(f"{unknown[0]}={options[unknown[0]]!r} is no option of an index; there are {known}")
+    return BuildOptions(**options)

@@ -1,0 +1,60 @@
+"""Texts of an index with their ids: read by number, without reading the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from fastbert.errors import CheckpointError
+from fastbert.io.untrusted_input import UntrustedFile, parse_json
+from fastbert.search.arrays import ArrayWriter, open_array
+from fastbert.search.format import OFFSETS, TEXTS
+
+INT64 = np.dtype("<i8")
+
+
+class TextWriter:
+    """Write `texts.jsonl` and `texts.offsets.npy` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.count = 0
+        self._file = (folder / TEXTS).open("wb")
+        self._offsets = ArrayWriter(folder / OFFSETS, INT64, ())
+        self._offsets.append(np.zeros(1, dtype=INT64))
+
+    def append(self, identifier: str, text: str) -> None:
+        """Append a text."""
+        self._file.write(json.dumps({"id": identifier, "text": text}, ensure_ascii=False).encode() + b"\n")
+        self._offsets.append(np.array([self._file.tell()], dtype=INT64))
+        self.count += 1
+
+    def close(self) -> None:
+        """Complete and close both files."""
+        self._file.close()
+        self._offsets.close()
+
+
+class Texts:
+    """The texts of an index folder, by number."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.path = folder / TEXTS
+        self._offsets = open_array(folder / OFFSETS, INT64, (count + 1,))
+        self._file = UntrustedFile(self.path)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        """Return the id and the text of a number. Raises CheckpointError for damage."""
+        begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
+        record = parse_json(self._file.read(begin, end - begin), f"{self.path}, line {index + 1}")
+        if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("id", "text")):
+            raise CheckpointError(f"{self.path}, line {index + 1}: damaged: holds no id and text; make the index again")
+        return record["id"], record["text"]
+
+    def close(self) -> None:
+        """Close the file of texts."""
+        self._file.close()

@@ -1,0 +1,121 @@
+"""`fastbert search` from flags to lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from embedding import random_texts, saved
+from reranking_models import cross_encoder
+
+from fastbert import cli
+from fastbert.cli import search as command
+from fastbert.cli.flags import parse
+from fastbert.search import Index
+
+TEXTS = [text for text in random_texts(5, 60, most=12) if text]
+QUERY = "a b c"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model"), seed=0)
+
+
+def search(what: str, *flags: object) -> int:
+    return cli.main(["search", what, *map(str, flags), "--device", "cpu", "--dtype", "fp32", "--quiet"])
+
+
+@pytest.fixture
+def index(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    file = tmp_path / "texts.jsonl.gz"
+    lines = [json.dumps({"_id": f"doc{number}", "body": text}) for number, text in enumerate(TEXTS)]
+    with gzip.open(file, "wt", encoding="utf-8") as opened:
+        opened.write("\n".join([*lines, '{"_id": "none", "body": " "}']) + "\n")
+    out = tmp_path / "index"
+    assert search("index", "--model", model, "--text", file, "--column", "body", "--out", out, "--store", "int8") == 0
+    printed = capsys.readouterr().out
+    assert f"{len(TEXTS)} texts (texts from column 'body', ids from '_id', 1 empty text left out)" in printed
+    assert "32 numbers per vector in int8" in printed
+    return out
+
+
+def test_prints_rank_score_id_and_text(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert search("query", "--index", index, "--top", 4, QUERY) == 0
+    lines = capsys.readouterr().out.splitlines()
+    with Index.open(index, device="cpu", dtype="fp32") as opened:
+        hits = opened.query(QUERY, top=4)
+    expected = [[str(hit.rank), f"{hit.score:.5f}", hit.id, *hit.text.split()] for hit in hits]
+    assert [line.split() for line in lines] == expected
+    assert [hit.id for hit in hits] == [f"doc{hit.index}" for hit in hits]
+
+
+def test_json_of_a_file_of_queries(index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "queries.tsv").write_text(f"id\ttext\n1\t{QUERY}\n2\tx y\n")
+    assert search("query", "--index", index, "--top", 3, "--json", "--queries", tmp_path / "queries.tsv") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(record["query"], record["rank"]) for record in records] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+    with Index.open(index, device="cpu", dtype="fp32") as opened:
+        hits = [hit for found in opened.query([QUERY, "x y"], top=3) for hit in found]
+    assert [(record["score"], record["id"], record["text"]) for record in records] == [
+        (pytest.approx(hit.score, rel=1e-8), hit.id, hit.text) for hit in hits
+    ]
+
+
+def test_several_queries_are_titles(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert search("query", QUERY, "x y", "--index", index, "--top", 2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[3], len(lines)) == (QUERY, "x y", 6)
+
+
+def test_a_reranker_ranks_the_candidates(index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranker = cross_encoder(tmp_path / "ranker", "Bert", 3)
+    flags = ("--index", index, "--rerank", ranker, "--candidates", 15, "--top", 2, "--json", QUERY)
+    assert search("query", *flags) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["rank"] for record in records] == [1, 2]
+    assert records[0]["score"] >= records[1]["score"]
+
+
+def test_another_model_is_one_line(index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = saved(tmp_path / "other", seed=1)
+    assert search("query", "--index", index, "--model", other, QUERY) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"fastbert: error: {index}: was made by another model (SHA-256 " in error
+
+
+def test_ids_are_line_numbers_of_plain_text(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("a b\n\nc d\n")
+    assert search("index", "--model", model, "--text", file, "--out", tmp_path / "index") == 0
+    assert "(texts from lines, ids from line numbers, 1 empty text left out)" in capsys.readouterr().out
+    assert search("query", "--index", tmp_path / "index", "--json", "c d") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(record["id"], record["text"]) for record in records] == [("3", "c d"), ("1", "a b")]
+
+
+def test_an_id_must_be_a_string_or_a_number(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"id": 7, "text": "a"}\n{"id": null, "text": "b"}\n')
+    assert search("index", "--model", model, "--text", file, "--out", tmp_path / "index") == 2
+    assert "line 2: the id in 'id' is None" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("what", command.SUBCOMMANDS)
+def test_help_and_examples(what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["search", what, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "Data:" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    for example in command.EXAMPLES[what]:
+        words = shlex.split(example)
+        assert words[:3] == ["fastbert", "search", what]
+        parse(command.subcommand(what), f"search {what}", words[3:])
+    assert cli.main(["search"]) == 2
+    assert f"  {what} " in capsys.readouterr().err
