@@ -144,10 +144,10 @@ def measure(name: str, vectors: Tensor, options: Options, say: Callable[[str], N
 
 def show(rows: Sequence[Row]) -> None:
     """Print a table."""
-    print(f"{'workload':<34}{'contender':<18}{'ms':>9}{'p20':>9}{'p80':>9}{'ratio':>8}{'recall':>9}{'CPU used':>10}")
+    print(f"{'workload':<39}{'contender':<18}{'ms':>9}{'p20':>9}{'p80':>9}{'ratio':>8}{'recall':>9}{'CPU used':>10}")
     for row in rows:
         print(
-            f"{row.workload:<34}{row.contender:<18}{row.median_ms:>9.1f}{row.p20:>9.1f}{row.p80:>9.1f}"
+            f"{row.workload:<39}{row.contender:<18}{row.median_ms:>9.1f}{row.p20:>9.1f}{row.p80:>9.1f}"
             f"{row.ratio_to_fastbert or 0:>8.2f}{row.details['recall_at_10']:>9.4f}{row.threads_used or 0:>10.2f}"
         )
 

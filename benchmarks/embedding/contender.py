@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from fastbert.finetuning.coupled_step import CoupledStep
 from fastbert.finetuning.fit import Fit, Setting
 from fastbert.tasks.registry import make_task
 from fastbert.tokenizers.loading import load_tokenizer
+from fastbert.training.device import choose_device
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import StopRequest
@@ -43,23 +45,27 @@ class EmbeddingContender(Contender):
         super().__init__(name, spec)
         words = name.split()
         self.dtype = torch.bfloat16 if "bf16" in words else torch.float32
+        if name == FASTBERT:
+            _, self.dtype = choose_device("cpu", "auto", lambda message: None)
         self.mini_batch = int(words[-1]) if words[-1].isdigit() else None
         self.recipe = Recipe(**self.spec["recipe"])
         self.examples = [Example(tuple(texts)) for texts in self.spec["texts"]]
 
-    def open(self) -> dict[str, Any]:
+    def begin(self) -> dict[str, Any]:
         """Load the model, prepare the examples, start the thread; no step is taken. Return the first losses, without
         dropout, to be compared."""
         torch.set_num_threads(self.spec["threads"])
         began = time.perf_counter()
         train, losses = self._fastbert() if self.is_fastbert else self._peer()
         prepared = time.perf_counter() - began
-        first = list(losses)
         gc.collect()
         self.loaded = process_memory.resident()
         self.since_loading = process_memory.forget_high_water()
-        self.thread = _started(self._guarded(train))
-        return {"prepare_seconds": round(prepared, 2), "losses": first}
+        first = list(losses)
+        self.thread = threading.Thread(target=self._guarded(train), daemon=True)
+        self.thread.start()
+        dtype = "bf16" if self.dtype == torch.bfloat16 else "fp32"
+        return {"prepare_seconds": round(prepared, 2), "losses": first, "dtype": dtype}
 
     def timed(self, count: int) -> dict[str, Any]:
         """Take `count` steps; return their seconds, the processor's seconds, and their losses."""
@@ -75,7 +81,7 @@ class EmbeddingContender(Contender):
             "since_loading": self.since_loading,
         }
 
-    def _fastbert(self) -> tuple[Callable[[], None], Iterator[float]]:
+    def _fastbert(self) -> tuple[Callable[[], object], Iterator[float]]:
         """Return the training, and the first losses."""
         spec, recipe = self.spec, self.recipe
         self.config = FinetuneConfig(
@@ -91,7 +97,8 @@ class EmbeddingContender(Contender):
             pass_tokens=spec["pass_tokens"],
             log_every=1_000_000,
         )
-        self.task = make_task("embedding", self.config.task_settings())
+        task: Any = make_task("embedding", self.config.task_settings())
+        self.task = task
         examples = self.task.read(spec["train"], labelled=True)
         self.task.learn_labels(examples)
         folder = Path(spec["model"])
@@ -114,15 +121,17 @@ class EmbeddingContender(Contender):
             dtype=self.dtype,
             log=MetricsLog(scratch / "metrics.jsonl", None),
             reporter=Reporter(on_step=lambda record, progress: self._stepped(record["loss"])),
-            parts=self.task.parts,
+            parts=task.parts,
         )
-        fit = Fit(self.model, self.trial, setting, StopRequest(lambda message: None))
-        return fit.run, self._fastbert_losses(setting)
+        return Fit(self.model, self.trial, setting, StopRequest(lambda message: None)).run, self._fastbert_losses(
+            setting
+        )
 
     def _fastbert_losses(self, setting: Setting) -> Iterator[float]:
+        task: Any = setting.task
         self.model.eval()
         coupled = CoupledStep(
-            *(self.model, setting.task, self.rows, setting.world, self.dtype), pass_tokens=self.config.pass_tokens
+            *(self.model, task, self.rows, setting.world, self.dtype), pass_tokens=self.config.pass_tokens
         )
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         for epoch, units in self._compared():
@@ -134,7 +143,7 @@ class EmbeddingContender(Contender):
         recipe = self.recipe
         return order.batches(len(self.examples), recipe.batch_size, recipe.seed, 0, self.spec["compared"])
 
-    def _peer(self) -> tuple[Callable[[], None], Iterator[float]]:
+    def _peer(self) -> tuple[Callable[[], object], Iterator[float]]:
         """Return the training, and the first losses."""
         from sentence_transformers.sentence_transformer import losses
 
@@ -162,14 +171,6 @@ class EmbeddingContender(Contender):
                 yield float(result.detach())
 
         return train, first()
-
-
-def _started(function: Callable[[], None]) -> Any:
-    import threading
-
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    return thread
 
 
 def write_spec(path: Path, model: Path, train: Path, texts: list[tuple[str, ...]], recipe: Recipe, **more: Any) -> Path:

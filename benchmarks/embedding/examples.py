@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 ExampleForm = Literal["triplets", "pairs", "scored", "binary", "taught", "labelled", "graded", "lists"]
@@ -48,6 +49,39 @@ def stsb_pairs(path: Path) -> list[Example]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         return [Example((row["sentence1"], row["sentence2"]), (float(row["score"]) / 5.0,)) for row in rows]
+
+
+def squad_pairs(path: Path) -> list[Example]:
+    """Return the questions of a file of SQuAD with their paragraphs."""
+    articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    return [
+        Example((question["question"].strip(), paragraph["context"].strip()))
+        for paragraph in paragraphs
+        for question in paragraph["qas"]
+    ]
+
+
+def batches_without_duplicates(examples: Sequence[Example], batch_size: int, seed: int) -> list[list[Example]]:
+    """Return the batches of an epoch in which no text occurs twice, as sentence-transformers' sampler without
+    duplicates forms them: examples that do not fit into a batch wait for a later one."""
+    left = list(range(len(examples)))
+    Random(seed).shuffle(left)
+    batches: list[list[Example]] = []
+    while left:
+        batch: list[int] = []
+        texts: set[str] = set()
+        for number in left:
+            own = set(examples[number].texts)
+            if not own & texts:
+                batch.append(number)
+                texts |= own
+                if len(batch) == batch_size:
+                    break
+        taken = set(batch)
+        left = [number for number in left if number not in taken]
+        batches.append([examples[number] for number in batch])
+    return batches
 
 
 def without_duplicates(examples: Iterable[Example]) -> list[Example]:

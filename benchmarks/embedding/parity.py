@@ -22,7 +22,7 @@ from fastbert.finetuning.run import finetune
 from fastbert.tasks.retrieval.splade import RAMP
 from fastbert.training.metrics import read_records
 
-TASKS: dict[ModelKind, str] = {"embedder": "embedding", "sparse": "splade", "cross-encoder": "rerank"}
+TASKS: dict[ModelKind, Any] = {"embedder": "embedding", "sparse": "splade", "cross-encoder": "rerank"}
 ONE_HOT = 1000.0
 """Factor of the labels 0 and 1 for ListNet, whose softmax then holds 0 and 1: the plain cross-entropy over a list."""
 KL_TEMPERATURE = 0.2
@@ -111,7 +111,7 @@ def fastbert_losses(
     """Return the losses of a run of `fastbert finetune`."""
     train = write(folder / "train.jsonl", case.form, examples)
     config = FinetuneConfig(
-        task=TASKS[case.kind],  # type: ignore[arg-type]
+        task=TASKS[case.kind],
         model=str(initial),
         train=train,
         out=folder / "run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -133,14 +133,15 @@ def train(
     recipe_: Recipe,
     loss_of: Callable[[PeerBatch, float], Tensor],
     stepped: Callable[[float], object] = lambda loss: None,
+    batches: Iterable[list[Example]] | None = None,
 ) -> list[float]:
     """Train; return the losses. `loss_of` takes a batch and the finished fraction of the training; `stepped` the loss
-    of each step that is done."""
+    of each step that is done. `batches` are fastbert's by default."""
     model.train()
     optimizer = update_of(model, recipe_)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     losses = []
-    for step, chosen in enumerate(batches_of(examples, recipe_)):
+    for step, chosen in enumerate(batches_of(examples, recipe_) if batches is None else batches):
         rate = recipe_.lr * recipe.factor(None, recipe_.warmup, step, recipe_.steps)
         for group in optimizer.param_groups:
             group["lr"] = rate

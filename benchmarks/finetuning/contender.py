@@ -82,7 +82,7 @@ class Contender:
         self.thread = threading.Thread(target=self._guarded(train_whole), daemon=True)
         self.thread.start()
 
-    def _guarded(self, train: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, train: Callable[[], object]) -> Callable[[], None]:
         def run() -> None:
             try:
                 self._wait()

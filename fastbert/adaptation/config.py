@@ -28,7 +28,7 @@ class _Data(CorpusFlags):
     """Text of the domain, without labels: files, folders, globs or URLs, as --corpus of `fastbert pretrain`."""
     sentences: int = 50_000
     """Passages of the corpus to train on contrastively, a random sample without duplicates."""
-    pairs: Pairs = "dropout"
+    pairs: Pairs = "both"
     """Pairs of texts: a passage twice, with two dropout masks (SimCSE); a passage and its neighbour, the one that
     follows it in its document; or both, half of each."""
     max_length: int = 128
@@ -67,9 +67,9 @@ class _Training:
     batch_size: int = BATCH_SIZE
     """Pairs per step of contrastive training; the other pairs of a step are negatives."""
     pretrain_lr: float | None = None
-    """Learning rate of continued pre-training (default: by the width of the model)."""
+    """Learning rate of continued pre-training (default: half of that of `fastbert pretrain --init`)."""
     contrastive_lr: float | None = None
-    """Learning rate of contrastive training (default: by the width of the model)."""
+    """Learning rate of contrastive training (default: as `fastbert finetune`, by the width of the model)."""
     dropout: float | None = rare(None)
     """Dropout probability in contrastive training (default: that of the model's config; 0.1 if it has none)."""
     seed: int = 0

@@ -93,8 +93,7 @@ def split_corpus(corpus: Corpus, folder: Path, fraction: float, progress: Progre
     report = progress or (lambda done: None)
     sizes = [len(document) for document in _documents(corpus, report)]
     first, inside = _begin(sizes, fraction)
-    train: list[int] = []
-    held_out: list[int] = []
+    train, held_out = list[int](), list[int]()
     with atomic_folder(folder) as partial:
         with (
             (partial / TRAIN).open("w", encoding="utf-8") as train_file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from fastbert.scoring.held_out import masked_lm
 from fastbert.scoring.tokenized_texts import Progress
 from fastbert.tasks.examples import Dataset, TextGroup
 from fastbert.tasks.inference import choose_inference
+from fastbert.tasks.retrieval.groups import DistinctTexts
 from fastbert.tasks.retrieval.scores import predictions_of, scores_of
 from fastbert.tokenizers.loading import load_tokenizer
 
@@ -52,8 +54,10 @@ def masked_loss(
     without a masked LM, and for more tokens than it has positions.
     """
     device, _, _ = choose_inference(device, "fp32")
-    torch.manual_seed(SEED)
-    loaded = registry.load_with_head(model, "ForMaskedLM", dtype=torch.float32).to(device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        loaded = registry.load_with_head(model, "ForMaskedLM", dtype=torch.float32)
+    loaded = loaded.to(device)
     data = PretrainingData(
         TokenShards.open(shards),
         objective="mlm",
@@ -92,16 +96,17 @@ def retrieval(
     dataset = Dataset("the held-out text", tuple(examples))
     queries, passages = (list(dict.fromkeys(pair[side] for pair in pairs)) for side in (0, 1))
     total, done = len(queries) + len(passages), 0
+
+    def report(before: int, texts: int) -> None:
+        if progress is not None:
+            progress((before + texts) / total)
+
     sides: list[dict[str, Tensor]] = []
     for texts, names in ((queries, ("query",)), (passages, ("document", "passage"))):
         prompt = next((name for name in names if name in settings.prompts), None)
         options = EmbedOptions(max_length=_length(max_length, settings), prompt=prompt)
-
-        def report(part: int, before: int = done) -> None:
-            if progress is not None:
-                progress((before + part) / total)
-
-        vectors = torch.cat(list(embed_chunks(loaded, texts, tokenizer, options, progress=report)))
+        chunks = embed_chunks(loaded, texts, tokenizer, options, progress=partial(report, done))
+        vectors = torch.cat(list(chunks))
         if settings.similarity in (None, "cosine"):
             vectors = F.normalize(vectors, dim=1)
         sides.append(dict(zip(texts, vectors, strict=True)))
@@ -115,8 +120,6 @@ def _length(max_length: int, settings: EmbedSettings) -> int:
 
 def _scores(dataset: Dataset[TextGroup], sides: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     """Return the metrics of a dataset, with the vectors of queries and of passages by text."""
-    from fastbert.tasks.retrieval.groups import DistinctTexts
-
     distinct = DistinctTexts.of(dataset)
     vectors = torch.stack(
         [sides[0 if is_query else 1][text] for text, is_query in zip(distinct.texts, distinct.is_query, strict=True)]

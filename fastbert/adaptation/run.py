@@ -37,6 +37,7 @@ from fastbert.models import registry
 from fastbert.tasks.retrieval.embedding import leave_pooler_out
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.training.config import PretrainConfig
+from fastbert.training.defaults import continued_learning_rate
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import (
@@ -60,6 +61,7 @@ HELD_OUT_SHARDS = "held-out"
 NAMES = ("config.json", TEXT, HELD_OUT_SHARDS, PRETRAIN, CONTINUED, SENTENCES, EMBEDDER, MODEL, FILE)
 VALIDATION = 0.02  # of the training documents, for the learning curve of pre-training
 CHECKPOINT_STEPS = 500  # of contrastive training
+LR = 0.5  # of pre-training, of the learning rate that `fastbert pretrain --init` has: it undoes less of an embedder
 DROPOUT = 0.1  # of contrastive training, for a model that has none
 QUERIES, SCORED_SENTENCES = 1_000, 4_000  # of the held-out text, at most
 
@@ -114,9 +116,14 @@ def _opened(config: AdaptConfig) -> AdaptConfig:
         raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
     assert config.model is not None
     inputs = [("--corpus", local_path(path)) for path in config.corpus if not is_remote(path)]
-    inputs.append(("--model", find_source(config.model)))
+    source = find_source(config.model)
+    if not source.is_dir():
+        raise UserError(f"--model {config.model}: is not a folder; convert it with `fastbert convert`")
+    inputs.append(("--model", source))
     config.find_corpus()
-    read_settings(inputs[-1][1])
+    encoder = read_settings(source)[0]
+    if config.pretrain_steps != 0:
+        registry.refuse_decoder(registry.read_config(encoder), config.model)
     if holds_run:
         if not looks_like_run(out, KEY):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no adaptation of fastbert; choose another --out")
@@ -142,7 +149,7 @@ class _Adaptation:
     def run(self) -> AdaptResult:
         """Run the stages that are not done."""
         if not self.results.finished:
-            self._begin("text and held-out text")
+            self.results.held_out = {**asdict(self.text.held_out), "queries": len(self.queries)}
             self._score(BEFORE, self.source, self.encoder if self.continues else None)
             start = self._continued() if self.continues else self.source
             self._write_pairs()
@@ -203,10 +210,6 @@ class _Adaptation:
         chosen = [document[:SCORED_SENTENCES] for document in documents[::stride]]
         return evaluation.held_out_shards(chosen, self.encoder, self.out / HELD_OUT_SHARDS).folder
 
-    def _begin(self, name: str) -> None:
-        held_out = self.text.held_out
-        self.results.held_out = {**asdict(held_out), "queries": len(self.queries)}
-
     def _score(self, stage: str, embedder: Path, masked: Path | None) -> None:
         """Score a stage's embedder and masked LM on the held-out text, unless results.json has its scores."""
         results, config = self.results, self.config
@@ -232,6 +235,7 @@ class _Adaptation:
     def _continued(self) -> Path:
         """Continue the pre-training of the encoder; return the folder of an embedder with it."""
         config, folder = self.config, self.out / CONTINUED
+        usual = LR * continued_learning_rate(registry.read_config(self.encoder).hidden_size)
         result = pretrain(
             PretrainConfig(
                 corpus=(LocationText(str(self.text.train_file)),),
@@ -244,7 +248,7 @@ class _Adaptation:
                 epochs=config.pretrain_epochs,
                 hours=config.hours,
                 batch_size=config.pretrain_batch_size,
-                lr=config.pretrain_lr,
+                lr=config.pretrain_lr or usual,
                 out=self.out / PRETRAIN,
                 resume=True,
                 **self.machine,

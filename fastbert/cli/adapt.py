@@ -12,7 +12,7 @@ from fastbert.flags import given_flags
 __all__ = ["Config", "run"]
 EXAMPLES = (
     "fastbert adapt --corpus my_text/ --model MiniLM --out runs/domain",
-    "fastbert adapt --corpus reports.txt --model MiniLM --pretrain-steps 2000 --pairs both --out runs/reports --resume",
+    "fastbert adapt --corpus reports.txt --model MiniLM --pretrain-steps 2000 --pairs dropout --out runs/reports",
 )
 
 

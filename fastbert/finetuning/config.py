@@ -172,8 +172,9 @@ class _Machine:
     micro_batch: int | None = None
     """Examples per pass of the model (default: all)."""
     pass_tokens: int | None = rare(None)
-    """Tokens per pass of the model where the loss compares all examples of a batch (default: 4,096, on a GPU 131,072);
-    gradients of larger batches are cached, and the passes computed twice."""
+    """Tokens per pass of the model where the loss compares all examples of a batch; gradients of larger batches are
+    cached, and all passes but one computed twice (default: batches of up to 4,096 at once, larger ones by 1,024; on a
+    GPU 131,072)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 A step has two halves. The model turns rows of tokens into vectors, in passes of a bounded number of tokens, and the
 loss reads the vectors of all rows at once. One pass is differentiated as it is. With several passes gradients are
 cached (Gao et al. 2021, "Scaling deep contrastive learning batch size under memory limited setup"): the first round
-computes vectors alone, the loss gives the gradient of each vector, and the second round computes each pass again and
-carries its vectors' gradient on to the weights, so memory holds the activations of one pass, whatever the batch.
+computes vectors alone, the loss gives the gradient of each vector, and the second round computes each pass again, but
+for the one whose activations are still there, and carries its vectors' gradient on to the weights. Memory holds the
+activations of one pass, whatever the batch.
 Dropout is a function of each row's key, so both rounds drop the same elements.
 
 Rows are packed by length and nothing is padded. With several processes each of them computes the vectors of its share;
@@ -32,7 +33,9 @@ from fastbert.tasks.rows import Rows, bounds, by_length, runs
 from fastbert.training.parallel import replicated
 
 PASS_TOKENS = {"cpu": 4096, "cuda": 131072}
-"""Tokens per pass of the model, unless --pass-tokens sets them."""
+"""Tokens that a single pass of the model may have, unless --pass-tokens sets them."""
+CACHED_PASS_TOKENS = {"cpu": 1024, "cuda": 131072}
+"""Tokens per pass where several are needed: on a CPU fewer take hardly more time, and a quarter of the memory."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,9 @@ class CoupledStep:
             cuts = [*ends[1:].tolist()] if ends[-1] != len(positions) else ends[1:-1].tolist()
             yield from np.split(positions, cuts)
             return
-        budget = self.pass_tokens or PASS_TOKENS.get(self.model.device.type, PASS_TOKENS["cpu"])
+        device = self.model.device.type if self.model.device.type in PASS_TOKENS else "cpu"
+        fits = lengths[positions].sum() <= PASS_TOKENS[device]
+        budget = self.pass_tokens or (PASS_TOKENS if fits else CACHED_PASS_TOKENS)[device]
         for group in by_length(lengths[positions], budget):
             yield positions[group]
 
@@ -132,14 +137,14 @@ class CoupledStep:
         fp32 (1 + parts,), in the first process and zeros in the others. `progress` is the finished fraction of the
         trial."""
         device = self.model.device
-        cached = len(share.passes) > 1
+        # The last vectors keep their graph, so that one pass fewer is computed again; memory holds one graph at a time.
+        rotated = [*share.passes[1:], share.passes[0]]
         vectors: Tensor | None = None
-        pieces: list[Tensor] = []
-        for each in share.passes:
-            with torch.no_grad() if cached else contextlib.nullcontext():
-                piece = self._vectors(each, last=True, plain=cached)
-            if not cached:
-                pieces.append(piece)
+        piece: Tensor | None = None
+        for each in rotated:
+            replayed = each is not rotated[-1]
+            with torch.no_grad() if replayed else contextlib.nullcontext():
+                piece = self._vectors(each, last=len(share.passes) == 1, plain=replayed)
             if vectors is None:
                 vectors = torch.zeros(share.count, *piece.shape[1:], device=device)
             if not share.idle:
@@ -155,8 +160,10 @@ class CoupledStep:
             last = number == len(share.passes)
             gradient = vectors.grad[each.vectors.to(device)]
             with self._accumulating(last):
-                piece = self._vectors(each, last=last) if cached else pieces[0]
+                if piece is None:
+                    piece = self._vectors(each, last=last)
                 piece.backward(gradient.to(piece.dtype) * (0.0 if share.idle else 1.0))
+            piece = None
         numbers = torch.stack((losses.total, *losses.parts)).detach().float()
         return numbers if self.world.is_main else torch.zeros_like(numbers)
 

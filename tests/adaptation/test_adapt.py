@@ -14,6 +14,7 @@ import torch
 from domain_text import write_corpus
 from pretrain_runs import stop_at
 from safetensors.torch import load_file
+from toy_tasks import toy_folder
 
 from fastbert.adaptation import run as run_module
 from fastbert.adaptation.config import AdaptConfig
@@ -34,6 +35,7 @@ def config(place: Path, out: Path, **flags: Any) -> AdaptConfig:
         "corpus": (str(place / "corpus.txt"),),
         "model": str(place / "model"),
         "out": out,
+        "pairs": "dropout",
         "pretrain_steps": 3,
         "contrastive_steps": 3,
         "pretrain_batch_size": 8,
@@ -199,6 +201,12 @@ def test_a_corpus_smaller_than_a_batch_is_refused(place: Path, tmp_path: Path) -
     assert wrong(settings).startswith(f"--corpus {corpus}: has 9 different passages, fewer than --batch-size 64;")
     smaller = replace(settings, batch_size=4, overwrite=True)
     assert adapt(smaller).results.finished
+
+
+def test_a_model_that_reads_left_to_right_is_refused(tmp_path: Path, place: Path) -> None:
+    folder = toy_folder(tmp_path / "model", is_decoder=True)
+    assert "reads left to right" in wrong(config(place, tmp_path / "run", model=str(folder)))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("text", ["", "\n\n \n", "One sentence."])

@@ -41,7 +41,7 @@ def test_the_last_twentieth_is_held_out(sizes: list[int], held_out: tuple[int, i
     parts = split(tmp_path, documents)
     assert (parts.held_out.documents, parts.held_out.sentences) == held_out
     train, last = list(parts.train_documents()), list(parts.held_out_documents())
-    assert list(chain(*train, *last)) == list(chain(*documents))
+    assert [*chain(*train, *last)] == [*chain(*documents)]
     assert (len(train), len(last)) == (parts.train.documents, parts.held_out.documents)
     assert read_split(parts.folder) == parts
 
