@@ -68,7 +68,7 @@ def workloads(batches: Sequence[int], cached_from: int) -> list[Workload]:
 
     features = examine().cpu.features
     has_bf16 = bool(features.get("avx512_bf16") or features.get("amx_bf16") or features.get("amx_tile"))
-    own = [FASTBERT, *([f"{FASTBERT} fp32"] if has_bf16 else [])]
+    own = [FASTBERT, f"{FASTBERT} {'fp32' if has_bf16 else 'bf16'}"]
     peers = [f"{PEER} {dtype}" for dtype in ("fp32", *(["bf16"] if has_bf16 else []))]
     result = []
     for batch in batches:
