@@ -4,7 +4,7 @@
     python benchmarks/bench_search.py --threads 2 --json rows.json
     python benchmarks/bench_search.py --index sentences --json rows.json
 
-The vectors are synthetic, a million of width 384 round random centres. With --index, an index that `fastbert search
+The vectors are synthetic, a million of width 384 around random centres. With --index, an index that `fastbert search
 index --store fp32` made, its vectors are searched as well, by the last ones of them, which are left out of the search.
 
 - fastbert: int8 with the best 100 scored again in fp16; also fp16, and fp32. Vectors are memory-mapped files.
@@ -54,7 +54,7 @@ class Options:
 
 
 def synthetic(count: int, seed: int = 0) -> Tensor:
-    """Return unit vectors, fp32 (count, 384), round a thousand centres."""
+    """Return unit vectors, fp32 (count, 384), around a thousand centres."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(1000, WIDTH, generator=generator)
     vectors = torch.empty(count, WIDTH)
@@ -79,7 +79,7 @@ def contenders(vectors: Tensor, folder: Path, threads: int) -> Iterator[tuple[st
     texts = [str(number) for number in range(len(vectors))]
     for store, name in (("int8", FASTBERT), ("fp16", "fastbert, fp16"), ("fp32", "fastbert, fp32")):
         index = Index.from_vectors(folder / store, vectors, texts, store=store)
-        yield name, store, partial(_own, index)
+        yield name, store, partial(_fastbert, index)
     yield "torch", "fp32", lambda queries: (queries @ vectors.T).topk(TOP).indices.numpy()
     yield "NumPy", "fp32", partial(_numpy, vectors.numpy())
     if find_spec("faiss") is None:
@@ -94,7 +94,7 @@ def contenders(vectors: Tensor, folder: Path, threads: int) -> Iterator[tuple[st
         yield name, dtype, partial(_faiss, peer)
 
 
-def _own(index: Index, queries: Tensor) -> np.ndarray:
+def _fastbert(index: Index, queries: Tensor) -> np.ndarray:
     return index.search(queries, TOP)[1].numpy()
 
 
@@ -105,8 +105,8 @@ def _numpy(vectors: np.ndarray, queries: Tensor) -> np.ndarray:
 
 
 def _faiss(index: object, queries: Tensor) -> np.ndarray:
-    found: np.ndarray = index.search(queries.numpy(), TOP)[1]  # type: ignore[attr-defined]
-    return found
+    indices: np.ndarray = index.search(queries.numpy(), TOP)[1]  # type: ignore[attr-defined]
+    return indices
 
 
 def nearest(vectors: Tensor, queries: Tensor) -> np.ndarray:
@@ -115,7 +115,7 @@ def nearest(vectors: Tensor, queries: Tensor) -> np.ndarray:
     return scores.topk(TOP).indices.numpy()
 
 
-def measure(name: str, vectors: Tensor, options: Options, say: Callable[[str], None]) -> list[Row]:
+def measure(name: str, vectors: Tensor, options: Options, report: Callable[[str], None]) -> list[Row]:
     """Return the rows of all contenders. Exits where one finds less than 99 % of the nearest vectors."""
     queries, vectors = vectors[-QUERIES:], vectors[:-QUERIES]
     exact = nearest(vectors, queries)
@@ -123,10 +123,10 @@ def measure(name: str, vectors: Tensor, options: Options, say: Callable[[str], N
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as folder:
         searches, dtypes, recalls = dict[str, Search](), dict[str, str](), dict[str, float]()
         for contender, dtype, search in contenders(vectors, Path(folder), options.threads):
-            found = search(queries)
-            recalls[contender] = float((found[:, :, None] == exact[:, None]).any(2).mean())
+            indices = search(queries)
+            recalls[contender] = float((indices[:, :, None] == exact[:, None]).any(2).mean())
             searches[contender], dtypes[contender] = search, dtype
-            say(f"{name}, {contender}: recall@{TOP} {recalls[contender]:.4f}")
+            report(f"{name}, {contender}: recall@{TOP} {recalls[contender]:.4f}")
             if recalls[contender] < LEAST_RECALL and contender.startswith(FASTBERT):
                 sys.exit(f"{contender}: finds too few of the nearest vectors: there is nothing to compare")
         for batch in options.batches:

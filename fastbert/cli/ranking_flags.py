@@ -18,7 +18,7 @@ from fastbert.reranking.settings import SHORTEST, check_labels
 from fastbert.tasks.metrics.retrieval import check_metrics, deepest
 from fastbert.tasks.readers.documents import check_kind, find_beir
 
-# Name -> what it needs.
+# Name -> the inputs that it needs.
 RETRIEVAL_TASKS = dict.fromkeys(RETRIEVAL, "queries, documents and judgements")
 _FILES = ("queries", "documents", "qrels")
 # The flags of one task, and those of some kinds of vectors.

@@ -18,7 +18,7 @@ from fastbert.io.log import logger
 from fastbert.io.progress import Bars
 from fastbert.tasks.metrics.retrieval import Judgements, RunScores, deepest, default_metrics, score_run
 from fastbert.tasks.readers.documents import Texts, find_beir, read_texts
-from fastbert.tasks.readers.judgements import read_judgements, read_run, write_run
+from fastbert.tasks.readers.judgements import check_run_ids, read_judgements, read_run, write_run
 
 if TYPE_CHECKING:
     from fastbert.retrieval.scorers import Scorer
@@ -30,7 +30,7 @@ RERANKING_METRICS = ("map", "mrr@10", "ndcg@10")
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """What is ranked, and the judgements."""
+    """Queries, documents and judgements."""
 
     queries: Texts
     documents: Texts
@@ -92,6 +92,9 @@ def _inputs(config: Any) -> _Inputs:
     relevant = {query: judged for query, judged in judgements.items() if any(gain > 0 for gain in judged.values())}
     _report_left_out(path, len(judgements) - len(relevant), "judged ", "no relevant document")
     scored = {query: judged for query, judged in relevant.items() if query in queries.index}
+    if config.run_out is not None:  # before hours of ranking
+        with named("--run-out:"):
+            check_run_ids(scored, documents.ids)
     _report_left_out(queries.path, len(relevant) - len(scored), "judged ", "no text")
     _report_left_out(queries.path, sum(query not in judgements for query in queries.ids), "", "no judgement")
     if not scored:
@@ -114,14 +117,14 @@ def _scorer(config: Any) -> Scorer[Any]:
         options["pooling"] = config.pooling
     if config.vectors in KINDS_OF_FLAGS["normalize"]:
         options["normalize"] = config.normalize or None
-    own = {"dense": ("similarity", "long"), "tokens": ("query_length",), "sparse": ("top_k",)}
-    options |= {name: getattr(config, name) for name in own[config.vectors]}
+    names = {"dense": ("similarity", "long"), "tokens": ("query_length",), "sparse": ("top_k",)}
+    options |= {name: getattr(config, name) for name in names[config.vectors]}
     scorer: Scorer[Any] = SCORERS[config.vectors](config.model, device=config.device, dtype=_dtype(config), **options)
     return scorer
 
 
 def _dtype(config: Any) -> Any:
-    """Return the dtype: fp32 unless another one was chosen, so that scores are the same everywhere."""
+    """Return the dtype: fp32 unless a different one is named, so that scores are the same everywhere."""
     return "fp32" if config.dtype == "auto" else config.dtype
 
 
@@ -136,8 +139,8 @@ def _retrieval(config: Any, bars: Bars) -> dict[str, Any]:
     bars.message(scorer.how)
     update = bars.stage("embedding", len(names) + len(texts), "texts")
     views = {"views": truncated_views(config.widths)} if config.widths else {}
-    # A query's own document takes a place that another one gets.
-    found = retrieve(
+    # One more than is kept: the document with the query's id is dropped.
+    rankings = retrieve(
         scorer,
         inputs.queries.of(names),
         texts,
@@ -146,7 +149,7 @@ def _retrieval(config: Any, bars: Bars) -> dict[str, Any]:
         progress=lambda done: update(done, counted(done, "text"), counted=done),
     )
     runs = []
-    for hits in found:
+    for hits in rankings:
         run = to_run(hits, names, inputs.documents.ids, same_id=not config.drop_same_id)
         runs.append({query: dict(list(scores.items())[:top]) for query, scores in run.items()})
     _report_truncated(scorer)
@@ -323,10 +326,10 @@ def _queries(number: int, kind: str = "") -> str:
     return f"{number:,} {kind}{'query' if number == 1 else 'queries'}"
 
 
-def _lack(number: int, kind: str, what: str) -> str:
+def _lack(number: int, kind: str, lacks: str) -> str:
     """Return "1 query has no hit and is", "2 judged queries have no hit and are"."""
     has, verb = ("has", "is") if number == 1 else ("have", "are")
-    return f"{_queries(number, kind)} {has} {what} and {verb}"
+    return f"{_queries(number, kind)} {has} {lacks} and {verb}"
 
 
 def _are(number: int, noun: str) -> str:

@@ -15,13 +15,15 @@ import tyro
 from fastbert.cli.checks import STDIN, check_model, check_new_folder, check_texts, named
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
+from fastbert.cli.ranking_flags import is_cross_encoder
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, rare, require, required
+from fastbert.io.log import logger
 from fastbert.io.progress import Bars
 from fastbert.reranking.settings import check_labels
 from fastbert.search import faiss_files
 from fastbert.search.documents import Documents
-from fastbert.search.format import INDEX, read_settings
+from fastbert.search.format import check_out, read_settings
 from fastbert.tasks.text_files import TextFile
 
 if TYPE_CHECKING:
@@ -37,14 +39,14 @@ class _IndexData:
     GROUP: ClassVar = DATA
 
     text: str | None = required("a file with the texts to search, or - for standard input")
-    """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
-    standard input. Empty texts are left out."""
+    """File with the texts: .txt, one per line; .jsonl, .csv, .tsv, .parquet or .arrow with --column; also .gz and .xz;
+    - reads lines from standard input. Empty texts are left out."""
     column: str | None = None
-    """Key or column of the text in .jsonl, .csv and .tsv files (default: text)."""
+    """Key or column of the text (default: text)."""
     id_column: str | None = None
-    """Key or column of the texts' ids (default: _id or id if there is one, else line numbers)."""
+    """Key or column of the texts' ids (default: _id or id if there is one, else the numbers of lines or rows)."""
     max_length: int | None = None
-    """Tokens per text, from which on it is truncated (default: the folder's, else as many as the model allows)."""
+    """Tokens per text; longer texts are truncated (default: the folder's, else as many as the model allows)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class _IndexModel:
     """Folder of the model, one of sentence-transformers or any Hugging Face encoder; or its name in the Hub's cache."""
     prompt: str | None = None
     """Name of the folder's prompt that precedes each text (default: document, passage or corpus, if it has one of
-    these, else its default prompt)."""
+    these)."""
     similarity: Literal["cosine", "dot"] | None = None
     """Score of a query and a text: cosine scales vectors to unit length, dot keeps their length (default: the folder's,
     else cosine)."""
@@ -73,11 +75,11 @@ class _IndexOutput:
     """Folder to write."""
     store: Literal["fp16", "fp32", "int8", "faiss"] = "fp16"
     """Vectors that a query scans: fp16, exact to its rounding; fp32; int8, the fastest, whose best candidates are
-    scored again with an fp16 copy; faiss, a file of FAISS, for many millions of vectors (needs faiss-cpu)."""
+    scored again with an fp16 copy; faiss, an index in FAISS' format, for many millions of vectors (needs faiss-cpu)."""
     no_rescore: bool = False
-    """Keep no fp16 copy beside int8 and FAISS: a third or less of the disk space, and less exact."""
+    """Keep no fp16 copy beside int8 and FAISS: less disk space, and less exact."""
     faiss: str | None = None
-    """Kind of the FAISS index, as its index_factory names it: Flat, HNSW32, IVF4096,PQ48 ... (default: Flat)."""
+    """FAISS' factory string of the index: Flat, HNSW32, IVF4096,PQ48 ... (default: Flat)."""
     overwrite: bool = False
     """Replace the index if there is one."""
 
@@ -92,6 +94,8 @@ class IndexConfig(InferenceFlags, _IndexOutput, _IndexModel, _IndexData):
             raise UserError(f"--faiss {self.faiss} changes nothing without --store faiss; leave it out")
         if self.no_rescore and self.store not in ("int8", "faiss"):
             raise UserError(f"--no-rescore: --store {self.store} has no copy to rescore with; leave it out")
+        if self.no_rescore and self.store == "faiss" and self.faiss in (None, "Flat"):
+            raise UserError("--no-rescore: a flat FAISS index has no copy to rescore with; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +125,9 @@ class _QueryModel:
     model: str | None = None
     """Folder of the index's model, if it was moved."""
     prompt: str | None = None
-    """Name of the folder's prompt that precedes each query (default: query, if it has one, else its default prompt)."""
+    """Name of the folder's prompt that precedes each query (default: query, if it has one)."""
     rerank: str | None = None
-    """Folder of a cross-encoder, which ranks the best candidates anew."""
+    """Folder of a cross-encoder that ranks the best candidates again."""
     candidates: int = 100
     """Texts that --rerank scores."""
     probes: int = rare(32)
@@ -139,7 +143,7 @@ class _QueryOutput:
     top: int = 10
     """Texts printed per query."""
     json: bool = False
-    """Print a JSON object per hit: query (its number, from 1), rank, score, id, text."""
+    """Print a JSON object per hit: query (its number, from 1; empty ones count), rank, score, id, text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +204,9 @@ def subcommand(what: str) -> type[Any]:
 def check(config: IndexConfig | QueryConfig) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if isinstance(config, IndexConfig):
-        check_model("--model", require(config, "model"))
+        model = require(config, "model")
+        if is_cross_encoder(check_model("--model", model)):
+            raise UserError(f"--model {model}: is a cross-encoder, which has no vectors; name an embedder")
         with named("--text"):
             documents = Documents(require(config, "text"), config.column, config.id_column)
             if config.text != STDIN and next(documents.with_ids(), None) is None:
@@ -208,8 +214,8 @@ def check(config: IndexConfig | QueryConfig) -> None:
         faiss_files.check(config.store, config.faiss or "Flat")
         out = require(config, "out")
         check_new_folder("--out", out)
-        if (out / INDEX).exists() and not config.overwrite:
-            raise UserError(f"--out {out}: already holds an index; name another folder, or --overwrite to replace it")
+        with named("--out"):
+            check_out(out, config.overwrite)
         return
     with named("--index"):
         settings = read_settings(require(config, "index"))
@@ -220,6 +226,8 @@ def check(config: IndexConfig | QueryConfig) -> None:
         check_texts("--queries", config.queries, config.column)
     if settings.model is None:
         raise UserError(f"--index {config.index}: was made of vectors, without a model; query it from Python")
+    if settings.store != "faiss" and config.probes != QueryConfig.probes:
+        raise UserError(f"--probes {config.probes} changes nothing for an index without FAISS; leave it out")
     check_model("--model", config.model)
     values = check_model("--rerank", config.rerank)
     if values:
@@ -286,41 +294,46 @@ def _index(config: IndexConfig, quiet: bool) -> None:
 def _query(config: QueryConfig, quiet: bool) -> None:
     from fastbert.search.index import QUERY_BATCH, Index
 
-    queries = list(config.query)
+    numbered = list(enumerate(config.query, 1))
     if config.queries is not None:
         with named("--queries"):
-            queries = [text for text in TextFile(config.queries, config.column) if text.strip()]
-            if not queries:
+            texts = list(TextFile(config.queries, config.column))
+            numbered = [(number, text) for number, text in enumerate(texts, 1) if text.strip()]
+            if not numbered:
                 raise UserError(f"{config.queries}: holds no query; name a file that does")
+        if len(numbered) < len(texts):
+            logger.warning("%s: %s left out", config.queries, counted(len(texts) - len(numbered), "empty text"))
     reranker = None
     with Index.open(require(config, "index"), model=config.model, device=config.device, dtype=config.dtype) as index:
         if config.rerank is not None:
             from fastbert.reranking.cross_encoder import CrossEncoder
 
             reranker = CrossEncoder(config.rerank, device=config.device, dtype=config.dtype)
-        for first in range(0, len(queries), QUERY_BATCH):
-            batch = queries[first : first + QUERY_BATCH]
+        for first in range(0, len(numbered), QUERY_BATCH):
+            batch = numbered[first : first + QUERY_BATCH]
             results = index.query(
-                batch,
+                [query for _, query in batch],
                 config.top,
                 prompt=config.prompt,
                 reranker=reranker,
                 candidates=config.candidates,
                 probes=config.probes,
             )
-            for number, (query, hits) in enumerate(zip(batch, results, strict=True), first + 1):
+            for (number, query), hits in zip(batch, results, strict=True):
                 if config.json:
                     _print_json(number, hits)
                     continue
-                if len(queries) > 1:
+                if len(numbered) > 1:
                     print(query)
                 _print(hits)
 
 
 def _print(hits: Sequence[Hit]) -> None:
-    ranks, ids = len(str(len(hits))), max((len(hit.id) for hit in hits), default=0)
-    for hit in hits:
-        print(f"{hit.rank:>{ranks}}  {hit.score:>9.5f}  {hit.id:>{ids}}  {' '.join(hit.text.split())}")
+    ids = [" ".join(hit.id.split()) for hit in hits]
+    rank_width, id_width = len(str(len(hits))), max(map(len, ids), default=0)
+    for hit, identifier in zip(hits, ids, strict=True):
+        text = " ".join(hit.text.split())
+        print(f"{hit.rank:>{rank_width}}  {hit.score:>9.5f}  {identifier:>{id_width}}  {text}")
 
 
 def _print_json(number: int, hits: Sequence[Hit]) -> None:

@@ -90,24 +90,26 @@ def score_candidates(
     """Score the candidates of each query, documents by their ids, with vectors; see `rank_candidates`.
 
     Documents are encoded once each, in the order in which queries have them, some at a time. `progress` gets the
-    number of texts done, queries first.
+    number of texts done, queries first. Candidates with a score of -inf, such as documents without a vector for MaxSim,
+    are left out.
     """
-    names = list(candidates)
-    wanted = list(dict.fromkeys(document for of_query in candidates.values() for document in of_query))
-    position = {document: index for index, document in enumerate(wanted)}
+    query_ids = list(candidates)
+    document_ids = list(dict.fromkeys(document for ids in candidates.values() for document in ids))
+    position = {document: index for index, document in enumerate(document_ids)}
     # The pairs in the order of the documents, so that a chunk meets only the queries that have one of its documents.
-    pairs = [(position[document], row) for row, query in enumerate(names) for document in candidates[query]]
+    pairs = [(position[document], row) for row, query in enumerate(query_ids) for document in candidates[query]]
     columns, rows = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     order = np.argsort(columns, kind="stable")
     values = np.empty(len(pairs), dtype=np.float32)
-    vectors = scorer.queries(queries.of(names), progress)
+    vectors = scorer.queries(queries.of(query_ids), progress)
     first = 0
-    for chunk in scorer.documents(documents.of(wanted), lambda done: progress(len(names) + done)):
-        begin, end = np.searchsorted(columns[order], [first, first + len(chunk)])
-        chosen = order[begin:end]
-        needed, places = np.unique(rows[chosen], return_inverse=True)
-        scores = scorer.scores(vectors, needed.tolist(), chunk)
-        values[chosen] = scores.cpu().numpy()[places, columns[chosen] - first]
+    sorted_columns = columns[order]
+    for chunk in scorer.documents(documents.of(document_ids), lambda done: progress(len(query_ids) + done)):
+        begin, end = np.searchsorted(sorted_columns, [first, first + len(chunk)])
+        of_chunk = order[begin:end]
+        chunk_queries, score_rows = np.unique(rows[of_chunk], return_inverse=True)
+        scores = scorer.scores(vectors, chunk_queries.tolist(), chunk)
+        values[of_chunk] = scores.cpu().numpy()[score_rows, columns[of_chunk] - first]
         first += len(chunk)
     return _best_first(candidates, values.tolist())
 
@@ -136,7 +138,7 @@ def _best_first(candidates: Mapping[str, Sequence[str]], values: Sequence[float]
     run: Run = {}
     first = 0
     for query, ids in candidates.items():
-        scores = dict(zip(ids, values[first : first + len(ids)], strict=True))
+        scores = zip(ids, values[first : first + len(ids)], strict=True)
         first += len(ids)
-        run[query] = dict(sorted(scores.items(), key=lambda item: -item[1]))
+        run[query] = dict(sorted((pair for pair in scores if pair[1] != float("-inf")), key=lambda pair: -pair[1]))
     return run

@@ -5,22 +5,20 @@ A scorer encodes all queries, and documents some at a time, so that memory does 
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.pipeline_files import PROMPTS
-from fastbert.checkpoints.source import find_source
-from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
+from fastbert.embeddings.embed import Counts, EmbedOptions, embed, embed_chunks
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
+from fastbert.embeddings.roles import Similarity, drop_default_prompt, role_prompt, similarity_of
 from fastbert.errors import UserError
-from fastbert.io.untrusted_input import read_json_object, shown
 from fastbert.retrieval.encoding import Device, Dtype
 from fastbert.retrieval.maxsim import maxsim
 from fastbert.retrieval.ragged import SparseVectors, TokenVectors
@@ -29,10 +27,6 @@ from fastbert.retrieval.token_vectors import TokenEncoder
 from fastbert.search.exact import largest, top_k
 from fastbert.tasks.inference import choose_inference
 
-KINDS = ("dense", "tokens", "sparse")
-SIMILARITIES = ("cosine", "dot")
-# Names of prompts that a folder may have for each side, in the order of preference.
-QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 TOKEN_CHUNK = 256
 """Documents whose tokens' vectors are in memory at a time."""
 SPARSE_QUERIES = 256
@@ -78,7 +72,7 @@ class DenseScorer:
         *,
         device: Device = "auto",
         dtype: Dtype = "fp32",
-        similarity: Literal["cosine", "dot"] | None = None,
+        similarity: Similarity | None = None,
         query_prompt: str | None = None,
         document_prompt: str | None = None,
         **options: Any,
@@ -86,36 +80,33 @@ class DenseScorer:
         """Load a folder; `options` are those of `EmbedOptions`.
 
         `similarity` is by default the folder's `similarity_fn_name`, else cosine. Prompts are named; by default they
-        are the folder's "query", and "document", "passage" or "corpus", else its default prompt. Raises UserError for
-        unknown prompts and unsupported similarities.
+        are the folder's "query", and "document", "passage" or "corpus", if it has them. Raises UserError for unknown
+        prompts and unsupported similarities.
         """
         place, weights, words = choose_inference(device, dtype)
-        self.similarity = similarity or stored_similarity(source)
         self.model, self.tokenizer, settings = load_embedder(source, dtype=weights)
+        self.similarity = similarity or similarity_of(settings)
+        drop_default_prompt(self.model, settings)
         if dtype == "int8":
             self.model.quantize("int8")
         self.model = self.model.to(place)
-        names = list(settings.prompts)
-        self.options = {
-            "query": EmbedOptions(prompt=_prompt("query_prompt", query_prompt, QUERY_PROMPTS, names), **options),
-            "document": EmbedOptions(
-                prompt=_prompt("document_prompt", document_prompt, DOCUMENT_PROMPTS, names), **options
-            ),
-        }
+        self.options = {}
+        for role, name in (("query", query_prompt), ("document", document_prompt)):
+            check_prompt(role, name, settings.prompts)
+            prompt = role_prompt(role, settings.prompts) if name is None else name
+            self.options[role] = EmbedOptions(prompt=prompt, **options)
         self.how = f"{words} on {place}, {'cosines' if self.similarity == 'cosine' else 'dot products'} of vectors"
         self.counts = {side: Counts() for side in self.options}
 
-    def _encoded(self, side: str, texts: Sequence[str], progress: Progress) -> Iterator[Tensor]:
-        counts = self.counts[side]
-        yield from embed_chunks(self.model, texts, self.tokenizer, self.options[side], counts, progress)
-
     def queries(self, texts: Sequence[str], progress: Progress = lambda done: None) -> Tensor:
         """Return the vectors of queries, fp32 (queries, width)."""
-        return torch.cat(list(self._encoded("query", texts, progress)))
+        options = asdict(self.options["query"])
+        return embed(self.model, texts, self.tokenizer, counts=self.counts["query"], progress=progress, **options)
 
     def documents(self, texts: Sequence[str], progress: Progress = lambda done: None) -> Iterator[Tensor]:
         """Yield the vectors of documents, fp32 (documents, width)."""
-        return self._encoded("document", texts, progress)
+        options, counts = self.options["document"], self.counts["document"]
+        return embed_chunks(self.model, texts, self.tokenizer, options, counts, progress)
 
     def best(self, queries: Tensor, documents: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best scores per query, fp32, and indices int64, of vectors as `queries` and `documents` return
@@ -134,43 +125,9 @@ class DenseScorer:
 class _RaggedScorer(Generic[V]):
     """The base of scorers whose encoders have roles."""
 
-    encoder: Any
+    encoder_type: ClassVar[Any]
+    comparison: ClassVar[str]
     chunk = DOCUMENTS_PER_CHUNK
-
-    def __init__(self, prompts: Mapping[str, str | None], options: Mapping[str, Any]) -> None:
-        """Take the names of prompts by side, and options of the encoder."""
-        self.counts = {side: Counts() for side in prompts}
-        self.options: dict[str, dict[str, Any]] = {}
-        known = self.encoder.folder.prompts
-        for side, name in prompts.items():
-            prefix = None
-            if name is not None:
-                prefix = known[_prompt(f"{side}_prompt", name, (), [key for key, text in known.items() if text])]
-            self.options[side] = {"role": side, "prefix": prefix, **options}
-
-    def _encoded(self, side: str, texts: Sequence[str], progress: Progress) -> Iterator[V]:
-        for first in range(0, len(texts), self.chunk):
-            chunk = texts[first : first + self.chunk]
-            yield from self.encoder.encode_chunks(chunk, counts=self.counts[side], **self.options[side])
-            progress(first + len(chunk))
-
-    def queries(self, texts: Sequence[str], progress: Progress = lambda done: None) -> V:
-        """Return the vectors of queries."""
-        parts = list(self._encoded("query", texts, progress))
-        kind: Any = type(parts[0])
-        size = self.encoder.model.config.vocab_size if kind is SparseVectors else self.encoder.width
-        vectors: V = kind.joined(parts, size)
-        return vectors
-
-    def documents(self, texts: Sequence[str], progress: Progress = lambda done: None) -> Iterator[V]:
-        """Yield the vectors of documents, some at a time."""
-        return self._encoded("document", texts, progress)
-
-
-class TokenScorer(_RaggedScorer[TokenVectors]):
-    """Compare one vector per token by MaxSim; see `Scorer`."""
-
-    chunk = TOKEN_CHUNK
 
     def __init__(
         self,
@@ -180,15 +137,51 @@ class TokenScorer(_RaggedScorer[TokenVectors]):
         dtype: Dtype = "fp32",
         query_prompt: str | None = None,
         document_prompt: str | None = None,
-        query_length: int | None = None,
         **options: Any,
     ) -> None:
-        """Load a folder; `options` are those of `TokenOptions` but the role and the prefix, which the prompts name.
+        """Load a folder; `options` are those of the encoder but the role and the prefix, which the prompts name.
         Raises UserError for unknown prompts."""
-        self.encoder = TokenEncoder(source, device=device, dtype=dtype)
-        super().__init__({"query": query_prompt, "document": document_prompt}, options)
+        self.encoder = self.encoder_type(source, device=device, dtype=dtype)
+        self.how = f"{self.encoder.how}, {self.comparison}"
+        self.options: dict[str, dict[str, Any]] = {}
+        prompts = {name: text for name, text in self.encoder.folder.prompts.items() if text}
+        for role, name in (("query", query_prompt), ("document", document_prompt)):
+            check_prompt(role, name, prompts)
+            self.options[role] = {"role": role, "prefix": None if name is None else prompts[name], **options}
+        self.counts = {role: Counts() for role in self.options}
+
+    def _encoded(self, side: str, texts: Sequence[str], progress: Progress) -> Iterator[V]:
+        for first in range(0, len(texts), self.chunk):
+            chunk = texts[first : first + self.chunk]
+            yield from self.encoder.encode_chunks(chunk, counts=self.counts[side], **self.options[side])
+            progress(first + len(chunk))
+
+    def queries(self, texts: Sequence[str], progress: Progress = lambda done: None) -> V:
+        """Return the vectors of queries."""
+        return self._joined(list(self._encoded("query", texts, progress)))
+
+    def documents(self, texts: Sequence[str], progress: Progress = lambda done: None) -> Iterator[V]:
+        """Yield the vectors of documents, some at a time."""
+        return self._encoded("document", texts, progress)
+
+    def _joined(self, chunks: list[V]) -> V:
+        raise NotImplementedError
+
+
+class TokenScorer(_RaggedScorer[TokenVectors]):
+    """Compare one vector per token by MaxSim, with options of `TokenOptions`; see `Scorer`."""
+
+    encoder_type = TokenEncoder
+    comparison = "MaxSim of the vectors of tokens"
+    chunk = TOKEN_CHUNK
+
+    def __init__(self, source: str | Path, *, query_length: int | None = None, **options: Any) -> None:
+        """Load a folder; `query_length` expands queries only. Raises UserError for unknown prompts."""
+        super().__init__(source, **options)
         self.options["query"]["query_length"] = query_length
-        self.how = f"{self.encoder.how}, MaxSim of the vectors of tokens"
+
+    def _joined(self, chunks: list[TokenVectors]) -> TokenVectors:
+        return TokenVectors.joined(chunks, self.encoder.width)
 
     def best(self, queries: TokenVectors, documents: TokenVectors, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best scores per query, fp32 (queries, min(k, documents)), and indices int64."""
@@ -200,63 +193,46 @@ class TokenScorer(_RaggedScorer[TokenVectors]):
 
 
 class SparseScorer(_RaggedScorer[SparseVectors]):
-    """Compare sparse vectors by dot product; see `Scorer`. A document that shares no token with the query is not
-    retrieved."""
+    """Compare sparse vectors by dot product, with options of `SparseOptions`; see `Scorer`. A document that shares no
+    token with the query is not retrieved."""
 
-    def __init__(
-        self,
-        source: str | Path,
-        *,
-        device: Device = "auto",
-        dtype: Dtype = "fp32",
-        query_prompt: str | None = None,
-        document_prompt: str | None = None,
-        **options: Any,
-    ) -> None:
-        """Load a folder; `options` are those of `SparseOptions` but the role and the prefix, which the prompts name.
-        Raises UserError for unknown prompts."""
-        self.encoder = SparseEncoder(source, device=device, dtype=dtype)
-        super().__init__({"query": query_prompt, "document": document_prompt}, options)
-        self.how = f"{self.encoder.how}, dot products of sparse vectors"
+    encoder_type = SparseEncoder
+    comparison = "dot products of sparse vectors"
+
+    def _joined(self, chunks: list[SparseVectors]) -> SparseVectors:
+        return SparseVectors.joined(chunks, self.encoder.model.config.vocab_size)
 
     def best(self, queries: SparseVectors, documents: SparseVectors, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best scores per query, fp32 (queries, min(k, documents)), and indices int64."""
-        parts = []
-        for first in range(0, len(queries), SPARSE_QUERIES):
-            products = self.scores(queries, range(first, min(first + SPARSE_QUERIES, len(queries))), documents)
-            parts.append(largest(products.masked_fill(products <= 0, float("-inf")), k))
-        return torch.cat([scores for scores, _ in parts]), torch.cat([indices for _, indices in parts])
+        products = self.scores(queries, range(len(queries)), documents)
+        return largest(products.masked_fill_(products <= 0, float("-inf")), k)
 
     def scores(self, queries: SparseVectors, rows: Sequence[int], documents: SparseVectors) -> Tensor:
         """Return the scores of the queries in some rows, fp32 (rows, documents)."""
-        dense = torch.zeros(len(rows), queries.vocab_size)
-        for index, row in enumerate(rows):
-            entries = slice(int(queries.offsets[row]), int(queries.offsets[row + 1]))
-            dense[index, queries.token_ids[entries].long()] = queries.weights[entries]
+        products = torch.empty(len(rows), len(documents))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-            products: Tensor = documents.to_torch() @ dense.T
-        return products.T.contiguous()
+            weights = documents.to_torch()
+            for first in range(0, len(rows), SPARSE_QUERIES):
+                dense = _dense(queries, rows[first : first + SPARSE_QUERIES])
+                products[first : first + len(dense)] = (weights @ dense.T).T
+        return products
 
 
 SCORERS: dict[str, Any] = {"dense": DenseScorer, "tokens": TokenScorer, "sparse": SparseScorer}
 
 
-def stored_similarity(source: str | Path) -> Literal["cosine", "dot"]:
-    """Return the similarity that a folder names, or cosine. Raises UserError for a different one."""
-    path = find_source(source) / PROMPTS
-    name = read_json_object(path).get("similarity_fn_name") if os.path.lexists(path) else None
-    if name in (None, "cosine"):
-        return "cosine"
-    if name == "dot":
-        return "dot"
-    raise UserError(f"{path}: similarity_fn_name {shown(name)} is not supported; choose {' or '.join(SIMILARITIES)}")
+def check_prompt(role: str, name: str | None, prompts: Collection[str]) -> None:
+    """Raise UserError for the name of a prompt that a model lacks; None passes."""
+    if name is not None and name not in prompts:
+        names = ", ".join(map(repr, prompts)) or "no prompts"
+        raise UserError(f"{role}_prompt={name!r} is unknown: the model has {names}")
 
 
-def _prompt(argument: str, name: str | None, usual: Sequence[str], known: Sequence[str]) -> str | None:
-    """Return the name of a prompt: the chosen one, else the first of the usual ones that exists. Raises UserError."""
-    if name is None:
-        return next((prompt for prompt in usual if prompt in known), None)
-    if name not in known:
-        raise UserError(f"{argument}={name!r} is unknown: the model has {', '.join(map(repr, known)) or 'no prompts'}")
-    return name
+def _dense(vectors: SparseVectors, rows: Sequence[int]) -> Tensor:
+    """Return the vectors in some rows over the whole vocabulary, fp32 (rows, vocab_size)."""
+    dense = torch.zeros(len(rows), vectors.vocab_size)
+    for index, row in enumerate(rows):
+        entries = slice(int(vectors.offsets[row]), int(vectors.offsets[row + 1]))
+        dense[index, vectors.token_ids[entries].long()] = vectors.weights[entries]
+    return dense

@@ -18,7 +18,7 @@ from fastbert.checkpoints.manifest import describe
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
-from fastbert.embeddings.settings import EmbedSettings
+from fastbert.embeddings.roles import drop_default_prompt, role_prompt, similarity_of
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.log import logger
@@ -36,17 +36,16 @@ from fastbert.search.format import (
     ModelRecord,
     Similarity,
     Store,
+    check_out,
     vectors_name,
 )
 from fastbert.search.rows import WIDEST_INT8
-from fastbert.search.texts import TextWriter
+from fastbert.search.texts import Texts, TextWriter
 from fastbert.tasks.inference import choose_inference
 
 DTYPES: dict[str, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
 MANY = 5_000_000
 """Vectors from which an approximate FAISS index is worth its loss of recall."""
-DOCUMENT_PROMPTS, QUERY_PROMPTS = ("document", "passage", "corpus"), ("query",)
-"""Prompts of a model that precede texts and queries unless others are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +59,7 @@ class BuildOptions:
     similarity: Similarity | None = None
     """"cosine" scales vectors to unit length, "dot" leaves them as they are; None: the model's, else cosine."""
     prompt: str | None = None
-    """Name of the model's prompt before each text; None: "document", "passage" or "corpus" if it has one of these,
-    else its default prompt."""
+    """Name of the model's prompt before each text; None: "document", "passage" or "corpus", if it has one of these."""
     max_length: int | None = None
     """Tokens per text; None: the model's."""
     batch_tokens: int | None = None
@@ -97,28 +95,31 @@ def build_index(
     """Embed texts, pairs of an id and a text, and write an index of them to a folder; return its settings.
 
     `counts` is updated, `progress` is called with the number of texts done, and `message` with the device and dtype.
-    Nothing is written if an error occurs. Raises UserError for a folder that holds an index unless `overwrite`, for no
-    texts, for unsupported models and options, and for vectors that are not finite, by their index.
+    Nothing is written if an error occurs. Repeated ids are counted in a warning. Raises UserError for a folder that
+    holds an index unless `overwrite`, or other files of its names, for no texts, for unsupported models and options,
+    and for vectors that are not finite, by their index.
     """
     options = options or BuildOptions()
     check_out(Path(out), overwrite)
     faiss_files.check(options.store, options.faiss)
-    record = ModelRecord(source=str(model), sha256=model_fingerprint(model))
-    place, weights, words = choose_inference(device, dtype)
+    # Queries may come from a different working directory.
+    source = Path(model).absolute() if Path(model).is_dir() else model
+    record = ModelRecord(source=str(source), sha256=model_fingerprint(model))
+    torch_device, weights, words = choose_inference(device, dtype)
     encoder, tokenizer, settings = load_embedder(model, dtype=weights)
     if dtype == "int8":
         encoder.quantize("int8")
-    similarity = options.similarity or _similarity_of(settings)
-    document = options.prompt or _first_of(DOCUMENT_PROMPTS, settings.prompts)
-    embed_options = EmbedOptions(prompt=document, max_length=options.max_length, batch_tokens=options.batch_tokens)
-    message(f"{words} on {place}, {out}")
-    prompts = {"document_prompt": document, "query_prompt": _first_of(QUERY_PROMPTS, settings.prompts)}
+    similarity = options.similarity or similarity_of(settings)
+    drop_default_prompt(encoder, settings)
+    prompt = role_prompt("document", settings.prompts) if options.prompt is None else options.prompt
+    embed_options = EmbedOptions(prompt=prompt, max_length=options.max_length, batch_tokens=options.batch_tokens)
+    message(f"{words} on {torch_device}, {out}")
     with atomic_folder(Path(out), SUPERSEDED) as folder, _Writer(folder, options, similarity) as writer:
-        read = writer.reading(texts)
-        counts = counts or Counts()
-        for vectors in embed_chunks(encoder.to(place), read, tokenizer, embed_options, counts, progress):
+        written, counts = writer.reading(texts), counts or Counts()
+        for vectors in embed_chunks(encoder.to(torch_device), written, tokenizer, embed_options, counts, progress):
             writer.append(vectors)
-        return writer.finish(model=record, **prompts)
+        query_prompt = role_prompt("query", settings.prompts)
+        return writer.finish(model=record, document_prompt=prompt, query_prompt=query_prompt)
 
 
 def index_vectors(
@@ -152,28 +153,7 @@ def index_vectors(
         return writer.finish(model=None)
 
 
-def check_out(out: Path, overwrite: bool) -> None:
-    """Raise UserError for a file, and for a folder that holds an index unless `overwrite`."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; name a folder")
-    if (out / INDEX).exists() and not overwrite:
-        raise UserError(f"{out}: already holds an index; name another folder, or --overwrite to replace it")
-
-
 _BLOCK = 1 << 14
-_SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
-
-
-def _similarity_of(settings: EmbedSettings) -> Similarity:
-    name = getattr(settings, "similarity", None) or "cosine"
-    for similarity in _SIMILARITIES:
-        if similarity == name:
-            return similarity
-    raise UserError(f"the model's similarity is {name!r}, and an index has cosine or dot: choose one of them")
-
-
-def _first_of(names: Iterable[str], prompts: Iterable[str]) -> str | None:
-    return next((name for name in names if name in prompts), None)
 
 
 class _Writer:
@@ -239,6 +219,7 @@ class _Writer:
         if not self.count:
             raise UserError("there is no text to index: name a file that holds some")
         self._close()
+        self._report_repeated_ids()
         options = self.options
         if options.store == "faiss":
             source = self.folder / vectors_name("fp16" if options.has_copy else "fp32")
@@ -264,6 +245,19 @@ class _Writer:
         content = dataclasses.replace(content, files=files)
         write_json_atomic(self.folder / INDEX, content.to_json())
         return content
+
+    def _report_repeated_ids(self) -> None:
+        repeated, index = self.texts.repeated_ids()
+        if repeated:
+            with Texts(self.folder, self.count) as texts:
+                identifier, _ = texts[index]
+            logger.warning(
+                "%s of %s texts have the id of an earlier text, the first of them %r: hits cannot be told apart by id;"
+                " name another column of ids, or make them unique",
+                f"{repeated:,}",
+                f"{self.count:,}",
+                identifier,
+            )
 
 
 def _halves(vectors: Tensor, first: int) -> np.ndarray:

@@ -6,7 +6,7 @@ so that a score has the same bits for any block size, number of queries and numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,11 +113,14 @@ def blocks(vectors: Vectors, block_rows: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def check_vectors(
-    name: str, vectors: object, dtypes: Iterable[torch.dtype | np.dtype[Any]], *, width: int | None = None
+    name: str, vectors: Any, dtypes: Collection[torch.dtype | np.dtype[Any]], *, width: int | None = None
 ) -> None:
-    """Raise UserError unless `vectors` is a matrix of one of the dtypes, and as wide as `width`."""
-    if not isinstance(vectors, Tensor | np.ndarray):
-        raise UserError(f"{name} must be a tensor or an array (rows, width), not {type(vectors).__name__}")
+    """Raise UserError unless `vectors` is a matrix of one of the dtypes, of torch or NumPy, and as wide as `width`."""
+    tensors = any(isinstance(dtype, torch.dtype) for dtype in dtypes)
+    arrays = any(isinstance(dtype, np.dtype) for dtype in dtypes)
+    if not ((tensors and isinstance(vectors, Tensor)) or (arrays and isinstance(vectors, np.ndarray))):
+        kinds = " or ".join(["a tensor"] * tensors + ["an array"] * arrays)
+        raise UserError(f"{name} must be {kinds} (rows, width), not {type(vectors).__name__}")
     if vectors.dtype not in dtypes:
         known = " or ".join(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
         raise UserError(f"{name} has dtype {vectors.dtype}: it must be {known}")

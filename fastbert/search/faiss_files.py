@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fastbert.errors import CheckpointError, UserError, require_package
 TRAINED_PER_CENTROID = 64
 """Vectors per centroid that an index is trained on; FAISS warns below 39, and samples from more than 256."""
 LEAST_TRAINED = 65_536
+MOST_TRIAL_WIDTH = 1 << 14
 _BLOCK = 1 << 14
 
 
@@ -28,14 +30,17 @@ def check(store: str, factory: str) -> None:
     if store != "faiss":
         return
     faiss = import_faiss()
-    match = re.search(r"PQ(\d+)", factory)
-    width = 8 * int(match[1]) if match else 8  # of a trial, as product quantisation divides the vectors' width
+    # Product quantisation divides the width of the vectors, which is not known yet.
+    width = 8 * math.lcm(*(int(number) for number in re.findall(r"PQ(\d+)", factory)))
+    unknown = UserError(f"--faiss {factory}: FAISS has no such index; examples are Flat, HNSW32, IVF4096,PQ48")
+    if not width:  # FAISS would divide by it
+        raise unknown
+    if width > MOST_TRIAL_WIDTH:
+        return
     try:
         faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError:
-        raise UserError(
-            f"--faiss {factory}: FAISS has no such index; examples are Flat, HNSW32, IVF4096,PQ48"
-        ) from None
+    except (RuntimeError, OverflowError, TypeError):
+        raise unknown from None
 
 
 def write(path: Path, vectors: np.ndarray, factory: str, *, seed: int = 0) -> None:
@@ -54,10 +59,21 @@ def write(path: Path, vectors: np.ndarray, factory: str, *, seed: int = 0) -> No
             index.train(np.ascontiguousarray(vectors[sample], dtype=np.float32))
         for first in range(0, count, _BLOCK):
             index.add(np.ascontiguousarray(vectors[first : first + _BLOCK], dtype=np.float32))
+    except (RuntimeError, OverflowError, TypeError) as error:  # of FAISS, of SWIG for numbers beyond 31 bits
+        raise UserError(
+            f"--faiss {factory}: FAISS refuses {count:,} vectors of width {width} ({_reason(error)}); name a different"
+            " index"
+        ) from None
+    try:
+        faiss.write_index(index, str(path))
     except RuntimeError as error:
-        reason = str(error).rpartition("Error: ")[2].strip().splitlines()[0] if str(error) else "no reason given"
-        raise UserError(f"--faiss {factory}: FAISS refuses {count:,} vectors of width {width} ({reason})") from None
-    faiss.write_index(index, str(path))
+        raise UserError(f"{path.name}: FAISS cannot write it ({_reason(error)}); is the disk full?") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what FAISS says, without the place in its source."""
+    lines = str(error).rpartition("Error: ")[2].strip().splitlines()
+    return lines[0] if lines else "no reason given"
 
 
 class FaissRows:

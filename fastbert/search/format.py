@@ -21,14 +21,16 @@ FORMAT, VERSION = "fastbert-search-index", 1
 Store = Literal["int8", "fp16", "fp32", "faiss"]
 Similarity = Literal["cosine", "dot"]
 SCALES, TEXTS, OFFSETS, FAISS = "scales.npy", "texts.jsonl", "texts.offsets.npy", "vectors.faiss"
-SUPERSEDED = (INDEX, "vectors.*", SCALES, "texts.*")
-"""Files of an older index, which a new one replaces."""
 MOST_WIDTH = 1 << 20
 
 
 def vectors_name(dtype: str) -> str:
     """Return the name of the file of vectors of a dtype: int8, fp16 or fp32."""
     return f"vectors.{dtype}.npy"
+
+
+SUPERSEDED = (INDEX, *map(vectors_name, ("int8", "fp16", "fp32")), FAISS, SCALES, TEXTS, OFFSETS)
+"""Files of an older index, which a new one replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +60,9 @@ class IndexSettings:
     model: ModelRecord | None = None
     """None: the vectors came from elsewhere, and queries are vectors too."""
     document_prompt: str | None = None
-    """Name of the model's prompt before each text; None: its default prompt, if it has one."""
+    """Name of the model's prompt before each text; None: no prompt."""
     query_prompt: str | None = None
-    """Name of the model's prompt before each query; None: its default prompt, if it has one."""
+    """Name of the model's prompt before each query; None: no prompt."""
     faiss: str | None = None
     """The factory string of the FAISS index."""
     files: Mapping[str, Entry] = field(default_factory=dict)
@@ -76,6 +78,20 @@ class IndexSettings:
         vectors = FAISS if self.store == "faiss" else vectors_name(self.store)
         copies = [vectors_name("fp16")] if self.rescore else []
         return [vectors, *copies, *([SCALES] if self.store == "int8" else []), TEXTS, OFFSETS]
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Raise UserError for a file, for a folder that holds an index unless `overwrite`, and for a folder with other
+    files that an index would replace."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; name a folder")
+    if (out / INDEX).exists():
+        if not overwrite:
+            raise UserError(f"{out}: already holds an index; name another folder, or --overwrite to replace it")
+        return
+    for name in SUPERSEDED:
+        if (out / name).exists():
+            raise UserError(f"{out}: holds {name}, which an index would replace; name another folder")
 
 
 def read_settings(folder: Path, *, verify: bool = False) -> IndexSettings:

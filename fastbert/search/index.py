@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from fastbert.embeddings.embed import EmbedOptions, embed_chunks
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
+from fastbert.embeddings.roles import drop_default_prompt
 from fastbert.errors import UserError, require_whole
 from fastbert.search.arrays import open_array
 from fastbert.search.build import DTYPES, BuildOptions, build_index, index_vectors
@@ -34,6 +35,8 @@ CANDIDATES_PER_HIT, LEAST_CANDIDATES = 4, 100
 PROBES = 32
 QUERY_BATCH = 256
 """Queries that are searched at a time."""
+MOST_CANDIDATES = 1 << 22
+"""Candidates of all queries that are in memory at a time, unless one query has more."""
 
 
 @dataclass(frozen=True)
@@ -172,28 +175,21 @@ class Index:
         `prompt` names the model's prompt before each query. A `reranker` orders the best `candidates` anew, by the
         texts of queries. Raises UserError for empty queries, and as `search` and `embed` do.
         """
-        texts = [queries] if isinstance(queries, str) else queries
         require_whole("top", top, 1)
-        if isinstance(texts, Tensor | np.ndarray):
+        require_whole("candidates", candidates, 1)
+        texts: list[str] = []
+        if isinstance(queries, Tensor | np.ndarray):
             if reranker is not None:
                 raise UserError("a reranker reads the texts of queries: give texts, or leave it out")
-            vectors, words = torch.as_tensor(texts), None
+            vectors = self._vectors(queries)
         else:
-            words = list(texts)
-            vectors = self.embed(words, prompt)
-        require_whole("candidates", candidates, 1)
-        wide = max(top, candidates) if reranker is not None else top
-        scores, indices = self.search(vectors, wide, probes=probes)
+            texts = [queries] if isinstance(queries, str) else list(queries)
+            vectors = self.embed(texts, prompt)
+        scores, indices = self.search(vectors, top if reranker is None else max(top, candidates), probes=probes)
         results = []
         for row in range(len(vectors)):
             hits = self._hits(scores[row].tolist(), indices[row].tolist())
-            if reranker is not None and words is not None:
-                ranked = reranker.rank(words[row], [hit.text for hit in hits], top=top)
-                hits = [
-                    Hit(rank, one.score, hits[one.index].id, one.text, hits[one.index].index)
-                    for rank, one in enumerate(ranked, 1)
-                ]
-            results.append(hits)
+            results.append(hits if reranker is None else _reranked(reranker, texts[row], hits, top))
         return results[0] if isinstance(queries, str) else results
 
     def embed(self, texts: Sequence[str], prompt: str | None = None) -> Tensor:
@@ -208,10 +204,10 @@ class Index:
         if not texts:
             return torch.empty(0, self.settings.width)
         model, tokenizer = self._loaded()
-        options = EmbedOptions(prompt=prompt or self.settings.query_prompt)
+        options = EmbedOptions(prompt=self.settings.query_prompt if prompt is None else prompt)
         return torch.cat(list(embed_chunks(model, texts, tokenizer, options)))
 
-    def search(self, queries: Tensor, top: int, *, probes: int = PROBES) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor | np.ndarray, top: int, *, probes: int = PROBES) -> tuple[Tensor, Tensor]:
         """Return the scores, fp32 (q, min(top, n)), and the numbers of the texts, int64 of the same shape, best first.
 
         queries fp32 (q, width). Equal scores are ordered by number. fp16 and fp32 are exact; of int8 and FAISS the best
@@ -221,27 +217,37 @@ class Index:
         """
         require_whole("top", top, 1)
         require_whole("probes", probes, 1)
-        check_vectors("queries", queries, (torch.float32,), width=self.settings.width)
+        queries = self._vectors(queries)
         check_finite("queries", queries)
         top = min(top, len(self))
-        queries = queries.detach().cpu()
         if self.settings.similarity == "cosine":
             queries = normalized(queries)
-        batches = [self._search(batch, top, probes) for batch in queries.split(QUERY_BATCH)]
-        scores, indices = zip(*batches, strict=True)
-        return torch.cat(scores), torch.cat(indices)
-
-    def _search(self, queries: Tensor, top: int, probes: int) -> tuple[Tensor, Tensor]:
         rescored = self._copy is not None
-        wide = min(len(self), max(CANDIDATES_PER_HIT * top, LEAST_CANDIDATES)) if rescored else top
-        if self._faiss is not None:
-            found = self._faiss.search(queries.numpy(), wide, probes)
-            scores, indices = torch.from_numpy(found[0]), torch.from_numpy(found[1])
-            scores[indices < 0] = float("-inf")
-        else:
+        candidates = min(len(self), max(CANDIDATES_PER_HIT * top, LEAST_CANDIDATES)) if rescored else top
+        scores, indices = torch.empty(len(queries), top), torch.empty(len(queries), top, dtype=torch.int64)
+        rows = min(QUERY_BATCH, max(1, MOST_CANDIDATES // candidates))
+        for batch, *results in zip(queries.split(rows), scores.split(rows), indices.split(rows), strict=True):
+            best = self._candidates(batch, candidates, probes)
+            if rescored:
+                best = self._rescored(batch, best[1], top)
+            for result, values in zip(results, best, strict=True):
+                result.copy_(values)
+        return scores, indices
+
+    def _vectors(self, queries: Tensor | np.ndarray) -> Tensor:
+        """Return vectors of queries, fp32 (q, width), on the CPU. Raises UserError for other dtypes and shapes."""
+        check_vectors("queries", queries, (torch.float32, np.dtype(np.float32)), width=self.settings.width)
+        # An array is copied: it may be read-only, or not contiguous.
+        return torch.from_numpy(np.array(queries)) if isinstance(queries, np.ndarray) else queries.detach().cpu()
+
+    def _candidates(self, queries: Tensor, count: int, probes: int) -> tuple[Tensor, Tensor]:
+        """Return the best scores and indices by the vectors that are scanned, or by FAISS: (q, count) each."""
+        if self._faiss is None:
             assert self._rows is not None
-            scores, indices = best_rows(queries, self._rows, wide, scales=self._scales)
-        return self._rescored(queries, indices, top) if rescored else (scores, indices)
+            return best_rows(queries, self._rows, count, scales=self._scales)
+        scores, indices = map(torch.from_numpy, self._faiss.search(queries.numpy(), count, probes))
+        scores[indices < 0] = float("-inf")
+        return scores, indices
 
     def _rescored(self, queries: Tensor, candidates: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """Return the best of the candidates (q, c) by their fp16 vectors, with the scores of an fp16 index."""
@@ -257,8 +263,8 @@ class Index:
         return scores, indices
 
     def _hits(self, scores: list[float], indices: list[int]) -> list[Hit]:
-        found = [(score, index) for score, index in zip(scores, indices, strict=True) if index >= 0]
-        return [Hit(rank, score, *self._texts[index], index) for rank, (score, index) in enumerate(found, 1)]
+        pairs = [(score, index) for score, index in zip(scores, indices, strict=True) if index >= 0]
+        return [Hit(rank, score, *self._texts[index], index) for rank, (score, index) in enumerate(pairs, 1)]
 
     def _loaded(self) -> tuple[EncoderModel, Tokenizer]:
         """Return the model of the index, loaded once, after it was compared with the record in index.json."""
@@ -280,18 +286,25 @@ class Index:
                     f"{self.folder}: was made by another model (SHA-256 {record.sha256[:12]}) than {source}"
                     f" ({digest[:12]}): query it with its own model, or make the index again"
                 )
-            place, weights, _ = choose_inference(self._device, self._dtype)
-            model, tokenizer, _ = load_embedder(source, dtype=weights)
+            device, weights, _ = choose_inference(self._device, self._dtype)
+            model, tokenizer, settings = load_embedder(source, dtype=weights)
             if self._dtype == "int8":
                 model.quantize("int8")
-            self._embedder = (model.to(place), tokenizer)
+            drop_default_prompt(model, settings)
+            self._embedder = (model.to(device), tokenizer)
         return self._embedder
+
+
+def _reranked(reranker: CrossEncoder, query: str, hits: list[Hit], top: int) -> list[Hit]:
+    """Return the best `top` hits of a query as a reranker orders them, with its scores."""
+    ranking = reranker.rank(query, [hit.text for hit in hits], top=top)
+    return [replace(hits[item.index], rank=rank, score=item.score) for rank, item in enumerate(ranking, 1)]
 
 
 def _with_ids(texts: Iterable[str] | Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     texts_or_pairs: Iterable[str | tuple[str, str]] = texts
-    for number, text in enumerate(texts_or_pairs):
-        yield (str(number), text) if isinstance(text, str) else text
+    for index, text in enumerate(texts_or_pairs):
+        yield (str(index), text) if isinstance(text, str) else text
 
 
 def _build_options(options: dict[str, Any]) -> BuildOptions:

@@ -38,13 +38,15 @@ class TextFile:
     Raises UserError for other kinds of files and, while reading, for damage, naming the line.
     """
 
+    kinds: tuple[str, ...] = KINDS
+
     def __init__(self, path: str | Path, column: str | None = None) -> None:
         self.name = "standard input" if str(path) == STDIN else str(path)
         self.path = None if str(path) == STDIN else Path(path)
         plain = ".txt" if self.path is None else plain_name(self.path)
-        kind = next((kind for kind in KINDS if plain.endswith(kind)), None)
+        kind = next((kind for kind in self.kinds if plain.endswith(kind)), None)
         if kind is None:
-            raise UserError(f"{path}: must be a {', '.join(KINDS)} file, perhaps with {' or '.join(COMPRESSIONS)}")
+            raise UserError(f"{path}: must be a {', '.join(self.kinds)} file, perhaps with {' or '.join(COMPRESSIONS)}")
         if kind == ".txt" and column is not None:
             raise UserError(f"{self.name} has lines of text and no column {column!r}: leave the column out")
         if self.path is not None:
@@ -81,6 +83,13 @@ class TextFile:
                     yield from self._table(stream)
 
     def _json(self, stream: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+        return ((line, text) for line, _, text in self._records(stream))
+
+    def _table(self, stream: Any) -> Iterator[tuple[int, str]]:
+        return ((line, text) for line, (text,) in self._cells(stream, lambda names: [self.column]))
+
+    def _records(self, stream: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any], str]]:
+        """Yield the line, the object and the text of JSON lines."""
         for number, line in numbered_lines(stream, self.name):
             if not line.strip():
                 continue
@@ -95,21 +104,28 @@ class TextFile:
             text = record[self.column]
             if not isinstance(text, str):
                 raise UserError(f"{where}: {self.column!r} must be a string, not {type(text).__name__}")
-            yield number, whole_characters(text)
+            yield number, record, whole_characters(text)
 
-    def _table(self, stream: Any) -> Iterator[tuple[int, str]]:
+    def _cells(self, stream: Any, choose: Callable[[list[str]], list[str]]) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Yield the line and the cells of each row of a table, of the columns that `choose` names, given all names."""
         rows = csv_rows(stream, self.name, "\t" if self.kind == ".tsv" else ",")
         _, names = next(rows, (1, []))
-        if self.column not in names:
-            raise UserError(
-                f"{self.name}: no column {self.column!r} (columns: {', '.join(names[:20]) or 'none'}); name the column"
-                " that holds the text"
-            )
-        index = names.index(self.column)
+        columns = choose(names)
+        self._check_columns(columns, names)
+        indices = [names.index(column) for column in columns]
         for line, row in rows:
-            if index >= len(row):
+            if max(indices) >= len(row):
                 raise UserError(f"{self.name}, line {line}: has {len(row)} cells, not {len(names)}")
-            yield line, row[index]
+            yield line, tuple(row[index] for index in indices)
+
+    def _check_columns(self, columns: list[str], names: list[str]) -> None:
+        """Raise UserError for a column that a table lacks; the first one holds texts, the second ids."""
+        for column, content in zip(columns, ("the text", "the ids")):
+            if column not in names:
+                raise UserError(
+                    f"{self.name}: no column {column!r} (columns: {', '.join(names[:20]) or 'none'}); name the column"
+                    f" that holds {content}"
+                )
 
 
 def standard_input() -> IO[bytes]:

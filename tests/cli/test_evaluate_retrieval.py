@@ -14,6 +14,7 @@ from toys import WIDE
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import CrossEncoder, cli
+from fastbert.cli import retrieval_task
 from fastbert.tasks.metrics.retrieval import default_metrics, score_run
 from fastbert.tasks.readers.documents import read_texts
 from fastbert.tasks.readers.judgements import read_judgements, read_run
@@ -49,6 +50,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluate(*flags: object) -> int:
     return cli.main(["evaluate", *map(str, flags)])
+
+
+def test_ids_for_a_run_are_checked_before_the_ranking(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaced = tmp_path / "spaced.tsv"
+    spaced.write_text("d 1\ta b\n")
+    monkeypatch.setattr(retrieval_task, "_scorer", lambda config: pytest.fail("a model was loaded"))
+    flags = ("--task", "retrieval", "--model", data / "model", "--data", data, "--documents", spaced)
+    assert evaluate(*flags, "--run-out", tmp_path / "run.txt", "--device", "cpu") == 2
+    assert "--run-out: the document 'd 1' is empty or holds white space" in capsys.readouterr().err
 
 
 def table(capsys: pytest.CaptureFixture[str]) -> dict[str, list[float]]:
@@ -193,8 +205,6 @@ def test_mistakes(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "none.txt").write_text("q0 0 d1 0\n")
     (tmp_path / "other.txt").write_text("x 0 y 1\n")
     (tmp_path / "run.txt").write_text("x Q0 y 1 1 t\n")
-    spaced = tmp_path / "spaced.tsv"
-    spaced.write_text("d 1\ta b\n")
     retrieval = ("--task", "retrieval", "--model", data / "model", "--data", data, "--device", "cpu")
     for flags, problem in (
         ((*retrieval, "--qrels", tmp_path / "none.txt"), "has a relevant document; are the ids the same?"),
@@ -213,7 +223,6 @@ def test_mistakes(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
             "is a cross-encoder, which has no vectors",
         ),
         ((*retrieval, "--max-length", 4096), "--max-length 4096 is more than the"),
-        ((*retrieval, "--documents", spaced, "--run-out", tmp_path / "o"), "--run-out: the document 'd 1' is empty or"),
         (("--run", tmp_path / "run.txt", "--qrels", data / "qrels.txt"), "no query of the run has a relevant document"),
         (("--run", data / "qrels.txt", "--qrels", data / "qrels.txt"), "line 1: has 4 cells, not 6"),
         (

@@ -20,7 +20,7 @@ from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
 from fastbert.retrieval import scorers
 from fastbert.retrieval.runs import rank_candidates, retrieve, score_candidates, to_run, truncated_views
-from fastbert.retrieval.scorers import SCORERS, DenseScorer, SparseScorer, stored_similarity
+from fastbert.retrieval.scorers import SCORERS, DenseScorer, SparseScorer, TokenScorer
 from fastbert.search.exact import largest
 from fastbert.tasks.readers.documents import Texts
 
@@ -87,6 +87,7 @@ def test_candidates_have_the_scores_of_their_pairs(
     queries, documents = texts
     monkeypatch.setattr(scorers._RaggedScorer, "chunk", 7)
     monkeypatch.setattr(scorers.TokenScorer, "chunk", 7)
+    monkeypatch.setattr(scorers, "SPARSE_QUERIES", 2)
     rng = random.Random(3)
     sides = [Texts(name, tuple(f"{name}{i}" for i in range(len(side))), tuple(side)) for name, side in zip("qd", texts)]
     candidates = {
@@ -120,8 +121,8 @@ def test_views_of_the_first_numbers(model: Path, texts: tuple[list[str], list[st
     embedder, tokenizer, _ = load_embedder(model)
     whole = [embedder.embed(side, tokenizer) for side in texts]
     widths = (whole[0].shape[1], 8, 3)
-    found = retrieve(scorer, queries, documents, 5, views=truncated_views(widths))
-    for width, (scores, _) in zip(widths, found, strict=True):
+    rankings = retrieve(scorer, queries, documents, 5, views=truncated_views(widths))
+    for width, (scores, _) in zip(widths, rankings, strict=True):
         cut = [torch.nn.functional.normalize(vectors[:, :width]) for vectors in whole]
         torch.testing.assert_close(scores, largest(cut[0] @ cut[1].T, 5)[0], rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=f"width 1000 is more than the {widths[0]} numbers"):
@@ -131,28 +132,31 @@ def test_views_of_the_first_numbers(model: Path, texts: tuple[list[str], list[st
 def test_prompts_and_similarity_of_the_folder(tmp_path: Path, texts: tuple[list[str], list[str]]) -> None:
     queries, documents = texts
     folder = model_folder(tmp_path, "BertModel", 0)
-    settings = EmbedSettings(prompts=PROMPTS, similarity="dot")
+    settings = EmbedSettings(prompts=PROMPTS, similarity="dot", default_prompt="query")
     settings.save(folder, load_embedder(folder)[0].config.hidden_size)
     embedder, tokenizer, _ = load_embedder(folder)
-    assert stored_similarity(folder) == "dot"
+    embedder.embed_settings = replace(settings, default_prompt=None)
 
     def products(query: str, document: str) -> Tensor:
         sides = [[prompt + text for text in side] for prompt, side in zip((query, document), texts, strict=True)]
-        vectors = [embedder.embed(side, tokenizer, prompt=None) for side in sides]
+        vectors = [embedder.embed(side, tokenizer) for side in sides]
         return largest(vectors[0] @ vectors[1].T, 4)[0]
 
-    def found(**options: Any) -> Tensor:
+    def best(**options: Any) -> Tensor:
         return retrieve(DenseScorer(folder, device="cpu", **options), queries, documents, 4)[0][0]
 
-    torch.testing.assert_close(found(), products("q ", "p "), rtol=1e-5, atol=1e-5)
-    other = found(query_prompt="passage", document_prompt="query")
+    torch.testing.assert_close(best(), products("q ", "p "), rtol=1e-5, atol=1e-5)
+    other = best(query_prompt="passage", document_prompt="query")
     torch.testing.assert_close(other, products("p ", "q "), rtol=1e-5, atol=1e-5)
-    assert float(found(similarity="cosine").max()) < 1.001
+    assert float(best(similarity="cosine").max()) < 1.001
     with pytest.raises(UserError, match="query_prompt='x' is unknown: the model has 'query', 'passage'"):
-        found(query_prompt="x")
+        best(query_prompt="x")
+    # The default prompt is the queries', and documents have none of their own.
+    replace(settings, prompts={"query": "q "}).save(folder, embedder.config.hidden_size)
+    torch.testing.assert_close(best(), products("q ", ""), rtol=1e-5, atol=1e-5)
     replace(settings, similarity="manhattan").save(folder, embedder.config.hidden_size)
     with pytest.raises(UserError, match=r"similarity_fn_name .*manhattan.* is not"):
-        found()
+        best()
 
 
 def test_documents_without_a_shared_token_are_not_retrieved(model: Path) -> None:
@@ -163,6 +167,21 @@ def test_documents_without_a_shared_token_are_not_retrieved(model: Path) -> None
     for row, scores in enumerate(run.values()):
         shared = [name for column, name in enumerate("xyz") if weights[0][row].keys() & weights[1][column].keys()]
         assert sorted(scores) == shared
+
+
+@pytest.mark.parametrize("kind", SCORERS)
+def test_no_query_has_no_hit(kind: str, model: Path) -> None:
+    scorer = SCORERS[kind](model, device="cpu")
+    [(scores, indices)] = retrieve(scorer, [], ["a b", "c"], 2)
+    assert scores.shape == indices.shape == (0, 2)
+
+
+def test_candidates_without_a_vector_are_left_out(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a score of -inf, which a run cannot hold."""
+    monkeypatch.setattr(scorers, "maxsim", lambda queries, documents: torch.tensor([[0.5, float("-inf")]]))
+    sides = Texts("q", ("q",), ("a",)), Texts("d", ("x", "y"), ("b", "c"))
+    run = score_candidates(TokenScorer(model, device="cpu"), *sides, {"q": ["x", "y"]})
+    assert run == {"q": {"x": 0.5}}
 
 
 def test_a_document_with_the_id_of_the_query_may_be_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import fastbert
 from fastbert import CrossEncoder
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import CheckpointError, UserError
-from fastbert.search import Hit, Index, top_k
+from fastbert.search import Hit, Index, faiss_files, top_k
+from fastbert.search import index as index_module
 from fastbert.search.fingerprint import model_fingerprint
 
 TEXTS = [text for text in random_texts(0, 150, most=20) if text]
@@ -93,7 +95,7 @@ def test_dot_products_keep_lengths_and_equal_scores_their_order(tmp_path: Path) 
 def test_prompts_precede_texts_and_queries(tmp_path: Path, model: Path) -> None:
     prompted = tmp_path / "model"
     shutil.copytree(model, prompted)
-    settings = EmbedSettings(prompts={"query": "q ", "passage": "p ", "other": "o "})
+    settings = EmbedSettings(prompts={"query": "q ", "passage": "p ", "other": "o "}, default_prompt="other")
     settings.save(prompted, 32)
     with Index.build(tmp_path / "index", TEXTS, prompted, store="fp32") as index:
         assert (index.settings.document_prompt, index.settings.query_prompt) == ("passage", "query")
@@ -101,6 +103,12 @@ def test_prompts_precede_texts_and_queries(tmp_path: Path, model: Path) -> None:
         assert hits != index.query("a b", top=1, prompt="other")
     with Index.build(tmp_path / "plain", [f"p {text}" for text in TEXTS], model, store="fp32") as index:
         assert index.query("q a b", top=1)[0].score == hits[0].score
+        expected = index.query("a b", top=1)[0].score
+    # The default prompt is that of another use.
+    EmbedSettings(prompts={"passage": "p ", "other": "o "}, default_prompt="other").save(prompted, 32)
+    with Index.build(tmp_path / "default", TEXTS, prompted, store="fp32") as index:
+        assert index.settings.query_prompt is None
+        assert index.query("a b", top=1)[0].score == expected
 
 
 def test_a_reranker_orders_the_candidates(tmp_path: Path, model: Path) -> None:
@@ -115,8 +123,12 @@ def test_a_reranker_orders_the_candidates(tmp_path: Path, model: Path) -> None:
             index.query(torch.ones(1, 32), reranker=ranker)
 
 
-def test_another_model_is_refused_by_its_hash(tmp_path: Path, model: Path) -> None:
+def test_another_model_is_refused_by_its_hash(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Index.build(tmp_path / "index", TEXTS, model).close()
+    monkeypatch.chdir(tmp_path)
+    Index.build("relative", TEXTS[:3], os.path.relpath(model)).close()
+    monkeypatch.chdir("/")
+    assert Index.open(tmp_path / "relative").query("a")[0].rank == 1
     moved = tmp_path / "moved"
     shutil.copytree(model, moved)
     (moved / "README.md").write_text("other files do not count")
@@ -186,6 +198,57 @@ def test_an_index_is_replaced_only_when_asked(tmp_path: Path) -> None:
     assert opened.query(torch.ones(1, 3))[0][0].text == "a"  # which reads the files that it opened
 
 
+def test_files_that_are_not_an_index_are_kept(tmp_path: Path) -> None:
+    """A folder's own texts are not replaced, and only an index's files are superseded."""
+    (tmp_path / "texts.jsonl").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"holds texts\.jsonl, which an index would replace"):
+            Index.from_vectors(tmp_path, torch.ones(2, 3), ["a", "b"], overwrite=overwrite)
+    assert (tmp_path / "texts.jsonl").read_text() == "mine"
+    out = tmp_path / "index"
+    Index.from_vectors(out, torch.ones(2, 3), ["a", "b"], store="int8")
+    for name in ("texts.txt", "vectors.bin"):
+        (out / name).write_text("mine")
+    Index.from_vectors(out, torch.ones(2, 3), ["a", "b"], store="fp32", overwrite=True)
+    assert {path.name for path in out.iterdir()} >= {"texts.txt", "vectors.bin", "vectors.fp32.npy"}
+    assert not (out / "vectors.int8.npy").exists()
+
+
+def test_repeated_ids_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pairs = [("x", "a"), ("y", "b"), ("z", "c"), ("y", "d"), ("x", "e")]
+    Index.from_vectors(tmp_path / "index", torch.eye(5), pairs)
+    assert "2 of 5 texts have the id of an earlier text, the first of them 'y'" in caplog.text
+    caplog.clear()
+    Index.from_vectors(tmp_path / "other", torch.eye(5), list("abcde"))
+    assert not caplog.records
+
+
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+    index = Index.from_vectors(tmp_path / "index", torch.eye(2), [("\ud800", "a \udfff"), ("b", "c")])
+    hit = index.query(torch.eye(2)[:1], top=1)[0][0]
+    assert (hit.id, hit.text) == ("\ufffd", "a \ufffd")
+
+
+@pytest.mark.filterwarnings("error")
+def test_queries_may_be_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = clustered(30, 2)
+    array = queries.numpy().copy()
+    array.flags.writeable = False
+    texts = list(map(str, range(300)))
+    with Index.from_vectors(tmp_path / "index", clustered(300, 1), texts, store="int8") as index:
+        expected = index.search(queries, 5)
+        monkeypatch.setattr(index_module, "MOST_CANDIDATES", 250)  # two queries at a time
+        for values, same in zip(index.search(array, 5), expected, strict=True):
+            assert torch.equal(values, same)
+        for wrong, problem in (
+            (np.array(["a", "b"]), "queries has dtype <U1: it must be float32"),
+            (array.astype(np.float64), "queries has dtype float64: it must be float32"),
+            (array[0], r"queries has shape \(24,\)"),
+        ):
+            with pytest.raises(UserError, match=problem):
+                index.query(wrong)
+
+
 def test_damage_is_found(tmp_path: Path) -> None:
     out = tmp_path / "index"
     Index.from_vectors(out, torch.eye(3), ["a", "b", "c"], store="fp32")
@@ -238,6 +301,15 @@ def test_faiss(tmp_path: Path, factory: str, least: float) -> None:
     _, indices = index.search(queries, 10, probes=64)
     assert recall(indices, exact) >= least
     assert len(index.query(queries[:2], top=3)[0]) == 3
+
+
+@pytest.mark.parametrize("factory", ["Flat", "HNSW32", "IVF4096,PQ48", "OPQ32,IVF8,PQ48", "PCA64,IVF16,SQ8", "SQ8"])
+def test_factory_strings_of_faiss_are_checked_before_anything_is_read(factory: str) -> None:
+    pytest.importorskip("faiss", reason="faiss-cpu is not installed")
+    faiss_files.check("faiss", factory)
+    for wrong in ("PQ0", "IVF99999999999999,Flat", ""):
+        with pytest.raises(UserError, match="FAISS has no such index"):
+            faiss_files.check("faiss", wrong)
 
 
 def test_faiss_says_what_is_missing(tmp_path: Path) -> None:

@@ -142,6 +142,8 @@ def test_reads_nothing_behind_the_rows(kernel: str) -> None:
     ("change", "message"),
     [
         pytest.param({"rows": np.ones((5, 3), np.float32)}, "queries are 4 numbers wide and vectors 3", id="width"),
+        pytest.param({"rows": torch.ones(5, 4)}, "rows must be an array .* not Tensor", id="tensor"),
+        pytest.param({"queries": np.ones((2, 4), np.float32)}, "queries must be a tensor .* not ndarray", id="array"),
         pytest.param({"rows": np.ones((5, 4))}, "rows has dtype float64", id="dtype"),
         pytest.param({"rows": np.ones((5, 8), np.float32)[:, ::2]}, "rows must be contiguous", id="strides"),
         pytest.param({"rows": np.ones((5, 4), np.int8)}, "int8 rows need scales", id="no-scales"),

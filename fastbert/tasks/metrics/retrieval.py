@@ -11,8 +11,8 @@ documents of a query, k the cut-off, and rel_i the relevance at rank i:
 - `map@k`: the sum of precision@i over the ranks i up to k of relevant documents, divided by R; `map` has no cut-off.
 - `accuracy@k`: 1 if a relevant document is among the first k.
 
-sentence-transformers' InformationRetrievalEvaluator knows relevant and other documents only, so that its nDCG has gains
-of 0 and 1, and divides `map@k` by min(k, R); the rest is equal.
+sentence-transformers' InformationRetrievalEvaluator has gains of 0 and 1 only in its nDCG, and divides `map@k` by
+min(k, R); the other metrics are equal.
 """
 
 from __future__ import annotations
@@ -88,28 +88,34 @@ def ranking_scores(
     behind the last hit; `judged` has the relevances of all judged documents of each query, one at least above 0. See
     the module for formulas. Raises UserError for unknown metrics.
     """
-    deep = max(deepest(metrics), gains.shape[1])
-    gains = np.pad(np.maximum(gains.astype(np.float64), 0), ((0, 0), (0, deep - gains.shape[1])))
-    ranks = np.arange(1, deep + 1)
+    check_metrics(metrics)
+    gains = np.maximum(gains.astype(np.float64), 0)
+    if not gains.shape[1]:
+        gains = np.zeros((len(gains), 1))
+    ranks = np.arange(1, gains.shape[1] + 1)
     relevant = gains > 0
     hits = relevant.cumsum(1)
+    longest = max(map(len, judged), default=0)
     totals = np.array([np.count_nonzero(np.asarray(each) > 0) for each in judged], dtype=np.float64)
     if len(totals) != len(gains) or not totals.all():
         raise ValueError("each query must have a relevant document")
     scores = {}
     for name in metrics:
         kind, cut = _parsed(name)
-        k = deep if cut is None else cut
+        # Behind the last hit there are no gains: memory does not grow with the cut-off.
+        k = len(ranks) if cut is None else min(cut, len(ranks))
         match kind:
             case "ndcg":
-                scores[name] = _dcg(gains[:, :k]) / _dcg(_ideal(judged, k))
+                assert cut is not None
+                scores[name] = _dcg(gains[:, :k]) / _dcg(_ideal(judged, min(cut, longest)))
             case "mrr":
                 first = relevant[:, :k].argmax(1)
                 scores[name] = relevant[:, :k].any(1) / (first + 1)
             case "recall":
                 scores[name] = hits[:, k - 1] / totals
             case "precision":
-                scores[name] = hits[:, k - 1] / k
+                assert cut is not None
+                scores[name] = hits[:, k - 1] / cut
             case "accuracy":
                 scores[name] = (hits[:, k - 1] > 0).astype(np.float64)
             case _:
@@ -129,11 +135,12 @@ def score_run(run: Run, judgements: Judgements, metrics: Sequence[str] = default
         raise UserError("no query has a relevant document: judge some with a relevance of at least 1")
     if not any(run.get(query) for query in queries):
         raise UserError("no query of the run has a relevant document; are its ids those of the judgements?")
-    deep = max([1, deepest(metrics), *(len(run.get(query, ())) for query in queries if "map" in metrics)])
-    gains = np.zeros((len(queries), deep))
+    longest = max(len(run.get(query, ())) for query in queries)
+    depth = longest if "map" in metrics else min(longest, deepest(metrics))
+    gains = np.zeros((len(queries), depth))
     for row, query in enumerate(queries):
         judged = judgements[query]
-        values = [judged.get(document, 0) for document in ranked(run.get(query, {}))[:deep]]
+        values = [judged.get(document, 0) for document in ranked(run.get(query, {}))[:depth]]
         gains[row, : len(values)] = values
     per_query = ranking_scores(gains, [list(judgements[query].values()) for query in queries], metrics)
     return RunScores(
@@ -150,9 +157,9 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
     documents = list(scores)
     with np.errstate(over="ignore"):
         values = np.array(list(scores.values()), dtype=np.float32)
-    if len(np.unique(values)) < len(values):
-        documents.sort(reverse=True)
-        values = np.array([scores[document] for document in documents], dtype=np.float32)
+        if len(np.unique(values)) < len(values):
+            documents.sort(reverse=True)
+            values = np.array([scores[document] for document in documents], dtype=np.float32)
     return [documents[index] for index in np.argsort(-values, kind="stable").tolist()]
 
 
@@ -193,11 +200,12 @@ def retrieval_scores(
     gains = np.zeros(indices.shape)
     # One sorted array of the judged pairs, in which the hits of all queries are looked up at once.
     sizes = [len(each) for each, _ in judged]
-    keys = np.repeat(np.arange(len(rows)), sizes) * documents + np.concatenate([each for each, _ in judged])
-    order = np.argsort(keys)
-    wanted = np.arange(len(rows))[:, None] * documents + indices
-    positions = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    matches = keys[order][positions] == wanted
+    pairs = np.repeat(np.arange(len(rows)), sizes) * documents + np.concatenate([each for each, _ in judged])
+    order = np.argsort(pairs)
+    pairs = pairs[order]
+    retrieved = np.arange(len(rows))[:, None] * documents + indices
+    positions = np.minimum(np.searchsorted(pairs, retrieved), len(pairs) - 1)
+    matches = pairs[positions] == retrieved
     gains[matches] = np.concatenate([each for _, each in judged])[order][positions[matches]]
     scores = ranking_scores(gains, [each for _, each in judged], names)
     return {name: float(values.mean()) for name, values in scores.items()}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastbert.io.untrusted_input import read_json_object
 KINDS = (".parquet", ".arrow")
 README = "README.md"
 MOST_README = 1 << 20  # bytes that are read
+BATCH_ROWS = 4096  # of parquet that are in memory at a time
 _SHARD = re.compile(r"(?:(?P<split>.+?)-)?\d+(?:-of-\d+)?(?:-[0-9a-f]{8,})?")
 _CACHED = re.compile(r".+-(?P<split>[a-z_]+)(?:-\d+-of-\d+)?")  # ag_news-train-00000-of-00002.arrow
 _CLASS = re.compile(r"\s*'?(\d+)'?:\s*(\S.*?)\s*")
@@ -44,10 +46,8 @@ def read_columns(path: str | Path) -> dict[str, list[Any]]:
         raise UserError(f"{path}: no such file")
     files, folder_classes = _of_folder(source, split) if source.is_dir() else ((source,), {})
     tables = [_table(file) for file in files]
-    names = tables[0].column_names
+    names = _unique(files[0], tables[0].column_names)
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    if len(columns) < len(names):
-        raise UserError(f"{files[0]}: has several columns of one name ({', '.join(names)}); rename them")
     for file, table in zip(files, tables):
         if table.column_names != names:
             raise UserError(
@@ -58,6 +58,44 @@ def read_columns(path: str | Path) -> dict[str, list[Any]]:
         for name, column in columns.items():
             column.extend(_values(file, name, table.column(name), classes.get(name)))
     return columns
+
+
+def stream_rows(path: str | Path, choose: Callable[[list[str]], list[str]]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a parquet or Arrow file, some thousand in memory at a time: the values, as Python objects, of
+    the columns that `choose` names, given the names of all.
+
+    Raises UserError for a missing pyarrow and a damaged file.
+    """
+    file = Path(path)
+    pyarrow, parquet = _pyarrow(file)
+    with _intact(file, pyarrow):
+        if file.suffix.lower() == ".parquet":
+            with parquet.ParquetFile(str(file)) as opened:
+                names = choose(_unique(file, opened.schema_arrow.names))
+                for batch in opened.iter_batches(batch_size=BATCH_ROWS, columns=list(dict.fromkeys(names))):
+                    yield from _rows(file, names, batch)
+            return
+        with pyarrow.memory_map(str(file)) as source:
+            try:
+                reader = pyarrow.ipc.open_stream(source)
+                batches = iter(reader)
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                reader = pyarrow.ipc.open_file(source)
+                batches = map(reader.get_batch, range(reader.num_record_batches))
+            names = choose(_unique(file, reader.schema.names))
+            for batch in batches:
+                yield from _rows(file, names, batch)
+
+
+def _unique(file: Path, names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise UserError(f"{file}: has several columns of one name ({', '.join(names)}); rename them")
+    return names
+
+
+def _rows(file: Path, names: list[str], batch: Any) -> Iterator[tuple[Any, ...]]:
+    return zip(*(_values(file, name, batch.column(name), None) for name in names), strict=True)
 
 
 def _split_of(path: str) -> tuple[Path, str | None]:
@@ -115,7 +153,7 @@ def _table(file: Path) -> Any:
     if not file.is_file():
         raise UserError(f"{file}: no such file, so the data set is incomplete; download or save it again")
     pyarrow, parquet = _pyarrow(file)
-    try:
+    with _intact(file, pyarrow):
         if file.suffix.lower() == ".parquet":
             return parquet.ParquetFile(str(file)).read()
         with pyarrow.memory_map(str(file)) as source:
@@ -124,6 +162,13 @@ def _table(file: Path) -> Any:
             except pyarrow.ArrowInvalid:
                 source.seek(0)
                 return pyarrow.ipc.open_file(source).read_all()
+
+
+@contextmanager
+def _intact(file: Path, pyarrow: Any) -> Iterator[None]:
+    """Turn errors of reading a file into UserError."""
+    try:
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:200]
         raise UserError(f"{file}: not an intact {file.suffix} file ({reason}); copy or download it again") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fastbert.errors import UserError
@@ -30,12 +30,9 @@ def read_judgements(path: str | Path) -> dict[str, dict[str, int]]:
     judgements: dict[str, dict[str, int]] = {}
     repeated = 0
     for line, (query, document, value) in _judgement_rows(path, name):
-        try:
-            relevance = int(value)
-        except ValueError:
-            raise UserError(
-                f"{name}, line {line}: relevance {value[:40]!r} is not a whole number; correct it"
-            ) from None
+        relevance = _relevance(value)
+        if relevance is None:
+            raise UserError(f"{name}, line {line}: relevance {value[:40]!r} is not a whole number; correct it")
         judged = judgements.setdefault(query, {})
         if judged.get(document, relevance) != relevance:
             raise UserError(
@@ -101,6 +98,13 @@ def read_run(path: str | Path) -> dict[str, dict[str, float]]:
     return run
 
 
+def check_run_ids(queries: Iterable[str], documents: Iterable[str]) -> None:
+    """Raise UserError for an id that a run cannot hold."""
+    for kind, ids in (("the query", queries), ("the document", documents)):
+        for name in ids:
+            _check_id(kind, name)
+
+
 def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = TAG) -> None:
     """Write rankings in TREC's form, each query's documents in their order, with scores in nine digits, which represent
     each fp32 exactly.
@@ -110,9 +114,8 @@ def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = TAG
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         _check_id("the tag", tag)
         for query, scores in run.items():
-            _check_id("the query", query)
+            check_run_ids([query], scores)
             for rank, (document, score) in enumerate(scores.items(), 1):
-                _check_id("the document", document)
                 file.write(f"{query} Q0 {document} {rank} {score:.9g} {tag}\n")
 
 
@@ -124,9 +127,15 @@ def _lines(path: str | Path, name: str) -> Iterator[tuple[int, str]]:
                 yield line, text
 
 
-def _check_id(what: str, name: str) -> None:
+def _check_id(kind: str, name: str) -> None:
     if name.split() != [name]:
-        raise UserError(f"{what} {name!r} is empty or holds white space, which a run cannot hold; give it another id")
+        raise UserError(f"{kind} {name!r} is empty or holds white space, which a run cannot hold; give it another id")
+
+
+def _relevance(text: str) -> int | None:
+    """Return a relevance, None for anything but a whole number, which may be written as 1.0, within 31 bits."""
+    value = float(text) if _is_number(text) else math.nan
+    return int(value) if value.is_integer() and abs(value) < 1 << 31 else None
 
 
 def _is_number(text: str) -> bool:

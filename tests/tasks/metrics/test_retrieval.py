@@ -89,6 +89,21 @@ def test_equal_scores_are_ordered_as_trec_eval_orders_them() -> None:
     assert ranked({}) == []
 
 
+def test_cut_offs_beyond_the_ranking_take_no_memory() -> None:
+    judgements = {"q": {"a": 2, "b": 1, "c": 0}}
+    run = {"q": {"a": 1.0, "c": 0.5}}
+    names = ("ndcg@999999999", "recall@999999999", "precision@999999999", "map@999999999", "mrr@999999999")
+    ndcg, recall, precision, average, reciprocal = score_run(run, judgements, names).means.values()
+    assert ndcg == pytest.approx(100 * 2 / (2 + 1 / math.log2(3)))
+    assert (recall, average, reciprocal) == (50, 50, 100)
+    assert precision == pytest.approx(100 / 999_999_999)
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_beyond_fp32_are_equal() -> None:
+    assert ranked({"a": 1e300, "b": 2e300, "c": 1.0}) == ["b", "a", "c"]
+
+
 class Vectors:
     """A model of sentence-transformers' evaluator, whose texts are numbers of vectors."""
 

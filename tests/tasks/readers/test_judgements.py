@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,19 @@ def written(path: Path, content: str) -> Path:
     return path
 
 
+def refuses(read: Callable[[Path], object], path: Path, problem: str) -> None:
+    with pytest.raises(UserError) as error:
+        read(path)
+    assert str(error.value).startswith(f"{path}{problem}")
+
+
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 def test_layouts_of_judgements(tmp_path: Path, ending: str) -> None:
     header = "query-id\tcorpus-id\tscore\n"
     beir = "q1\td1\t1\nq1\td2\t0\n\nq2\td 3\t2\n"
     assert read_judgements(written(tmp_path / f"a.tsv{ending}", header + beir)) == JUDGED
     assert read_judgements(written(tmp_path / f"b.tsv{ending}", beir)) == JUDGED
-    trec = "q1 0 d1 1\nq1\t0\td2\t0\r\n  q2 Q0 d3  -2 \n"
+    trec = "q1 0 d1 1.0\nq1\t0\td2\t0\r\n  q2 Q0 d3  -2 \n"
     expected = {"q1": {"d1": 1, "d2": 0}, "q2": {"d3": -2}}
     assert read_judgements(written(tmp_path / f"c.qrels{ending}", trec)) == expected
 
@@ -47,16 +54,15 @@ def test_repeated_judgements_are_counted(tmp_path: Path, caplog: pytest.LogCaptu
         pytest.param("query-id\tcorpus-id\tscore\n", "line 1: holds no judgement", id="header-alone"),
         pytest.param("q 0 d 1\nq 0 d\n", "line 2: has 3 cells; give 'query 0 document relevance'", id="cells"),
         pytest.param("q 0 d 1\nq 0 e 1.5\n", "line 2: relevance '1.5' is not a whole number", id="fraction"),
+        pytest.param(f"q 0 d {10**400}\n", f"line 1: relevance '1{'0' * 39}' is not", id="huge"),
+        pytest.param("q 0 d inf\n", "line 1: relevance 'inf' is not", id="infinite"),
         pytest.param("q 0 d 1\nq 0 d 2\n", "line 2: judges document 'd' of query 'q' again, as 2 after 1", id="again"),
         pytest.param("q\td\t1\n\td\t1\n", "line 2: an id is empty", id="no-id"),
         pytest.param("q\td\t1\nquery-id\td\tscore\n", "line 2: relevance 'score' is not", id="late-header"),
     ],
 )
 def test_wrong_judgements(tmp_path: Path, content: str, problem: str) -> None:
-    path = written(tmp_path / "qrels.tsv", content)
-    with pytest.raises(UserError) as error:
-        read_judgements(path)
-    assert str(error.value).startswith(f"{path}, {problem}")
+    refuses(read_judgements, written(tmp_path / "qrels.tsv", content), f", {problem}")
 
 
 def test_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -83,10 +89,7 @@ def test_runs_are_read_as_they_were_written(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_runs(tmp_path: Path, content: str, problem: str) -> None:
-    path = written(tmp_path / "run.txt", content)
-    with pytest.raises(UserError) as error:
-        read_run(path)
-    assert str(error.value).startswith(f"{path}, {problem}")
+    refuses(read_run, written(tmp_path / "run.txt", content), f", {problem}")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -119,10 +122,7 @@ def test_layouts_of_texts(tmp_path: Path, ending: str, caplog: pytest.LogCapture
     ],
 )
 def test_wrong_texts(tmp_path: Path, name: str, content: str, problem: str) -> None:
-    path = written(tmp_path / name, content)
-    with pytest.raises(UserError) as error:
-        read_texts(path)
-    assert str(error.value).startswith(f"{path}{problem}")
+    refuses(read_texts, written(tmp_path / name, content), problem)
 
 
 def test_beir_folders(tmp_path: Path) -> None:
