@@ -19,7 +19,8 @@ class Documents(TextFile):
     """The texts of a file (see `TextFile`; also `.parquet` and `.arrow`) with their ids: a column, else the numbers of
     lines or, of parquet and Arrow, of rows, from 1.
 
-    Without `id_column`, `_id` or `id` is used if the first record has it. Texts without a word are left out and counted
+    Without `id_column`, `_id` or `id` is used if the first record has it. In JSON lines of BEIR's layout (an id,
+    `title`, `text`) the title precedes the text, with a space between. Texts without a word are left out and counted
     in `empty`. Raises UserError as `TextFile` does, and for a missing id.
     """
 
@@ -72,7 +73,12 @@ class Documents(TextFile):
         for line, record, text in self._records(stream):
             self._choose(list(record))
             self._set_identifier([] if self.id_column is None else [record.get(self.id_column)], line)
-            yield line, text
+            yield line, self._with_title(record, text)
+
+    def _with_title(self, record: dict[str, Any], text: str) -> str:
+        """Return the text of BEIR's corpus behind its title, as `fastbert evaluate` reads it; others as they are."""
+        title = record.get("title") if self.column == "text" and self.id_column in ID_COLUMNS else None
+        return whole_characters(f"{title} {text}".strip()) if isinstance(title, str) and title else text
 
     def _table(self, stream: Any) -> Iterator[tuple[int, str]]:
         for line, (text, *identifier) in self._cells(stream, self._columns):

@@ -19,7 +19,9 @@ from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.search import Hit, Index, faiss_files, top_k
 from fastbert.search import index as index_module
+from fastbert.search.documents import Documents
 from fastbert.search.fingerprint import model_fingerprint
+from fastbert.tasks.readers.documents import read_texts
 
 TEXTS = [text for text in random_texts(0, 150, most=20) if text]
 WIDTH = 24
@@ -221,6 +223,14 @@ def test_repeated_ids_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     caplog.clear()
     Index.from_vectors(tmp_path / "other", torch.eye(5), list("abcde"))
     assert not caplog.records
+
+
+def test_the_titles_of_beir_precede_its_texts(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"_id": "a", "title": "Oak", "text": "a tree"}\n{"_id": "b", "title": "", "text": "bread"}\n')
+    assert list(Documents(path).with_ids()) == [("a", "Oak a tree"), ("b", "bread")]
+    assert read_texts(path).texts == ("Oak a tree", "bread")
+    assert [text for _, text in Documents(path, "title").with_ids()] == ["Oak"]
 
 
 def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
