@@ -14,7 +14,7 @@ from fastbert.checkpoints.formats.names import WEIGHTS
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_json_atomic
-from fastbert.io.untrusted_input import read_json_file, shown
+from fastbert.io.untrusted_input import read_json_file, read_json_object, shown
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -30,6 +30,8 @@ BASE_TYPES = "sentence_transformers.base.modules"
 TRANSFORMER = f"{BASE_TYPES}.transformer.Transformer"
 MAX_MODULES = 32
 CONFIG = "config.json"
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+"""Names of the prompts of queries and of documents, the preferred ones first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,24 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
             raise CheckpointError(f"{path}: two modules in {shown(name)}; restore the file")
         modules.append((kind.rpartition(".")[2], folder / name))
     return modules
+
+
+def encoder_folder(folder: Path) -> Path:
+    """Return the folder that holds the encoder of a model: in sentence-transformers it may be a sub-folder, such as
+    `0_Transformer`. Raises `CheckpointError` for a damaged `modules.json`."""
+    return read_modules(folder)[0][1] if os.path.lexists(folder / MODULES) else folder
+
+
+def lower_cases(encoder: Path) -> bool:
+    """Return True if the settings in an encoder's folder lower-case texts before they are tokenized. Raises
+    `CheckpointError` for a damaged file."""
+    path = next((encoder / name for name in ENCODER_CONFIGS if os.path.lexists(encoder / name)), None)
+    return path is not None and bool(read_json_object(path).get("do_lower_case"))
+
+
+def role_prompt(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """Return the first of these names that a model has a prompt for, None if it has none."""
+    return next((name for name in names if name in prompts), None)
 
 
 def _is_name(name: str) -> bool:

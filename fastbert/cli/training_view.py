@@ -111,7 +111,8 @@ def _train_details(metrics: dict[str, float]) -> list[str]:
 
 
 def _costs(record: Record) -> list[str]:
-    """Format model FLOPs utilisation, memory, the gradient's norm, skipped steps, and a long wait for data."""
+    """Format model FLOPs utilisation, memory, the gradient's norm, skipped steps, masked false negatives, and a long
+    wait for data."""
     costs = [f"MFU {record['mfu']:.0%}"] if record.get("mfu") is not None else []
     if record.get("memory_bytes") is not None:
         costs.append(size_text(record["memory_bytes"]))
@@ -120,6 +121,8 @@ def _costs(record: Record) -> list[str]:
     waited, seconds = record.get("data_seconds") or 0.0, record.get("seconds") or 0.0
     if seconds and waited / seconds >= WAITS:
         costs.append(f"waits {waited / seconds:.0%}")
+    if record.get("masked_negatives"):
+        costs.append(f"{record['masked_negatives']:,.1f} false negatives masked per step")
     if record.get("gradient_norm") is not None:
         costs.append(f"gradient {record['gradient_norm']:.2g}")
     return costs

@@ -319,9 +319,9 @@ class FinetuneConfig(
                     owners.setdefault(item.name, []).append(task)
             names = [name for name in defaults if name in owners and name not in taken]
             needs += [(name, f"--task {_either(owners[name])}", False) for name in names]
-        over_encoder = self.task is None or bool(task_class(self.task).head_name)
-        with_heads = _either([task for task in TASKS if task_class(task).head_name])
-        needs += [(name, f"--task {with_heads}", over_encoder) for name in ("bilstm", "lm_weight")]
+        with_heads = [task for task in TASKS if task_class(task).head_name and not task_class(task).couples]
+        over_encoder = self.task is None or self.task in with_heads
+        needs += [(name, f"--task {_either(with_heads)}", over_encoder) for name in ("bilstm", "lm_weight")]
         for name, needed, present in needs:
             value = getattr(self, name)
             if not present and value != defaults[name]:

@@ -37,18 +37,24 @@ class Evaluation:
 
 
 def split_off(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
-    """Split off a fraction of the training examples, the same for every seed.
+    """Split off a fraction of the training examples, the same for every seed. An example that is in the training set
+    more than once, by its weight in a mixture, is in one of both parts only.
 
     Raises `UserError` for a fraction that leaves one of both without examples.
     """
     if fraction is None:
         return train, []
-    count = round(len(train) * fraction)
-    if not 0 < count < len(train):
-        raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
-    chosen = set(order.permutation(len(train), 0, 0)[:count].tolist())
-    rest = tuple(example for index, example in enumerate(train) if index not in chosen)
-    held_out = tuple(example for index, example in enumerate(train) if index in chosen)
+    names = [(example.location, example.id) for example in train]
+    distinct = dict(zip(names, train))
+    count = round(len(distinct) * fraction)
+    if not 0 < count < len(distinct):
+        raise UserError(
+            f"--validation-fraction {fraction:g}: of {len(distinct)} examples in {train.path} that is {count}"
+        )
+    numbers = set(order.permutation(len(distinct), 0, 0)[:count].tolist())
+    chosen = {name for number, name in enumerate(distinct) if number in numbers}
+    rest = tuple(example for name, example in zip(names, train) if name not in chosen)
+    held_out = tuple(example for name, example in distinct.items() if name in chosen)
     return Dataset(train.path, rest), [Dataset(train.path, held_out)]
 
 

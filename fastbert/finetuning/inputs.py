@@ -62,11 +62,11 @@ class RunInputs:
             train = files[0] if len(files) == 1 else mixed(files, config.mix, config.seed)
         learned = None
         if config.teacher is not None:
-            learned = self.task.taught(train, find_source(config.teacher), reporter.on_message)
+            learned = self.task.taught(train, find_source(config.teacher), reporter.on_message, config.device)
             train = learned or train
         self.task.learn_labels(train)
         train, held_out = split_off(train, config.validation_fraction)
-        self.source, self.tokenizer = new_model.source_of(config, train, reporter)
+        self.source, self.tokenizer = new_model.source_of(self.task, config, train, reporter)
         self.model_config = start.model_config(self.task, self.source, config)
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
         self.task.fit_to(self.model_config)
@@ -91,6 +91,7 @@ class RunInputs:
             classes=len(self.task.labels or ()),
             hidden_size=self.model_config.hidden_size,
         )
+        self.task.check_batch_size(self.rows, min(config.batch_size))
         lm_weight = language_model.resolved_weight(config, self.task, self.source, self.model_config)
         if lm_weight:
             self.config = config = replace(config, lm_weight=lm_weight)
@@ -154,7 +155,8 @@ class RunInputs:
         """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
         digest = hashlib.sha256()
         if isinstance(self.source, Path):
-            for path in sorted({stored.file for stored in open_weights(self.source).tensors.values()}):
+            weights = open_weights(self.task.encoder_folder(self.source))
+            for path in sorted({stored.file for stored in weights.tensors.values()}):
                 digest.update(sha256(path).encode())
         if self.teacher is not None:
             digest.update(checkpoint.weights_fingerprint(self.teacher).encode())

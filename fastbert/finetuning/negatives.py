@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastbert.distributed.world import World
+from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tasks.examples import Dataset, TextGroup
 from fastbert.tasks.readers.text_groups import read_text_groups
@@ -17,9 +19,21 @@ if TYPE_CHECKING:
 
 
 def negatives_file(config: FinetuneConfig) -> Path:
-    """Return the file of --negatives-file, by default the run's folder with the suffix .negatives.jsonl."""
-    out = config.out
-    return config.negatives_file or out.with_name(f"{out.name}.negatives.jsonl")
+    """Return the file of --negatives-file, by default the run's folder with the suffix .negatives.jsonl. Raises
+    `UserError` for a file that the run reads."""
+    if config.negatives_file is None:
+        out = config.out if config.out.name not in ("", "..") else Path(os.path.abspath(config.out))
+        return out.with_name(f"{out.name}.negatives.jsonl")
+    assert config.train is not None
+    flags = [("--train", config.train), ("--mining-corpus", config.mining_corpus)]
+    flags += [("--more-train", path) for path in config.more_train] + [("--eval", path) for path in config.eval]
+    for name, path in flags:
+        if path is not None and path.resolve() == config.negatives_file.resolve():
+            raise UserError(
+                f"--negatives-file {config.negatives_file}: is the file of {name}, which would be replaced; choose"
+                " another"
+            )
+    return config.negatives_file
 
 
 def with_negatives(

@@ -12,6 +12,7 @@ from fastbert.config import read_config_file
 from fastbert.errors import UserError
 from fastbert.finetuning.config import NEW_SIZES, FinetuneConfig
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
+from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.reports.baselines import unlogged
 from fastbert.tasks.row_template import both_ends
@@ -25,7 +26,7 @@ from fastbert.training.run_files import TOKENIZER
 
 
 def source_of(
-    config: FinetuneConfig, train: Dataset[Any], reporter: Reporter
+    task: Task[Any], config: FinetuneConfig, train: Dataset[Any], reporter: Reporter
 ) -> tuple[Path | TransformerConfig, Tokenizer]:
     """Return the folder of the pre-trained model, or the config of a new one, and the tokenizer.
 
@@ -33,7 +34,7 @@ def source_of(
     """
     if config.architecture is None:
         folder = find_source(str(config.model))
-        return folder, load_tokenizer(folder)
+        return folder, task.load_tokenizer(folder)
     tokenizer = new_tokenizer(config, train, reporter)
     model = new_config(config, tokenizer)
     reporter.on_message(f"new weights: all {model.num_parameters():,} of the model")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
 from fastbert.embeddings import folder as embeddings
 from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.reranking import settings as reranking
@@ -20,8 +21,6 @@ LIBRARY = "sentence-transformers"
 QUERY = "How do bees make honey?"
 DOCUMENTS = ("Bees turn nectar into honey by drying it in the comb.", "Honey badgers live in Africa and Asia.")
 Settings = EmbedSettings | CrossEncoderSettings | SparseSettings | TokenSettings
-ROLE_NAMES = (("query",), ("document", "passage", "corpus"))
-"""The names of prompts for queries and for documents."""
 Rows = list[list[object]]
 
 
@@ -122,7 +121,8 @@ def _embedder(settings: EmbedSettings, model: Mapping[str, Any], name: str) -> t
     if settings.default_prompt is not None:
         rows.append(["prompt by default", settings.default_prompt])
     # Texts without a prompt of their role get the default one in both libraries.
-    prompts = [next((_literal(role) for role in roles if role in settings.prompts), "") for roles in ROLE_NAMES]
+    roles = [role_prompt(settings.prompts, names) for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS)]
+    prompts = ["" if role is None else _literal(role) for role in roles]
     normalize = ", normalize=True" if similarity == "cosine" and not settings.normalize else ""
     options = [(f", prompt={prompt}" if prompt else "") + normalize for prompt in prompts]
     score = {

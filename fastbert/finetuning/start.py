@@ -77,9 +77,10 @@ def begin(task: Task[Any], source: Source, config: FinetuneConfig, seed: int) ->
         new.init_weights(seed)
         return new
     model = loading.outline(task.head(bert), bert)
-    weights = model.architecture.from_file(loading.find_weights(source))
+    encoder = task.encoder_folder(source)
+    weights = model.architecture.from_file(loading.find_weights(encoder))
     if task.head_has_labels:
-        _leave_other_heads(model, weights, bert, source)
+        _leave_other_heads(model, weights, bert, encoder)
     loading.load(model, weights, torch.float32, warn=False)
     reinitialise(model, model.new_weights, bert.initializer_range, seed)
     require_finite(model, source)

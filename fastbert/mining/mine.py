@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.embed import EmbedOptions, embed
 from fastbert.embeddings.folder import load_embedder
@@ -28,8 +29,6 @@ from fastbert.tasks.readers.text_groups import TextGroups
 from fastbert.tasks.text_files import TextFile
 
 SUFFIX = ".jsonl"
-QUERY_PROMPTS = ("query",)
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 Progress = Callable[[str, int, int], None]
 """(stage, number done, total)."""
 
@@ -98,10 +97,10 @@ def mine_negatives(
     `out`, a .jsonl file, has a line per pair: `anchor`, `positive`, `negatives`, `positive_score`, `negative_scores`
     (cosines), `teacher_scores` with a reranker (of the positive, then of the negatives), and ids where the files have
     them. It is written atomically, with a record of its inputs at `out` + `.json`. If both are there already, and made
-    from equal texts, models, corpus and options, nothing is computed.
+    from equal texts, models, corpus and options, nothing is computed. `overwrite` replaces a file that was mined from
+    other inputs, or changed since.
 
-    Raises UserError for wrong inputs, for a file at `out` that was mined from others or changed since, without
-    `overwrite`, and for vectors that are not finite.
+    Raises UserError for wrong inputs, for such a file without `overwrite`, and for vectors that are not finite.
     """
     options, out = options or MiningOptions(), Path(out)
     files = [groups] if isinstance(groups, TextGroups) else list(groups)
@@ -109,14 +108,17 @@ def mine_negatives(
         raise UserError(f"{out}: must end in {SUFFIX}")
     folders = {"model": find_source(model), "reranker": None if reranker is None else find_source(reranker)}
     inputs = _inputs(files, folders, corpus, options, dtype)
-    if not overwrite:
+    try:
         counts = reusable_counts(out, inputs)
         if counts is not None:
             return _report(counts, out, options.negatives, reused=True)
+    except UserError:
+        if not overwrite:
+            raise
     refuse_present(out, overwrite)
-    place, weights, how = choose_inference(device, dtype)
+    where, weights, how = choose_inference(device, dtype)
     pairs = collect_pairs(files, () if corpus is None else TextFile(corpus))
-    query_vectors, text_vectors = _vectors(pairs, model, options, place, weights, dtype == "int8", progress)
+    query_vectors, text_vectors = _vectors(pairs, model, options, where, weights, dtype == "int8", progress)
     rerank = None if reranker is None else _reranker(reranker, device, dtype)
     selected, removed = select_negatives(pairs, query_vectors, text_vectors, options, rerank, progress)
     counts = _counts(pairs, selected, removed, options)
@@ -124,7 +126,7 @@ def mine_negatives(
         "files": [file.path for file in files],
         **{name: str(folder) for name, folder in folders.items() if folder is not None},
         **({} if corpus is None else {"corpus": str(corpus)}),
-        "computed": f"{how} on {place}",
+        "computed": f"{how} on {where}",
     }
     with atomic_write(out) as partial:
         with partial.open("w", encoding="utf-8") as stream:
@@ -143,8 +145,8 @@ def prompts_of(settings: EmbedSettings, options: MiningOptions) -> tuple[str | N
         if name is not None:
             settings.prompt(name)
     return (
-        options.query_prompt or next((name for name in QUERY_PROMPTS if name in settings.prompts), None),
-        options.document_prompt or next((name for name in DOCUMENT_PROMPTS if name in settings.prompts), None),
+        options.query_prompt or role_prompt(settings.prompts, QUERY_PROMPTS),
+        options.document_prompt or role_prompt(settings.prompts, DOCUMENT_PROMPTS),
     )
 
 
@@ -155,7 +157,7 @@ def _inputs(
     options: MiningOptions,
     dtype: str,
 ) -> dict[str, Any]:
-    """Return what decides over the negatives, as JSON holds it."""
+    """Return the inputs that determine the negatives, as JSON holds them."""
     for folder in folders.values():
         if folder is not None and not folder.is_dir():
             raise UserError(f"{folder}: is not a folder; name that of a model")
@@ -214,15 +216,15 @@ def _reranker(source: str | Path, device: Literal["auto", "cpu", "cuda"], dtype:
 def _counts(
     pairs: MiningPairs, selected: Sequence[Negatives], removed: Removed, options: MiningOptions
 ) -> dict[str, Any]:
-    found = [len(one.indices) for one in selected]
+    sizes = [len(one.indices) for one in selected]
     scores = [score for one in selected for score in one.scores]
     return {
         "pairs": len(pairs.pairs),
         "queries": len(pairs.queries),
         "texts": len(pairs.texts),
         "negatives": len(scores),
-        "short": sum(count < options.negatives for count in found),
-        "empty": found.count(0),
+        "short": sum(size < options.negatives for size in sizes),
+        "empty": sizes.count(0),
         "removed": asdict(removed),
         "positive_score": sum(one.positive_score for one in selected) / len(selected),
         "negative_score": sum(scores) / len(scores) if scores else None,

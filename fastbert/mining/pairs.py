@@ -48,15 +48,23 @@ class MiningPairs:
 
 
 class _Texts:
-    """Distinct texts, and the ids that files give them."""
+    """Distinct texts, without regard to surrounding white space, and the ids that files give them."""
 
     def __init__(self) -> None:
+        self.texts: list[str] = []
         self.indices: dict[str, int] = {}
         self.keys: dict[int, str] = {}
         self.by_key: dict[str, set[int]] = {}
 
+    def index(self, text: str) -> int | None:
+        """Return the index of a text, None if it is not there."""
+        return self.indices.get(text.strip())
+
     def add(self, text: str, key: str = "") -> int:
-        index = self.indices.setdefault(text, len(self.indices))
+        """Return the index of a text, added unless it is there."""
+        index = self.indices.setdefault(text.strip(), len(self.indices))
+        if index == len(self.texts):
+            self.texts.append(text)
         if key:
             self.keys.setdefault(index, key)
             self.by_key.setdefault(key, set()).add(index)
@@ -67,12 +75,12 @@ def collect_pairs(files: Iterable[TextGroups], corpus: Iterable[str] = ()) -> Mi
     """Return the pairs of training files, with the texts of the files and of a corpus as candidates.
 
     Candidates of a list and labelled documents are positives if their label is above 0. Queries are equal if their
-    texts or their ids are; so are texts. Empty texts of the corpus are left out. Raises UserError for a file of scored
-    pairs, for lists without labels, and without any pair.
+    texts or their ids are; so are texts. White space around a text does not count, and empty texts of the corpus are
+    left out. Raises UserError for a file of scored pairs, for lists without labels, and without any pair.
     """
     texts = _Texts()
     names: list[str] = []
-    found: list[tuple[str, str, int, str, str]] = []
+    positives: list[tuple[str, str, int, str, str]] = []
     rest: list[tuple[str, str]] = []
     for groups in files:
         names.append(groups.path)
@@ -81,18 +89,18 @@ def collect_pairs(files: Iterable[TextGroups], corpus: Iterable[str] = ()) -> Mi
             keys = group.keys or ("",) * len(group.texts)
             for index, id_ in _positives(group):
                 text = texts.add(group.texts[index], keys[index])
-                found.append((group.texts[0], keys[0], text, keys[index], id_))
+                positives.append((group.texts[0], keys[0], text, keys[index], id_))
             rest.extend(zip(group.texts[1:], keys[1:], strict=True))
-    if not found:
+    if not positives:
         raise UserError(f"{', '.join(names)}: has no positive to mine negatives for; label some above 0")
     for other, key in rest:
         texts.add(other, key)
     for other in corpus:
         if other.strip():
             texts.add(other)
-    queries, pairs = _queries(found, texts)
-    keys_of = tuple(texts.keys.get(index, "") for index in range(len(texts.indices)))
-    return MiningPairs(pairs, queries, tuple(texts.indices), keys_of)
+    queries, pairs = _queries(positives, texts)
+    keys_of = tuple(texts.keys.get(index, "") for index in range(len(texts.texts)))
+    return MiningPairs(pairs, queries, tuple(texts.texts), keys_of)
 
 
 def files_sha256(files: Iterable[TextGroups]) -> str:
@@ -123,22 +131,24 @@ def _positives(group: TextGroup) -> list[tuple[int, str]]:
 
 
 def _queries(
-    found: Sequence[tuple[str, str, int, str, str]], texts: _Texts
+    positives: Sequence[tuple[str, str, int, str, str]], texts: _Texts
 ) -> tuple[tuple[Query, ...], tuple[Pair, ...]]:
     """Return the distinct queries with their exclusions, and the pairs."""
     by_anchor: dict[str, set[int]] = {}
     by_key: dict[str, set[int]] = {}
-    for anchor, key, positive, positive_key, _ in found:
+    for anchor, key, positive, positive_key, _ in positives:
         equal = texts.by_key.get(positive_key, set()) | {positive}
-        by_anchor.setdefault(anchor, set()).update(equal)
+        by_anchor.setdefault(anchor.strip(), set()).update(equal)
         if key:
             by_key.setdefault(key, set()).update(equal)
     numbers: dict[tuple[str, str], int] = {}
     pairs = [
-        Pair(numbers.setdefault((anchor, key), len(numbers)), positive, id_) for anchor, key, positive, _, id_ in found
+        Pair(numbers.setdefault((anchor, key), len(numbers)), positive, id_)
+        for anchor, key, positive, _, id_ in positives
     ]
     queries = []
     for anchor, key in numbers:
-        itself = {texts.indices[anchor]} if anchor in texts.indices else set()
-        queries.append(Query(anchor, key, tuple(sorted(by_anchor[anchor] | by_key.get(key, set()) | itself))))
+        same_text = texts.index(anchor)
+        excluded = by_anchor[anchor.strip()] | by_key.get(key, set())
+        queries.append(Query(anchor, key, tuple(sorted(excluded if same_text is None else excluded | {same_text}))))
     return tuple(queries), tuple(pairs)

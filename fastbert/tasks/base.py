@@ -127,9 +127,11 @@ class Task(ABC, Generic[E]):
         """Read labelled examples to score predictions against, including those that training could not use."""
         return self.read(path, labelled=True)
 
-    def taught(self, train: Dataset[E], folder: Path, on_message: Callable[[str], None]) -> Dataset[E] | None:
-        """Return training examples with the scores of the teacher in a folder; None, the default, for a task whose
-        students learn from a teacher's logits during training (`can_distill`)."""
+    def taught(
+        self, train: Dataset[E], folder: Path, on_message: Callable[[str], None], device: str = "auto"
+    ) -> Dataset[E] | None:
+        """Return training examples with the scores that the teacher in a folder computes on a device; None, the
+        default, for a task whose students learn from a teacher's logits during training (`can_distill`)."""
         return None
 
     def learn_labels(self, train: Dataset[E]) -> None:
@@ -145,6 +147,16 @@ class Task(ABC, Generic[E]):
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
         """Return the classes of another library's model. Raises UserError for a head that does not fit."""
         return None
+
+    def encoder_folder(self, source: Path) -> Path:
+        """Return the folder with the weights and the tokenizer of a pre-trained model, by default the model's own."""
+        return source
+
+    def load_tokenizer(self, source: Path) -> Tokenizer:
+        """Load the tokenizer of a pre-trained model."""
+        from fastbert.tokenizers.loading import load_tokenizer
+
+        return load_tokenizer(source)
 
     def base_config(self, folder: Path) -> BertConfig:
         """Read the config of the pre-trained model in a folder."""
@@ -162,6 +174,9 @@ class Task(ABC, Generic[E]):
     @abstractmethod
     def encode(self, dataset: Dataset[E], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         """Return the rows of a dataset; with `labelled` also their targets."""
+
+    def check_batch_size(self, rows: Rows, batch_size: int) -> None:
+        """Raise UserError for batches of the training rows that the loss learns nothing from; by default none."""
 
     def prepare(self, model: PreTrainedModel, source: Path | None, seed: int) -> None:
         """Give a model that is about to be trained what its weights do not hold: settings of the folder `source`, or

@@ -16,9 +16,14 @@ from ranks import Ranks
 from retrieval_data import about, lists, masked_folder, scored, triplets
 
 from fastbert import CrossEncoder, SparseEncoder, TokenEncoder, load_embedder, maxsim
+from fastbert.errors import UserError
+from fastbert.finetuning.evaluation import split_off
+from fastbert.finetuning.mixture import mixed
+from fastbert.finetuning.negatives import negatives_file
 from fastbert.finetuning.run import finetune
 from fastbert.tasks.finetuned_model import load_trained
 from fastbert.tasks.predicting import predict
+from fastbert.tasks.registry import make_task, task_class
 from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import Stopped
 
@@ -35,8 +40,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     triplets(folder / "dev.jsonl", 40, seed=2)
     triplets(folder / "pairs.jsonl", 60, seed=3, negatives=0)
     triplets(folder / "hard.jsonl", 40, seed=4, negatives=3)
-    scored(folder / "scored.tsv", 120, seed=5)
-    lists(folder / "lists.jsonl", 80, seed=6)
+    triplets(folder / "few.jsonl", 14, seed=7)
+    scored(folder / "scored.tsv", 64, seed=5)
+    lists(folder / "lists.jsonl", 48, seed=6)
+    triplets(folder / "some.jsonl", 64, seed=8)
     return folder
 
 
@@ -45,6 +52,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     running = Ranks(tmp_path_factory.mktemp("ranks"))
     yield running
     running.close()
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plot takes longer than a run."""
+    monkeypatch.setattr("fastbert.finetuning.result.plot_trials", lambda *_: None)
 
 
 def flags_of(place: Path, **flags: Any) -> dict[str, Any]:
@@ -79,9 +92,8 @@ def test_a_trained_model_is_served_with_the_scores_of_its_run(task: str, place: 
     """It has learned, the folder's class gives the same similarities as the run's predictions, and `evaluate` the same
     metrics."""
     out = tmp_path / "run"
-    flags = flags_of(
-        place, task=task, eval=("dev.jsonl",), epochs=(6.0,), query_prompt="the ", document_prompt="a ", lr=(3e-3,)
-    )
+    prompts = {"query_prompt": "the ", **({} if task == "rerank" else {"document_prompt": "a "})}
+    flags = flags_of(place, task=task, eval=("dev.jsonl",), epochs=(6.0,), lr=(3e-3,), **prompts)
     result = finetune(config(place, out, **flags))
     assert np.mean(losses(out)[-5:]) < np.mean(losses(out)[:5])
     scores = result.scores["dev.jsonl"]
@@ -90,8 +102,6 @@ def test_a_trained_model_is_served_with_the_scores_of_its_run(task: str, place: 
     found = [json.loads(line) for line in (out / "predictions" / "dev.jsonl.jsonl").read_text().splitlines()]
     dev = [json.loads(line) for line in (place / "dev.jsonl").read_text().splitlines()]
     queries, texts = [line["anchor"] for line in dev], [line["positive"] for line in dev]
-    if task == "rerank":  # a prompt precedes the query; ours precedes texts too
-        texts = ["a " + text for text in texts]
     if task == "embedding":
         queries, texts = ["the " + query for query in queries], ["a " + text for text in texts]
     torch.testing.assert_close(
@@ -101,6 +111,14 @@ def test_a_trained_model_is_served_with_the_scores_of_its_run(task: str, place: 
     dataset = trained.task.read_gold(str(place / "dev.jsonl"))
     again = trained.task.score(dataset, predict(trained.task, trained.model, trained.tokenizer, dataset))
     assert again == pytest.approx({name: value["mean"] for name, value in scores.items()}, abs=1e-3)
+
+
+def test_a_run_draws_its_scores(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.undo()
+    flags = flags_of(place, train="few.jsonl", eval=("few.jsonl",), matryoshka=(32, 8))
+    finetune(config(place, tmp_path / "run", **flags))
+    assert (tmp_path / "run" / "loss.png").is_file()
 
 
 LOSSES = {
@@ -117,7 +135,7 @@ LOSSES = {
     "splade of lists": {"task": "splade", "train": "lists.jsonl"},
     "colbert without masks": {"task": "colbert", "query_length": 0, "token_width": 8, "symmetric": True},
     "list-ce": {"task": "rerank", "train": "lists.jsonl", "eval": ("lists.jsonl",)},
-    "lambda": {"task": "rerank", "train": "lists.jsonl", "loss": "lambda", "epochs": (8.0,)},
+    "lambda": {"task": "rerank", "train": "lists.jsonl", "loss": "lambda", "epochs": (6.0,)},
     "bce of scores": {"task": "rerank", "train": "scored.tsv"},
     "several files": {"more_train": ("pairs.jsonl",), "mix": (0.5, 2.0)},
 }
@@ -128,7 +146,7 @@ def test_losses_and_forms(name: str, place: Path, tmp_path: Path) -> None:
     """Each is trained, its loss falls, and it is saved with its settings."""
     if name.endswith("lora"):
         pytest.importorskip("peft")
-    flags = flags_of(place, **{"epochs": (3.0,), **LOSSES[name]})
+    flags = flags_of(place, **{"train": "some.jsonl", "epochs": (3.0,), **LOSSES[name]})
     flags["more_train"] = tuple(place / file for file in flags.pop("more_train", ()))
     out = tmp_path / "run"
     result = finetune(config(place, out, **flags))
@@ -142,7 +160,7 @@ def test_losses_and_forms(name: str, place: Path, tmp_path: Path) -> None:
     if name in ("lists", "list-ce"):
         assert result.scores["lists.jsonl"]["ndcg@10"]["mean"] > 50
     if name == "several files":
-        assert lines(out, "train")[-1]["step"] == 3 * -(-(80 + 120) // 16)
+        assert lines(out, "train")[-1]["step"] == 3 * -(-(32 + 120) // 16)
 
 
 def test_a_teacher(place: Path, tmp_path: Path) -> None:
@@ -174,8 +192,8 @@ def test_mined_negatives_are_written_and_used_again(place: Path, tmp_path: Path)
     assert file.stat().st_mtime_ns == changed
 
 
-def test_false_negatives_are_masked_and_counted(place: Path, tmp_path: Path) -> None:
-    """A text that is the positive of two anchors, and a query that stands twice, are no negatives of each other."""
+def test_false_negatives_are_masked_and_counted(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A text that is the positive of two anchors, and a query that occurs twice, are no negatives of each other."""
     from random import Random
 
     random = Random(0)
@@ -187,25 +205,31 @@ def test_false_negatives_are_masked_and_counted(place: Path, tmp_path: Path) -> 
     finetune(config(place, tmp_path / "run", **{**flags, "train": tmp_path / "twice.jsonl"}))
     # Each of both anchors has the other's positive masked, whether positives or anchors are equal.
     assert lines(tmp_path / "run", "train")[0]["masked_negatives"] == 4
+    assert "of 6 rows 2 have a query and 2 a positive that other rows have too" in caplog.text
 
 
-@pytest.mark.parametrize("task", ["embedding", pytest.param("splade", marks=pytest.mark.slow), "colbert"])
-def test_processes_share_all_negatives(task: str, place: Path, ranks: Ranks, tmp_path: Path) -> None:
-    """Losses, scores and weights do not depend on the number of processes, nor on the passes of each."""
+@pytest.mark.parametrize(
+    ("task", "size"), [("embedding", 3), ("colbert", 2), pytest.param("splade", 2, marks=pytest.mark.slow)]
+)
+def test_processes_share_all_negatives(task: str, size: int, place: Path, ranks: Ranks, tmp_path: Path) -> None:
+    """Losses, scores and weights do not depend on the number of processes, nor on the passes of each. The second batch
+    has one example, so that one process has it and others none."""
     flags = flags_of(
-        place, task=task, train="dev.jsonl", eval=("dev.jsonl",), dropout=0.1, batch_size=(13,), pass_tokens=120,
-        epochs=(2.0,), lr=(1e-3,),
+        place, task=task, train="few.jsonl", eval=("few.jsonl",), dropout=0.1, batch_size=(13,), pass_tokens=60,
+        lr=(1e-3,),
     )  # fmt: skip
     finetune(config(place, tmp_path / "one", **{**flags, "pass_tokens": 100_000}))
-    for size in (1, 2, 3):
-        out = tmp_path / str(size)
-        ended = ranks.run([words(place, out, **flags)] * size)
-        assert ended.codes == [0] * size, ended.outputs
-        assert_close(out, tmp_path / "one", 1e-5)
+    finetune(config(place, tmp_path / "passes", **flags))
+    assert_close(tmp_path / "passes", tmp_path / "one", 1e-5)
+    ended = ranks.run([words(place, tmp_path / "shared", **flags)] * size)
+    assert ended.codes == [0] * size, ended.outputs
+    assert_close(tmp_path / "shared", tmp_path / "one", 1e-5)
 
 
 def test_resumed_runs_have_the_same_bits(place: Path, tmp_path: Path) -> None:
-    flags = flags_of(place, task="colbert", eval=("dev.jsonl",), dropout=0.1, epochs=(2.0,), checkpoint_every=3)
+    flags = flags_of(
+        place, task="colbert", train="dev.jsonl", eval=("few.jsonl",), dropout=0.1, epochs=(4.0,), checkpoint_every=3
+    )
     finetune(config(place, tmp_path / "whole", **flags))
 
     reporter = Reporter()
@@ -238,6 +262,9 @@ def test_resumed_runs_have_the_same_bits(place: Path, tmp_path: Path) -> None:
         ({"train": "scored.tsv", "score_range": (0.0, 1.0)}, "outside --score-range 0 1"),
         ({"train": "scored.tsv", "score_range": (1.0, 0.0)}, "--score-range 1 0"),
         ({"task": "splade", "query_flops": -1.0}, "--query-flops -1"),
+        ({"task": "splade", "lm_weight": 0.5}, "--lm-weight 0.5 changes nothing without --task"),
+        ({"train": "pairs.jsonl", "batch_size": (16, 1)}, "--batch-size 1: --loss info-nce compares the examples"),
+        ({"train": "scored.tsv", "batch_size": (1,)}, "--batch-size 1: --loss cosent"),
     ],
 )
 def test_refusals(flags: dict[str, Any], message: str, place: Path, tmp_path: Path) -> None:
@@ -248,7 +275,34 @@ def test_refusals(flags: dict[str, Any], message: str, place: Path, tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_of_one_has_a_loss_of_zero(place: Path, tmp_path: Path) -> None:
+def test_a_last_batch_of_one_has_a_loss_of_zero(place: Path, tmp_path: Path) -> None:
     """There is nothing to tell a single positive from."""
-    finetune(config(place, tmp_path / "run", **flags_of(place, train="pairs.jsonl", batch_size=(1,), steps=2)))
-    assert losses(tmp_path / "run") == [0.0, 0.0]
+    finetune(config(place, tmp_path / "run", **flags_of(place, train="pairs.jsonl", batch_size=(59,))))
+    first, last = losses(tmp_path / "run")
+    assert first > 0
+    assert last == 0
+
+
+def test_a_batch_of_one_with_negatives_is_trained(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", **flags_of(place, train="hard.jsonl", batch_size=(1,), steps=2)))
+    assert all(loss > 0 for loss in losses(tmp_path / "run"))
+
+
+def test_copies_of_a_mixture_are_not_held_out(place: Path) -> None:
+    """An example that an epoch has twice is either trained on or scored."""
+    task = make_task("embedding", task_class("embedding").settings_type(max_length=32))
+    files = [task.read(str(place / name)) for name in ("hard.jsonl", "pairs.jsonl")]
+    train, (held_out,) = split_off(mixed(files, (2.5, 1.0)), 0.25)
+    names = {(example.location, example.id) for example in held_out}
+    assert len(names) == len(held_out) == 25
+    assert not any((example.location, example.id) in names for example in train)
+    assert len(train) > 75
+
+
+def test_a_file_of_negatives_is_none_that_the_run_reads(place: Path) -> None:
+    flags = flags_of(place, train="pairs.jsonl", mine_negatives="model", overwrite=True)
+    flags["negatives_file"] = place / "." / "pairs.jsonl"
+    with pytest.raises(UserError, match="is the file of --train, which would be replaced"):
+        negatives_file(config(place, place / "run", **flags))
+    here = negatives_file(config(place, Path("."), **{**flags, "negatives_file": None}))
+    assert here == Path.cwd().with_name(f"{Path.cwd().name}.negatives.jsonl")

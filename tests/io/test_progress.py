@@ -101,6 +101,15 @@ def test_costs_follow_the_losses_where_there_is_room(width: int | None) -> None:
     assert ("loss 6.54" in line) == (width >= 80)
 
 
+def test_masked_false_negatives_are_shown() -> None:
+    clock = Clock()
+    bars = bars_on(200, clock)
+    view = TrainingView(bars)
+    view.line({**RECORD, "masked_negatives": 12.25})
+    train(view, clock, {**RECORD, "loss": 0.693}, first=1, last=3, steps=10)
+    assert "12.2 false negatives masked per step" in shown(bars)[0]
+
+
 @pytest.mark.parametrize("width", [10, 30, 45])
 def test_a_very_narrow_terminal_has_no_second_line(width: int) -> None:
     clock = Clock()

@@ -107,6 +107,9 @@ def test_a_second_call_returns_at_once(
     with pytest.raises(UserError, match="mined from other inputs: the model; give another name, or --overwrite"):
         mine(groups, model, out, options=options)
     assert out.read_bytes() == content
+    with monkeypatch.context() as patch:
+        patch.setattr("fastbert.mining.mine.load_embedder", fail)
+        assert mine(groups, folder, out, options=options, overwrite=True).reused, "nothing is to be replaced"
     assert not mine(groups, model, out, options=options, overwrite=True).reused
     assert out.read_bytes() != content
     out.write_text(out.read_text().replace("positive", "POSITIVE", 1))

@@ -193,6 +193,14 @@ def test_positives_of_the_same_query_are_excluded() -> None:
         assert len(one.indices) == 7 - len(pairs.queries[pair.query].excluded)
 
 
+def test_white_space_around_texts_does_not_count() -> None:
+    """A positive with a trailing space is not a negative of the same query."""
+    pairs = collect_pairs([file_of(("a", "p"), ("a ", " q"), ("b", "p "))], ["q", " b"])
+    assert pairs.texts == ("p", " q", " b")
+    assert [pair.positive for pair in pairs.pairs] == [0, 1, 0]
+    assert [query.excluded for query in pairs.queries] == [(0, 1), (0, 1), (0, 2)]
+
+
 def test_labelled_documents() -> None:
     groups = file_of(("a", "p", "n", "q"), ("b", "m"), form=Form.LISTS, labels=[(1.0, 0.0, 2.0), (0.0,)])
     pairs = collect_pairs([groups])

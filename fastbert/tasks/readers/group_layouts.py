@@ -74,8 +74,8 @@ class GroupColumns:
     @property
     def names(self) -> tuple[str, ...]:
         """The names that are given."""
-        named = (self.anchor, self.positive, *self.negative, self.text1, self.text2, self.label, self.id)
-        return tuple(name for name in named if name is not None)
+        columns = (self.anchor, self.positive, *self.negative, self.text1, self.text2, self.label, self.id)
+        return tuple(name for name in columns if name is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

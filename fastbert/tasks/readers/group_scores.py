@@ -16,8 +16,8 @@ STS = (0.0, 5.0)
 def find_score_range(files: Iterable[TextGroups]) -> Range | None:
     """Return the range of the scores of several files together: None if all are in -1..1, (0, 5) if all are in 0..5.
 
-    Files of one task must be scaled alike, so that training and validation are decided together. Raises UserError, with
-    file and line, for a score in neither range.
+    Give files that share a scale together: one of them may hold small scores only. Raises UserError, with file and
+    line, for a score in neither range.
     """
     scores = [(label, where) for groups in files for label, where in _scores(groups)]
     outside = [score for score in scores if not -1 <= score[0] <= 1]
@@ -37,14 +37,15 @@ def scaled_scores(groups: TextGroups, range: Sequence[float] | None = None) -> t
     """Return the score of each group, in the order of the groups.
 
     With a `range` (low, high), scores are `(score - low) / (high - low)`, in 0..1. Without one, scores in -1..1 are
-    returned as they are, and scores in 0..5 divided by 5, which is logged. Raises UserError, with file and line, for
-    other scores, for one outside `range`, and for a group without a score.
+    returned as they are, and scores in 0..5 divided by 5, which is logged. The file is judged by itself: correlations,
+    by which models are chosen, do not depend on the scale, and files of several sources may have different ones. Raises
+    UserError, with file and line, for other scores, for one outside `range`, and for a group without a score.
     """
     if range is None:
         chosen = find_score_range([groups])
         if chosen is None:
             return tuple(label for label, _ in _scores(groups))
-        logger.info("%s: scores are between 0 and 5 and divided by 5; --score-range sets another range", groups.path)
+        logger.warning("%s: scores are between 0 and 5 and divided by 5; --score-range sets another range", groups.path)
     else:
         chosen = check_score_range(range)
     low, high = chosen

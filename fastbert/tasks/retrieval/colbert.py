@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from fastbert.retrieval.settings import TokenSettings
 
 WIDTH, QUERY_LENGTH = 128, 32
+SHORTEST = 3
+"""Tokens of the shortest query that settings can hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +43,8 @@ class TokenTaskSettings(VectorSettings, TokenVectorFlags):
         super().__post_init__()
         if self.token_width is not None and self.token_width < 1:
             raise UserError(f"--token-width {self.token_width} must be at least 1")
-        if self.query_length is not None and self.query_length < 0:
-            raise UserError(f"--query-length {self.query_length} must be at least 0")
+        if self.query_length is not None and self.query_length != 0 and self.query_length < SHORTEST:
+            raise UserError(f"--query-length {self.query_length} must be 0 or at least {SHORTEST}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,8 @@ class TokenSide(SideTokens):
         from fastbert.retrieval.rows import read_rows
 
         read = read_rows(tokenizer, texts, self.max_length, self.prefix, self.expansion)
-        sizes = read.rows.lengths if read.attend else read.sizes
-        return read.rows.input_ids, read.rows.offsets, sizes
+        attended = read.rows.lengths if read.attend else read.sizes
+        return read.rows.input_ids, read.rows.offsets, attended
 
 
 class Colbert(VectorTask):
@@ -84,7 +86,13 @@ class Colbert(VectorTask):
 
         stored = read_token_settings(folder)
         self._take(stored)
-        return super().base_config(stored.folder.encoder)
+        config = super().base_config(stored.folder.encoder)
+        length = (self.known.expansion or {}).get("length", 0)
+        if length > config.max_sequence_length:
+            raise UserError(
+                f"--query-length {length} is more than the {config.max_sequence_length} positions of {folder}; lower it"
+            )
+        return config
 
     def _take(self, stored: TokenSettings) -> None:
         """Complete a folder's settings with the flags and, for an encoder without any, with ColBERT's."""
@@ -98,6 +106,8 @@ class Colbert(VectorTask):
             attend = True if expansion is None else bool(expansion.get("attend"))
             expansion = {"strategy": "fixed", "length": length, "attend": attend} if length else None
         lengths = {**stored.lengths, "document": settings.max_length}
+        if settings.query_length and "query" in lengths:
+            lengths["query"] = settings.query_length
         self.stored = replace(
             stored,
             folder=replace(
@@ -284,8 +294,8 @@ class Colbert(VectorTask):
         def pairs(queries: list[int], documents: list[int]) -> Tensor:
             return torch.cat([similarities([a], [b])[0] for a, b in zip(queries, documents, strict=True)])
 
-        found = predictions_of(dataset, similarities, pairs)
-        return [{"id": example.id, **own} for example, own in zip(dataset, found, strict=True)]
+        predictions = predictions_of(dataset, similarities, pairs)
+        return [{"id": example.id, **each} for example, each in zip(dataset, predictions, strict=True)]
 
 
 def ragged(vectors: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

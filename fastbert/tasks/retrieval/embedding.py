@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.retrieval.flags import EmbeddingFlags, check_embedding_flags
@@ -15,6 +16,7 @@ from fastbert.tasks.retrieval.vectors import VectorSettings, VectorTask
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fastbert.embeddings.settings import EmbedSettings
     from fastbert.models.base import PreTrainedModel
     from fastbert.packing import PackedBatch
 
@@ -69,7 +71,7 @@ class Embedding(VectorTask):
         self._normalize = flags.normalize or settings.normalize
         self._similarity = flags.similarity or settings.similarity or "cosine"
         if flags.stored_prompts is None:
-            self.settings = replace(flags, stored_prompts=dict(settings.prompts))
+            self.settings = replace(flags, stored_prompts=_by_role(settings))
 
     def load_head(self, folder: Path, **options: Any) -> PreTrainedModel:
         from fastbert.embeddings.folder import read_settings
@@ -105,7 +107,6 @@ class Embedding(VectorTask):
 
     def save_model(self, model: Any, folder: Path) -> None:
         """Write the model with its settings in the format of sentence-transformers."""
-        from fastbert.embeddings.settings import EmbedSettings
         from fastbert.tasks.retrieval.projections import without
 
         stored: EmbedSettings = model.embed_settings
@@ -116,7 +117,7 @@ class Embedding(VectorTask):
                 normalize=self._normalize,
                 similarity=self._similarity,
                 max_length=self.settings.max_length,
-                prompts=self.save_prompts(stored.prompts),
+                prompts=self.save_prompts({**stored.prompts, **(self.settings.stored_prompts or {})}),
                 dense=() if projections is None else projections.dense(),
             )
             try:
@@ -152,6 +153,17 @@ class Embedding(VectorTask):
         projections = getattr(model, "projections", None)
         vectors = vectors if projections is None else projections(vectors)
         return F.normalize(vectors, dim=1) if self._normalize else vectors
+
+
+def _by_role(settings: EmbedSettings) -> dict[str, str]:
+    """Return a folder's prompts, of which the default one stands in for those that queries and documents lack: texts
+    without a prompt of their role get it when the model is used."""
+    prompts = dict(settings.prompts)
+    if settings.default_prompt is not None:
+        for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS):
+            if role_prompt(settings.prompts, names) is None:
+                prompts[names[0]] = settings.prompt(None)
+    return prompts
 
 
 def leave_pooler_out(model: Any) -> None:

@@ -41,13 +41,13 @@ class GroupFlags:
     positive_column: str | None = rare(None)
     """Column or key of the text that belongs to it."""
     negative_column: tuple[str, ...] = rare(())
-    """Columns or keys of texts that do not, or of a list of them."""
+    """Columns or keys of texts that do not belong to it, or of a list of them."""
     score_range: tuple[float, float] | None = rare(None)
     """Lowest and highest score of a file (default: 0 to 1, -1 to 1 or 0 to 5, by its scores)."""
     query_prompt: str | None = rare(None)
     """Text in front of each query, "query: " for example (default: that of the model's folder)."""
     document_prompt: str | None = rare(None)
-    """Text in front of each other text (default: that of the model's folder)."""
+    """Text in front of each other text (default: that of the model's folder; rerank has none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,12 @@ class EmbeddingFlags:
     pooling: Literal["mean", "max", "cls"] | None = rare(None)
     """Pooling of the tokens' vectors (default: the folder's, else mean)."""
     normalize: bool = rare(False)
-    """Divide vectors by their length, in training and in the model's folder."""
+    """Divide vectors by their length, in training and whenever the model is used."""
     similarity: Literal["cosine", "dot"] | None = rare(None)
     """Similarity of two vectors (default: the folder's, else cosine)."""
     matryoshka: tuple[int, ...] = rare(())
-    """Widths to which vectors may be cut later, such as 384 256 128 64: the loss is the mean over them."""
+    """Widths to which vectors may be cut later, the full one included, such as 384 256 128 64: the loss is the mean of
+    theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +102,8 @@ class TokenVectorFlags:
     token_width: int | None = rare(None)
     """Width of a token's vector (default: the folder's, else 128)."""
     query_length: int | None = rare(None)
-    """Expand queries by [MASK] to so many tokens, which also bounds them; 0: expand none (default: the folder's, else
-    32)."""
+    """Expand queries by [MASK] to this many tokens, which is also their limit; 0: no expansion (default: the folder's,
+    else 32)."""
 
 
 def check_group_flags(settings: GroupFlags) -> None:

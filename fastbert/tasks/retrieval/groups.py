@@ -14,10 +14,10 @@ from fastbert.tasks.examples import Dataset, TextGroup
 from fastbert.tasks.rows import Rows, bounds, runs
 from fastbert.tokenizers.tokenizer import Tokenizer
 
-Form = Literal["groups", "scored", "lists"]
+TrainingForm = Literal["groups", "scored", "lists"]
 
 
-def form_of(dataset: Dataset[TextGroup]) -> Form:
+def form_of(dataset: Dataset[TextGroup]) -> TrainingForm:
     """Return the form of a dataset: "groups" of a query, its positive and its negatives; two texts with a score,
     "scored"; or "lists" of a query and texts with labels."""
     if not len(dataset):
@@ -27,30 +27,34 @@ def form_of(dataset: Dataset[TextGroup]) -> Form:
     return "scored" if all(len(example.texts) == 2 for example in dataset) else "lists"
 
 
-def expanded(dataset: Dataset[TextGroup]) -> list[TextGroup]:
-    """Return groups of a query, one positive and negatives: lists have one per text with a label above 0, those with
-    other labels being negatives. Groups stay as they are."""
-    groups: list[TextGroup] = []
-    for example in dataset:
+def without_positive(dataset: Dataset[TextGroup]) -> int:
+    """Return the number of examples whose labels are all 0 or less."""
+    return sum(example.labels is not None and max(example.labels) <= 0 for example in dataset)
+
+
+def expanded(dataset: Dataset[TextGroup]) -> list[tuple[int, TextGroup]]:
+    """Return groups of a query, one positive and negatives, each with the number of its example: lists have one per
+    text with a label above 0, those with other labels being negatives. Groups stay as they are."""
+    groups: list[tuple[int, TextGroup]] = []
+    for number, example in enumerate(dataset):
         if example.labels is None:
-            groups.append(example)
+            groups.append((number, example))
             continue
         texts, labels, scores = example.texts[1:], example.labels, example.teacher
         negatives = [index for index, label in enumerate(labels) if label <= 0]
         for index, label in enumerate(labels):
             if label > 0:
                 order = [index, *negatives]
-                groups.append(
-                    replace(
-                        example,
-                        texts=(example.texts[0], *(texts[each] for each in order)),
-                        labels=None,
-                        teacher=None if scores is None else tuple(scores[each] for each in order),
-                        keys=None
-                        if example.keys is None
-                        else tuple(example.keys[each] for each in (0, *(1 + place for place in order))),
-                    )
+                group = replace(
+                    example,
+                    texts=(example.texts[0], *(texts[each] for each in order)),
+                    labels=None,
+                    teacher=None if scores is None else tuple(scores[each] for each in order),
+                    keys=None
+                    if example.keys is None
+                    else (example.keys[0], *(example.keys[1 + each] for each in order)),
                 )
+                groups.append((number, group))
     return groups
 
 
@@ -84,8 +88,8 @@ def tokenized(
     sizes, attended = np.zeros(len(texts), dtype=np.int64), np.zeros(len(texts), dtype=np.int64)
     for side, of_side in ((query, is_query), (document, ~is_query)):
         indices = np.flatnonzero(of_side)
-        ids, offsets, own = side.encode(tokenizer, [texts[index] for index in indices.tolist()])
-        sizes[indices], attended[indices] = np.diff(offsets), own
+        ids, offsets, attended[indices] = side.encode(tokenizer, [texts[index] for index in indices.tolist()])
+        sizes[indices] = np.diff(offsets)
         sides.append((indices, ids))
     starts = bounds(sizes)
     tokens = np.empty(int(starts[-1]), dtype=np.int32)
@@ -95,15 +99,22 @@ def tokenized(
 
 
 def training_rows(
-    dataset: Dataset[TextGroup], tokenizer: Tokenizer, query: SideTokens, document: SideTokens, teacher: bool = False
+    dataset: Dataset[TextGroup],
+    tokenizer: Tokenizer,
+    query: SideTokens,
+    document: SideTokens,
+    *,
+    scored: bool,
+    teacher: bool = False,
 ) -> Rows:
     """Return the rows to train on: a unit per group, whose first row is the query.
 
-    `row_targets` are `keys`, int64, equal for equal texts and ids, and of a teacher's scores `teacher`, fp32, NaN for
-    queries; `unit_targets` of pairs with scores are their `scores`, fp32.
+    `row_targets` are `keys`, int64, equal for equal texts; with ids in the file `ids`, int64, equal for equal ids; and
+    of a teacher's scores `teacher`, fp32, NaN for queries. `unit_targets` of pairs with scores, `scored`, are their
+    `scores`, fp32. Raises UserError if no group has a positive.
     """
-    scored = form_of(dataset) == "scored"
-    groups = list(dataset) if scored else expanded(dataset)
+    numbered = list(enumerate(dataset)) if scored else expanded(dataset)
+    groups = [group for _, group in numbered]
     if not groups:
         raise UserError(f"{dataset.path}: no text has a label above 0, so no query has a positive; correct the labels")
     sizes = np.array([len(group.texts) for group in groups], dtype=np.int64)
@@ -122,14 +133,11 @@ def training_rows(
         row_targets["teacher"] = np.array(
             [score for group in groups for score in (np.nan, *(group.teacher or ()))], dtype=np.float32
         )
-    numbers = {id(example): index for index, example in enumerate(dataset)}
-    locations = {example.location: index for index, example in enumerate(dataset)}
-    examples = [numbers.get(id(group), locations[group.location]) for group in groups]
     return Rows(
         input_ids=tokens,
         token_type_ids=np.zeros_like(tokens),
         offsets=offsets,
-        examples=np.repeat(np.array(examples), sizes),
+        examples=np.repeat(np.array([number for number, _ in numbered]), sizes),
         unit_sizes=sizes,
         unit_targets=unit_targets,
         row_targets=row_targets,
@@ -155,7 +163,7 @@ class DistinctTexts:
         examples: list[int] = []
         members: list[list[int]] = []
         for number, group in enumerate(dataset):
-            own = []
+            indices = []
             for position, text in enumerate(group.texts):
                 key = (position == 0, text)
                 if key not in index:
@@ -163,8 +171,8 @@ class DistinctTexts:
                     texts.append(text)
                     queries.append(position == 0)
                     examples.append(number)
-                own.append(index[key])
-            members.append(own)
+                indices.append(index[key])
+            members.append(indices)
         return cls(texts, np.array(queries, dtype=bool), np.array(examples, dtype=np.int64), members)
 
 

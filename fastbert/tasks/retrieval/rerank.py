@@ -14,7 +14,6 @@ from fastbert.errors import UserError
 from fastbert.tasks.base import TaskOutput
 from fastbert.tasks.examples import Dataset, Prediction, TextGroup
 from fastbert.tasks.retrieval.flags import LossName
-from fastbert.tasks.retrieval.groups import form_of
 from fastbert.tasks.retrieval.task import GroupSettings, GroupTask
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -34,6 +33,14 @@ class RerankSettings(GroupSettings):
     stored_prompts: dict[str, str] | None = None
     """The prompts of the folder that the model was trained from."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.document_prompt:
+            raise UserError(
+                f"--document-prompt {self.document_prompt!r}: a cross-encoder's folder stores a prompt of queries only;"
+                " write it into the texts, or leave the flag out"
+            )
+
 
 class Rerank(GroupTask):
     """The logit of a sequence classifier with one label, for each pair of a query and a text."""
@@ -41,6 +48,8 @@ class Rerank(GroupTask):
     name = "rerank"
     head_name = "ForSequenceClassification"
     settings_type = RerankSettings
+    head_has_labels = True
+    ranks_all_documents = False
     losses: ClassVar = {
         "groups": ("bce", *LIST_LOSSES, "mse"),
         "lists": ("list-ce", "bce", "lambda", "margin-mse", "mse"),
@@ -72,7 +81,9 @@ class Rerank(GroupTask):
             self.settings = replace(self.settings, stored_prompts={"query": prompt} if prompt else {})
 
     def head_config(self, config: BertConfig) -> BertConfig:
-        return replace(config, num_labels=1, label_names=None, problem_type=None)
+        """Return the config of a head with one label. That of a folder stays if it has one; other heads start anew."""
+        names = config.label_names if config.num_labels == 1 else None
+        return replace(config, num_labels=1, label_names=names, problem_type=None)
 
     def save_model(self, model: Any, folder: Path) -> None:
         """Write the model with its settings in the format of sentence-transformers."""
@@ -89,10 +100,10 @@ class Rerank(GroupTask):
 
     def encode(self, dataset: Dataset[TextGroup], tokenizer: Tokenizer, *, labelled: bool) -> Rows:
         """Return a row per query and text, `[CLS] query [SEP] text [SEP]`, in a unit per group."""
-        query, document = self.prompts_of(self.settings.stored_prompts or {})
+        query, _ = self.prompts_of(self.settings.stored_prompts or {})
         sizes = np.array([len(example.texts) - 1 for example in dataset], dtype=np.int64)
         queries = [query + example.texts[0] for example in dataset for _ in example.texts[1:]]
-        texts = [document + text for example in dataset for text in example.texts[1:]]
+        texts = [text for example in dataset for text in example.texts[1:]]
         packed = tokenizer.pack(queries, texts, self.settings.max_length)
         rows = Rows(
             input_ids=packed.input_ids.numpy().astype(np.int32),
@@ -102,6 +113,8 @@ class Rerank(GroupTask):
         )
         if not labelled:
             return rows
+        if self.loss_name == "list-ce":
+            self.report_without_positive(dataset)
         labels = np.array([label for example in dataset for label in self._labels(dataset, example)], dtype=np.float32)
         targets = {"labels": labels}
         if self.loss_name in TEACHER_LOSSES:
@@ -121,7 +134,7 @@ class Rerank(GroupTask):
             return (1.0, *(0.0 for _ in example.texts[2:]))
         high = max(example.labels)
         if self.loss_name == "bce" and not (min(example.labels) >= 0 and high <= 1):
-            if form_of(dataset) == "lists":  # grades: relevant or not
+            if self.form == "lists":  # grades: relevant or not
                 return tuple(float(label > 0) for label in example.labels)
             raise UserError(
                 f"{dataset.path}, {example.location}: the score {high:g} is outside of 0 to 1, which --loss bce needs;"
@@ -188,14 +201,14 @@ class Rerank(GroupTask):
         for example in dataset:
             scores = logits[position : position + len(example.texts) - 1]
             position += len(scores)
-            own: Prediction = {"id": example.id, "score": float(scores[0])}
+            prediction: Prediction = {"id": example.id, "score": float(scores[0])}
             if len(scores) > 1:
-                own["scores"] = scores.tolist()
-            if example.labels is None and len(scores) > 1:
-                own |= {"rank": int((scores[1:] >= scores[0]).sum()) + 1, "negative_score": float(scores[1:].max())}
-            elif example.labels is None:
-                own["rank"] = 1
-            predictions.append(own)
+                prediction["scores"] = scores.tolist()
+            if example.labels is None:
+                prediction["rank"] = int((scores[1:] >= scores[0]).sum()) + 1
+                if len(scores) > 1:
+                    prediction["negative_score"] = float(scores[1:].max())
+            predictions.append(prediction)
         return predictions
 
 

@@ -33,50 +33,53 @@ def predictions_of(
 ) -> list[dict[str, Any]]:
     """Return the prediction of each example without its id.
 
-    `similarities` compares all of some texts with all others, `pairs` those in the same place; both take numbers of
+    `similarities` compares all of some texts with all others, `pairs` those of equal index; both take numbers of
     `DistinctTexts`.
     """
     distinct = DistinctTexts.of(dataset)
-    firsts = [own[0] for own in distinct.members]
     if form_of(dataset) == "groups":
         return _ranks(distinct, similarities)
-    flat = [(first, other) for first, own in zip(firsts, distinct.members) for other in own[1:]]
-    scores = pairs([first for first, _ in flat], [other for _, other in flat]).tolist()
+    flat = [(query, document) for query, *documents in distinct.members for document in documents]
+    scores = pairs([query for query, _ in flat], [document for _, document in flat]).tolist()
     predictions, position = [], 0
-    for own in distinct.members:
-        of_example = scores[position : position + len(own) - 1]
-        position += len(of_example)
+    for _, *documents in distinct.members:
+        of_example = scores[position : position + len(documents)]
+        position += len(documents)
         predictions.append({"score": of_example[0], **({"scores": of_example} if len(of_example) > 1 else {})})
     return predictions
 
 
 def _ranks(distinct: DistinctTexts, similarities: Similarities) -> list[dict[str, Any]]:
-    """Return the similarity of each example's positive, its rank among the file's distinct documents, and the largest
-    similarity of its negatives."""
+    """Return the similarity of each example's positive and its rank among the file's distinct documents; with more
+    texts their similarities too, and the largest one of the negatives."""
     pool = np.flatnonzero(~distinct.is_query)
-    place = np.zeros(len(distinct.is_query), dtype=np.int64)
-    place[pool] = np.arange(len(pool))
+    column = np.zeros(len(distinct.is_query), dtype=np.int64)
+    column[pool] = np.arange(len(pool))
     by_query: dict[int, list[int]] = {}
-    for number, own in enumerate(distinct.members):
-        by_query.setdefault(own[0], []).append(number)
-    queries, found = list(by_query), list[dict[str, Any]]([{}] * len(distinct.members))
+    for number, (query, *_) in enumerate(distinct.members):
+        by_query.setdefault(query, []).append(number)
+    queries, predictions = list(by_query), list[dict[str, Any]]([{}] * len(distinct.members))
     rows = max(1, _BLOCK // max(len(pool), 1))
     for begin in range(0, len(queries), rows):
         block = queries[begin : begin + rows]
         scores = similarities(block, pool.tolist()).cpu().numpy()
         for row, query in zip(scores, block, strict=True):
             for number in by_query[query]:
-                texts = place[distinct.members[number][1:]]
+                texts = column[distinct.members[number][1:]]
                 score = row[texts[0]]
                 better = int((row > score).sum()) + int((row[: texts[0]] == score).sum())
-                found[number] = {"score": float(score), "rank": better + 1}
+                predictions[number] = {"score": float(score), "rank": better + 1}
                 if len(texts) > 1:
-                    found[number]["negative_score"] = float(row[texts[1:]].max())
-    return found
+                    predictions[number]["scores"] = row[texts].tolist()
+                    predictions[number]["negative_score"] = float(row[texts[1:]].max())
+    return predictions
 
 
-def scores_of(dataset: Dataset[TextGroup], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the metrics of predictions, in percent."""
+def scores_of(
+    dataset: Dataset[TextGroup], predictions: Sequence[Mapping[str, Any]], *, all_documents: bool = True
+) -> dict[str, float]:
+    """Return the metrics of predictions, in percent. Ranks are those among all documents of the file, so that examples
+    of one query have ranks in the same list; without `all_documents`, those in a list of each example's own."""
     form = form_of(dataset)
     if form == "scored":
         gold = [example.labels[0] for example in dataset if example.labels is not None]
@@ -84,11 +87,11 @@ def scores_of(dataset: Dataset[TextGroup], predictions: Sequence[Mapping[str, An
         return {name: value for name, value in names.items() if name in SCORED_METRICS}
     if form == "lists":
         return _list_scores(dataset, predictions)
-    ranks: dict[str, list[int]] = {}
-    for example, prediction in zip(dataset, predictions, strict=True):
+    ranks: dict[str | int, list[int]] = {}
+    for number, (example, prediction) in enumerate(zip(dataset, predictions, strict=True)):
         if "rank" not in prediction:
             raise UserError(f"{dataset.path}: a prediction of {example.id} has no rank; write predictions as .jsonl")
-        ranks.setdefault(example.texts[0], []).append(int(prediction["rank"]))
+        ranks.setdefault(example.texts[0] if all_documents else number, []).append(int(prediction["rank"]))
     per_query = [_of_ranks(np.unique(each)) for each in ranks.values()]
     scores = {name: 100 * float(np.mean([each[name] for each in per_query])) for name in RANK_METRICS[:-1]}
     pairs = [(each["score"], each["negative_score"]) for each in predictions if "negative_score" in each]
@@ -111,8 +114,8 @@ def _of_ranks(ranks: np.ndarray) -> dict[str, float]:
 
 
 def _list_scores(dataset: Dataset[TextGroup], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the metrics of queries whose texts are ranked by themselves; those without a relevant text are left
-    out."""
+    """Return the metrics of queries whose texts are ranked by themselves; those without a relevant text are left out.
+    Of equal scores that of the least relevant text ranks first, so that a constant score is not a perfect one."""
     per_query = []
     for example, prediction in zip(dataset, predictions, strict=True):
         scores = np.array(prediction.get("scores", [prediction["score"]]), dtype=np.float64)
@@ -123,13 +126,12 @@ def _list_scores(dataset: Dataset[TextGroup], predictions: Sequence[Mapping[str,
                 " as .jsonl"
             )
         if (labels > 0).any():
-            ordered = labels[np.argsort(-scores, kind="stable")]
+            ordered = labels[np.lexsort((labels, -scores))]
             discounts = 1 / np.log2(np.arange(2, len(labels) + 2))
             ideal = (np.sort(labels)[::-1] * discounts)[:DEPTH].sum()
             ranks = np.flatnonzero(ordered > 0) + 1
-            own = _of_ranks(ranks)
-            own["ndcg@10"] = float((ordered * discounts)[:DEPTH].sum() / ideal)
-            per_query.append(own)
+            graded = float((ordered * discounts)[:DEPTH].sum() / ideal)
+            per_query.append({**_of_ranks(ranks), "ndcg@10": graded})
     if not per_query:
         return {}
     return {name: 100 * float(np.mean([each[name] for each in per_query])) for name in ("ndcg@10", "mrr@10", "map")}

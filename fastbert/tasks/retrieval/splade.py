@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
 
 RAMP = 1 / 3
-"""The part of the training in which the regularisers' weights rise to their full values."""
+"""The fraction of the training in which the regularisers' weights rise to their full values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +109,13 @@ class Splade(VectorTask):
         states = head.transform(model.base_model.encode(inputs)[0])
         return vocabulary_maximum(states, head.decoder, inputs.cu_seqlens).relu().log1p()
 
-    def regularizer(self, parts: Sequence[Tensor], progress: float) -> Tensor | float:
+    def regularizer(self, sides: Sequence[Tensor], progress: float) -> Tensor | float:
         """Return the weighted FLOPS of queries and documents, whose weights rise quadratically."""
         import torch
 
         from fastbert import losses
 
-        if len(parts) < 3:
-            queries, documents = parts[0], parts[1]
-        else:
-            queries, documents = parts[0], torch.cat((parts[1], parts[2]))
+        queries, *documents = sides
         ramp = min(progress / RAMP, 1.0) ** 2
         weights = self.settings.query_flops * ramp, self.settings.document_flops * ramp
-        return weights[0] * losses.flops(queries) + weights[1] * losses.flops(documents)
+        return weights[0] * losses.flops(queries) + weights[1] * losses.flops(torch.cat(documents))

@@ -9,21 +9,30 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fastbert.checkpoints.pipeline_files import (
+    DOCUMENT_PROMPTS,
+    QUERY_PROMPTS,
+    encoder_folder,
+    lower_cases,
+    role_prompt,
+)
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextGroup, confidences
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.retrieval.flags import GroupFlags, LossName, check_group_flags
-from fastbert.tasks.retrieval.groups import Form, form_of
+from fastbert.tasks.retrieval.groups import TrainingForm, form_of, without_positive
 from fastbert.tasks.retrieval.scores import METRICS, SCORED_METRICS, gold_of, scores_of
 from fastbert.tasks.settings import TaskSettings
 
+if TYPE_CHECKING:
+    from fastbert.config import BertConfig
+    from fastbert.tasks.readers.text_groups import TextGroups
+    from fastbert.tokenizers.tokenizer import Tokenizer
+
 TEACHER_LOSSES: tuple[LossName, ...] = ("margin-mse", "kl", "mse")
 PAIR_LOSSES = ("cosent", "angle", "cosine", "contrastive", "online-contrastive")
-if TYPE_CHECKING:
-    from fastbert.tasks.readers.text_groups import TextGroups
-
 DETAILS = ("rank", "scores", "negative_score", "widths")
 
 
@@ -55,11 +64,13 @@ class GroupTask(Task[TextGroup]):
     can_distill = False
     reads_groups = True
     default_length = 256
-    losses: ClassVar[Mapping[Form, tuple[LossName, ...]]]
+    ranks_all_documents: ClassVar[bool] = True
+    """True if positives are ranked among all documents of a file; False: among the texts of their own row."""
+    losses: ClassVar[Mapping[TrainingForm, tuple[LossName, ...]]]
     """The losses by the form of the training file, the default one first."""
     settings: GroupSettings
     _chosen: str | None = None
-    form: Form = "groups"
+    form: TrainingForm = "groups"
     """The form of the training file."""
 
     @property
@@ -78,15 +89,15 @@ class GroupTask(Task[TextGroup]):
         """Read the groups of a file, as they are in it, and log the columns that were taken."""
         from fastbert.tasks.readers.text_groups import GroupColumns, read_text_groups
 
-        settings, named = self.settings, self.settings.columns
+        settings, flags = self.settings, self.settings.columns
         columns = GroupColumns(
             anchor=settings.anchor_column,
             positive=settings.positive_column,
             negative=settings.negative_column,
-            text1=named.text,
-            text2=named.pair,
-            label=named.label,
-            id=named.id,
+            text1=flags.text,
+            text2=flags.pair,
+            label=flags.label,
+            id=flags.id,
         )
         groups = read_text_groups(path, columns, labelled=labelled, skip_bad=settings.skip_bad)
         logger.warning("%s: %s", path, groups.description)
@@ -98,10 +109,10 @@ class GroupTask(Task[TextGroup]):
 
         settings, read = self.settings, self.read_groups(path, labelled=labelled)
         examples = read.examples
-        if labelled and read.form is Form.SCORED:
+        if labelled and (read.form is Form.SCORED or (read.form is Form.LABELLED and settings.score_range is not None)):
             scores = scaled_scores(read, settings.score_range)
             examples = tuple(replace(each, labels=(score,)) for each, score in zip(examples, scores, strict=True))
-        elif read.form is Form.LISTS:
+        if read.form is Form.LISTS:
             examples = tuple(_by_teacher(each) for each in examples)
         elif read.form is Form.LABELLED and labelled and settings.loss not in PAIR_LOSSES:
             examples = _as_lists(examples)
@@ -110,6 +121,13 @@ class GroupTask(Task[TextGroup]):
     def read_gold(self, path: str) -> Dataset[TextGroup]:
         dataset = self.read(path, labelled=True)
         self._choose_metric(dataset)
+        if form_of(dataset) == "lists" and (count := without_positive(dataset)):
+            logger.warning(
+                "%s: %s of %s queries have no text with a label above 0; nDCG, MRR and MAP leave them out",
+                dataset.path,
+                f"{count:,}",
+                f"{len(dataset):,}",
+            )
         return dataset
 
     def learn_labels(self, train: Dataset[TextGroup]) -> None:
@@ -124,7 +142,9 @@ class GroupTask(Task[TextGroup]):
         self.settings = replace(self.settings, loss=self.loss_name)
         self._choose_metric(train, final=False)
 
-    def taught(self, train: Dataset[TextGroup], folder: Path, on_message: Callable[[str], None]) -> Dataset[TextGroup]:
+    def taught(
+        self, train: Dataset[TextGroup], folder: Path, on_message: Callable[[str], None], device: str = "auto"
+    ) -> Dataset[TextGroup]:
         """Return groups with the scores that a cross-encoder or an embedder gives; the loss is margin-mse by default.
         Raises UserError for a loss that does not read them."""
         from fastbert.tasks.retrieval.teacher import taught
@@ -136,7 +156,29 @@ class GroupTask(Task[TextGroup]):
             )
         if self.settings.loss is None:
             self.settings = replace(self.settings, loss=TEACHER_LOSSES[0])
-        return taught(train, folder, on_message)
+        return taught(train, folder, on_message, device)
+
+    def report_without_positive(self, train: Dataset[TextGroup]) -> None:
+        """Report training queries without a relevant text, from which a ranking loss learns nothing; `strict` refuses
+        them."""
+        if self.form == "lists" and (count := without_positive(train)):
+            self.report_unusable(
+                f"{train.path}: {count:,} of {len(train):,} queries have no text with a label above 0, and --loss"
+                f" {self.loss_name} learns nothing from them; label one, or leave these queries out"
+            )
+
+    def encoder_folder(self, source: Path) -> Path:
+        return encoder_folder(source) if source.is_dir() else source
+
+    def load_tokenizer(self, source: Path) -> Tokenizer:
+        """Load the tokenizer of a folder, which lower-cases texts if the folder's settings do."""
+        from fastbert.embeddings.lower_case import load_with_case
+
+        encoder = self.encoder_folder(source)
+        return load_with_case(encoder, encoder.is_dir() and lower_cases(encoder))
+
+    def base_config(self, folder: Path) -> BertConfig:
+        return super().base_config(self.encoder_folder(folder))
 
     def _choose_metric(self, dataset: Dataset[TextGroup], final: bool = True) -> None:
         """Take the metric of the first file that is evaluated on."""
@@ -166,10 +208,11 @@ class GroupTask(Task[TextGroup]):
         return f"--task {self.name}: cannot be trained on {_FORMS[self.form]}"
 
     def score(self, dataset: Dataset[TextGroup], predictions: Sequence[Prediction]) -> dict[str, float]:
-        scores = scores_of(dataset, predictions)
+        scores = scores_of(dataset, predictions, all_documents=self.ranks_all_documents)
         main = self.main_metric if self.main_metric in scores else next(iter(scores), "")
         for width in predictions[0].get("widths", {}) if len(predictions) else ():
-            narrow = scores_of(dataset, [{**each, **each["widths"][width]} for each in predictions])
+            narrowed = [{**each, **each["widths"][width]} for each in predictions]
+            narrow = scores_of(dataset, narrowed, all_documents=self.ranks_all_documents)
             if main in narrow:
                 scores[f"{main}/{width}"] = narrow[main]
         return scores
@@ -181,19 +224,23 @@ class GroupTask(Task[TextGroup]):
         """Return the prompts of queries and documents: those of the flags, else those that a folder has."""
         query, document = self.settings.query_prompt, self.settings.document_prompt
         if query is None:
-            query = stored.get("query", "")
+            query = stored.get(role_prompt(stored, QUERY_PROMPTS) or "", "")
         if document is None:
-            document = stored.get("document", stored.get("passage", ""))
+            document = stored.get(role_prompt(stored, DOCUMENT_PROMPTS) or "", "")
         return query, document
 
     def save_prompts(self, stored: Mapping[str, str]) -> dict[str, str]:
-        """Return the prompts of a trained model's folder."""
+        """Return the prompts of a trained model's folder; an empty one of a flag replaces that of the folder."""
         query, document = self.prompts_of(stored)
-        named = {"query": query, "document": document}
-        return {**stored, **{name: text for name, text in named.items() if text}}
+        prompts = dict(stored)
+        if query or self.settings.query_prompt is not None:
+            prompts["query"] = query
+        if document or self.settings.document_prompt is not None:
+            prompts["document"] = document
+        return prompts
 
 
-_FORMS: dict[Form, str] = {
+_FORMS: dict[TrainingForm, str] = {
     "groups": "queries with positives",
     "scored": "pairs with scores",
     "lists": "queries with labelled texts",
@@ -214,8 +261,8 @@ def _by_teacher(example: TextGroup) -> TextGroup:
 
 
 def _as_lists(examples: Sequence[TextGroup]) -> tuple[TextGroup, ...]:
-    """Return rows of a query, a document and a label as lists of each query's documents, at the place of its first row;
-    rows whose queries all differ stay pairs."""
+    """Return rows of a query, a document and a label as lists of each query's documents, in the position of its first
+    row; rows whose queries all differ stay pairs."""
     by_query: dict[str, list[TextGroup]] = {}
     for example in examples:
         by_query.setdefault(example.texts[0], []).append(example)
@@ -235,11 +282,4 @@ def _as_lists(examples: Sequence[TextGroup]) -> tuple[TextGroup, ...]:
 
 def _keys(group: Sequence[TextGroup]) -> tuple[str, ...]:
     keys = [each.keys for each in group if each.keys is not None]
-    return (keys[0][0], *(own[1] for own in keys))
-
-
-def encoder_source(folder: Path) -> Path:
-    """Return the folder that holds the encoder of a model: a folder of sentence-transformers may have it in another."""
-    from fastbert.checkpoints.pipeline_files import MODULES, read_modules
-
-    return read_modules(folder)[0][1] if (folder / MODULES).is_file() else folder
+    return (keys[0][0], *(text_key for _, text_key in keys))

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextGroup
 
 
-def taught(dataset: Dataset[TextGroup], folder: Path, on_message: Callable[[str], None]) -> Dataset[TextGroup]:
+def taught(
+    dataset: Dataset[TextGroup], folder: Path, on_message: Callable[[str], None], device: str = "auto"
+) -> Dataset[TextGroup]:
     """Return groups with the scores that a teacher gives to each query with its texts: the logits of a cross-encoder,
-    or an embedder's similarities.
+    or the cosines or dot products of an embedder, with its prompts for queries and documents.
 
     Equal pairs are scored once. Raises `UserError` for a folder that holds neither.
     """
@@ -20,7 +24,7 @@ def taught(dataset: Dataset[TextGroup], folder: Path, on_message: Callable[[str]
     for example in dataset:
         for text in example.texts[1:]:
             pairs.setdefault((example.texts[0], text), len(pairs))
-    scores = _scores(folder, list(pairs), on_message)
+    scores = _scores(folder, list(pairs), on_message, device)
     examples = (
         replace(example, teacher=tuple(scores[pairs[example.texts[0], text]] for text in example.texts[1:]))
         for example in dataset
@@ -28,13 +32,13 @@ def taught(dataset: Dataset[TextGroup], folder: Path, on_message: Callable[[str]
     return Dataset(dataset.path, tuple(examples))
 
 
-def _scores(folder: Path, pairs: list[tuple[str, str]], on_message: Callable[[str], None]) -> list[float]:
+def _scores(folder: Path, pairs: list[tuple[str, str]], on_message: Callable[[str], None], device: Any) -> list[float]:
     """Return the teacher's score of each pair."""
     from fastbert.models import registry
     from fastbert.reranking.cross_encoder import CrossEncoder
 
     if _is_classifier(folder):
-        encoder = CrossEncoder(folder)
+        encoder = CrossEncoder(folder, device=device)
         on_message(f"teacher: the cross-encoder {folder} scores {len(pairs):,} pairs, {encoder.how}")
         logits: list[float] = encoder.predict(pairs, activation="identity").tolist()
         return logits
@@ -43,15 +47,28 @@ def _scores(folder: Path, pairs: list[tuple[str, str]], on_message: Callable[[st
             f"--teacher {folder}: has {registry.read_config(folder).num_labels} labels; a teacher of rankings has one"
         )
     from fastbert.embeddings.folder import load_embedder
+    from fastbert.tasks.inference import choose_inference
 
-    model, tokenizer, settings = load_embedder(folder)
-    on_message(f"teacher: the embedder {folder} scores {len(pairs):,} pairs")
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    index = {text: number for number, text in enumerate(texts)}
-    vectors = model.embed(texts, tokenizer, normalize=settings.similarity in (None, "cosine") or None)
-    left = vectors[[index[query] for query, _ in pairs]]
-    right = vectors[[index[text] for _, text in pairs]]
-    similarities: list[float] = (left * right).sum(1).tolist()
+    where, weights, how = choose_inference(device, "auto")
+    model, tokenizer, settings = load_embedder(folder, dtype=weights)
+    if settings.similarity not in (None, "cosine", "dot"):
+        raise UserError(
+            f"--teacher {folder}: compares vectors by {settings.similarity} distance; name an embedder of cosines or"
+            " dot products, or a cross-encoder"
+        )
+    model = model.to(where)
+    on_message(f"teacher: the embedder {folder} scores {len(pairs):,} pairs, on {where} in {how}")
+    sides = []
+    for names, texts in zip((QUERY_PROMPTS, DOCUMENT_PROMPTS), zip(*pairs), strict=True):
+        distinct = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+        vectors = model.embed(
+            list(distinct),
+            tokenizer,
+            normalize=settings.similarity != "dot" or None,
+            prompt=role_prompt(settings.prompts, names),
+        )
+        sides.append(vectors[[distinct[text] for text in texts]])
+    similarities: list[float] = (sides[0] * sides[1]).sum(1).tolist()
     return similarities
 
 

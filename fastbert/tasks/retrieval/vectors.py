@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tasks.coupled import CoupledBatch, CoupledLosses, CoupledTask
 from fastbert.tasks.examples import Dataset, Prediction, TextGroup
 from fastbert.tasks.retrieval.flags import LossName, VectorFlags, check_vector_flags
@@ -36,17 +37,6 @@ class VectorSettings(GroupSettings, VectorFlags):
         check_vector_flags(self)
 
 
-@dataclass(frozen=True)
-class Sides:
-    """The vectors of a batch by their part, fp32, in the order of the units: one anchor and one positive per unit, and
-    all negatives with the number of each one's unit."""
-
-    anchors: Tensor
-    positives: Tensor
-    negatives: Tensor
-    owner: Tensor
-
-
 class VectorTask(GroupTask, CoupledTask[TextGroup]):
     """A task whose model turns each text into vectors, which similarities compare."""
 
@@ -71,30 +61,51 @@ class VectorTask(GroupTask, CoupledTask[TextGroup]):
         query, document = self.sides()
         if not labelled:
             return evaluation_rows(dataset, tokenizer, query, document)
-        teaches = self.loss_name in TEACHER_LOSSES
+        teaches, scored = self.loss_name in TEACHER_LOSSES, self.form == "scored"
+        self.report_without_positive(dataset)
+        if scored:
+            check_scores(dataset, self.loss_name)
         if teaches:
             dataset = self._taught(dataset)
-        rows = training_rows(dataset, tokenizer, query, document, teacher=teaches)
+        rows = training_rows(dataset, tokenizer, query, document, scored=scored, teacher=teaches)
         if self.loss_name in ("triplet", *TEACHER_LOSSES) and rows.unit_sizes is not None and rows.unit_sizes.min() < 3:
             unit = int(rows.unit_sizes.argmin())
             where = dataset.where(int(rows.examples[rows.unit_offsets[unit]]))
             raise UserError(
-                f"{where}: has no negative, which --loss {self.loss_name} needs; mine some, or leave it out"
+                f"{where}: has no negative, which --loss {self.loss_name} needs; mine some, or leave the row out"
             )
+        if self.loss_name == "info-nce":
+            report_duplicates(dataset, rows)
         return rows
 
-    def _taught(self, dataset: Dataset[TextGroup]) -> Dataset[TextGroup]:
-        """Return groups with as many negatives and scores of a teacher as all of them have."""
-        from dataclasses import replace
+    def check_batch_size(self, rows: Rows, batch_size: int) -> None:
+        """Raise UserError for batches of one example, of which the loss would be 0 for want of others to compare."""
+        largest, sizes = min(batch_size, rows.units), rows.unit_sizes
+        without_negatives = self.loss_name == "info-nce" and sizes is not None and sizes.max(initial=0) <= 2
+        if largest == 1 and (without_negatives or self.loss_name in ("cosent", "angle")):
+            cure = "raise it" if rows.units > 1 else "add training examples, of which there is only one"
+            raise UserError(
+                f"--batch-size {batch_size}: --loss {self.loss_name} compares the examples of a batch with each other,"
+                f" and a batch of one has a loss of 0; {cure}"
+            )
 
-        groups = expanded(dataset)
+    def _taught(self, dataset: Dataset[TextGroup]) -> Dataset[TextGroup]:
+        """Return groups with as many negatives and scores of a teacher as all of them have; report those cut off."""
+        groups = [group for _, group in expanded(dataset)]
         for group in groups:
             if group.teacher is None:
                 raise UserError(
                     f"{dataset.path}, {group.location}: has no scores of a teacher, which --loss {self.loss_name}"
                     " needs; name a cross-encoder with --teacher, or give each row a list `scores`"
                 )
-        count = min(len(group.texts) for group in groups)
+        if not groups:  # which `training_rows` refuses
+            return dataset
+        count, most = (fit(len(group.texts) for group in groups) for fit in (min, max))
+        if 2 < count < most:
+            logger.warning(
+                "%s: rows have %d to %d negatives, and --loss %s reads as many of each: the first %d",
+                *(dataset.path, count - 2, most - 2, self.loss_name, count - 2),
+            )
         cut = [
             replace(
                 group,
@@ -131,32 +142,28 @@ class VectorTask(GroupTask, CoupledTask[TextGroup]):
         if "scores" in batch.targets:
             a, b = vectors[batch.sizes.cumsum(0) - 2], vectors[batch.sizes.cumsum(0) - 1]
             loss: Callable[..., Tensor] = self._pair_loss(batch.targets["scores"])
-            parts: Sequence[Tensor] = (a, b)
+            sides: Sequence[Tensor] = (a, b)
         else:
-            sides = self.split(vectors, batch.sizes)
-            parts = (sides.anchors, sides.positives, sides.negatives)
+            first, owner, others = self.parts_of(batch.sizes)
+            sides = vectors[first], vectors[first + 1], vectors[others]
             if self.loss_name == "info-nce":
                 excluded, count = self.false_negatives(batch)
                 masked = masked + count
                 loss = self._in_batch_loss(excluded)
             elif self.loss_name == "triplet":
-                loss = self._triplet_loss(sides.owner)
+                loss = self._triplet_loss(owner)
             else:
-                loss = self._teacher_loss(batch, sides.owner)
+                loss = self._teacher_loss(batch, owner)
         if widths := self.widths():
-            total = losses.matryoshka(loss, parts, widths, [1 / len(widths)] * len(widths))
+            total = losses.matryoshka(loss, sides, widths, [1 / len(widths)] * len(widths))
         else:
-            total = loss(*parts)
-        return CoupledLosses(total + self.regularizer(parts, progress), (masked,))
+            total = loss(*sides)
+        return CoupledLosses(total + self.regularizer(sides, progress), (masked,))
 
-    def regularizer(self, parts: Sequence[Tensor], progress: float) -> Tensor | float:
-        """Return what is added to the loss; nothing by default."""
+    def regularizer(self, sides: Sequence[Tensor], progress: float) -> Tensor | float:
+        """Return the term that is added to the loss, 0 by default. `sides` are the vectors, fp32 (rows, width), of
+        anchors, positives and negatives, or those of the first and the second texts of scored pairs."""
         return 0.0
-
-    def split(self, vectors: Tensor, sizes: Tensor) -> Sides:
-        """Return the vectors of units of these sizes, int64 (units,), by their part."""
-        first, owner, others = self.parts_of(sizes)
-        return Sides(vectors[first], vectors[first + 1], vectors[others], owner)
 
     @staticmethod
     def parts_of(sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,12 +238,12 @@ class VectorTask(GroupTask, CoupledTask[TextGroup]):
         kind = self.similarity_kind()
 
         def loss(anchors: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-            own = losses.pairwise_similarity(anchors, positives, kind)  # type: ignore[arg-type]
-            other = losses.pairwise_similarity(anchors[owner], negatives, kind)  # type: ignore[arg-type]
-            other = other.view(len(first), -1)
+            of_positives = losses.pairwise_similarity(anchors, positives, kind)  # type: ignore[arg-type]
+            of_negatives = losses.pairwise_similarity(anchors[owner], negatives, kind)  # type: ignore[arg-type]
+            of_negatives = of_negatives.view(len(first), -1)
             if self.loss_name == "margin-mse":
-                return losses.margin_mse(own, other, positive, negatives_of_teacher)
-            scores = self._columns(own, other) / self.temperature
+                return losses.margin_mse(of_positives, of_negatives, positive, negatives_of_teacher)
+            scores = self._columns(of_positives, of_negatives) / self.temperature
             return losses.kl_distillation(scores, self._columns(positive, negatives_of_teacher))
 
         return loss
@@ -288,10 +295,10 @@ class VectorTask(GroupTask, CoupledTask[TextGroup]):
         return [
             {
                 "id": example.id,
-                **own,
+                **prediction,
                 **({"widths": {str(width): narrow[width][index] for width in narrow}} if narrow else {}),
             }
-            for index, (example, own) in enumerate(zip(dataset, predictions, strict=True))
+            for index, (example, prediction) in enumerate(zip(dataset, predictions, strict=True))
         ]
 
     def _compared(self, dataset: Dataset[TextGroup], vectors: Tensor) -> list[dict[str, Any]]:
@@ -303,3 +310,37 @@ class VectorTask(GroupTask, CoupledTask[TextGroup]):
             lambda a, b: vectors[a] @ vectors[b].T,
             lambda a, b: (vectors[a] * vectors[b]).sum(1),
         )
+
+
+def report_duplicates(dataset: Dataset[TextGroup], rows: Rows) -> None:
+    """Log how many queries and positives of training rows occur more than once."""
+    keys, first = rows.row_targets["keys"], rows.unit_offsets[:-1]
+    repeated = []
+    for each in (keys[first], keys[first + 1]):
+        counts = np.unique(each, return_counts=True)[1]
+        repeated.append(int(counts[counts > 1].sum()))
+    if any(repeated):
+        logger.warning(
+            "%s: of %s rows %s have a query and %s a positive that other rows have too; in a batch their texts are not"
+            " negatives of each other (masked_negatives in metrics.jsonl counts them)",
+            *(dataset.path, *(f"{count:,}" for count in (rows.units, *repeated))),
+        )
+
+
+def check_scores(dataset: Dataset[TextGroup], loss: LossName) -> None:
+    """Raise UserError, naming the row, for the score of a pair that a loss has no meaning for."""
+    least, most = {"cosine": (-1.0, 1.0), "contrastive": (0.0, 1.0), "online-contrastive": (0.0, 1.0)}.get(
+        loss, (-np.inf, np.inf)
+    )
+    for index, example in enumerate(dataset):
+        for score in example.labels or ():
+            if not least <= score <= most:
+                raise UserError(
+                    f"{dataset.where(index)}: the score {score:g} is not between {least:g} and {most:g}, as --loss"
+                    f" {loss} needs; give the range of the file's scores as --score-range LOW HIGH"
+                )
+            if loss == "online-contrastive" and score not in (0, 1):
+                raise UserError(
+                    f"{dataset.where(index)}: the score {score:g} is neither 0 nor 1, as --loss {loss} needs; use"
+                    " --loss contrastive"
+                )

@@ -1,8 +1,8 @@
 """The largest logit of each token of the vocabulary over the tokens of a text, without the logits of a whole batch.
 
 Logits are (tokens, vocabulary): for a batch of some thousand tokens hundreds of megabytes, of which SPLADE reads one
-maximum per text and entry. They are computed for some texts at a time, and the backward pass needs the place of each
-maximum alone: the gradient of an entry goes to one token, so it is a sparse matmul rather than a dense one.
+maximum per text and entry. They are computed for some texts at a time, and the backward pass needs only the token of
+each maximum: the gradient of an entry goes to one token, so it is a sparse matmul rather than a dense one.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _Maximum(torch.autograd.Function):
             logits = nn.functional.linear(block, weight.to(block.dtype)).float()
             for text in range(first, end):
                 begin, stop = offsets[text] - offsets[first], offsets[text + 1] - offsets[first]
-                values, places = logits[begin:stop].max(dim=0)
+                values, positions = logits[begin:stop].max(dim=0)
                 maxima[text] = values
-                tokens[text] = places + offsets[text]
+                tokens[text] = positions + offsets[text]
             first = end
         if bias is not None:
             maxima += bias.float()
