@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
+from fastbert.checkpoints.pipeline_files import role_prompt
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import TokenShards
 from fastbert.embeddings.embed import EmbedOptions, embed_chunks
 from fastbert.embeddings.folder import load_embedder
+from fastbert.embeddings.roles import drop_default_prompt
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.models import registry
 from fastbert.scoring.held_out import masked_lm
@@ -102,8 +104,9 @@ def retrieval(
             progress((before + texts) / total)
 
     sides: list[dict[str, Tensor]] = []
-    for texts, names in ((queries, ("query",)), (passages, ("document", "passage"))):
-        prompt = next((name for name in names if name in settings.prompts), None)
+    drop_default_prompt(loaded, settings)
+    for texts, role in ((queries, "query"), (passages, "document")):
+        prompt = role_prompt(role, settings.prompts)
         options = EmbedOptions(max_length=_length(max_length, settings), prompt=prompt)
         chunks = embed_chunks(loaded, texts, tokenizer, options, progress=partial(report, done))
         vectors = torch.cat(list(chunks))

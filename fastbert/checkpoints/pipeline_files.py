@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ BASE_TYPES = "sentence_transformers.base.modules"
 TRANSFORMER = f"{BASE_TYPES}.transformer.Transformer"
 MAX_MODULES = 32
 CONFIG = "config.json"
-QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of the prompts of queries and of documents, the preferred ones first."""
 
 
@@ -144,9 +144,9 @@ def lower_cases(encoder: Path) -> bool:
     return path is not None and bool(read_json_object(path).get("do_lower_case"))
 
 
-def role_prompt(prompts: Mapping[str, str], names: Sequence[str]) -> str | None:
-    """Return the first of these names that a model has a prompt for, None if it has none."""
-    return next((name for name in names if name in prompts), None)
+def role_prompt(role: str, prompts: Container[str]) -> str | None:
+    """Return the name of the prompt of a role, "query" or "document", that a model has; None if it has none."""
+    return next((name for name in ROLE_PROMPTS[role] if name in prompts), None)
 
 
 def _is_name(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import replace
 from typing import Literal
 
@@ -11,13 +10,6 @@ from fastbert.errors import UserError
 from fastbert.models.encoder import EncoderModel
 
 Similarity = Literal["cosine", "dot"]
-ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
-"""Names of prompts that a model may have for each role, in the order of preference."""
-
-
-def role_prompt(role: str, prompts: Container[str]) -> str | None:
-    """Return the name of the prompt of a role, "query" or "document", that a model has; None if it has none."""
-    return next((name for name in ROLE_PROMPTS[role] if name in prompts), None)
 
 
 def drop_default_prompt(model: EncoderModel, settings: EmbedSettings) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
+from fastbert.checkpoints.pipeline_files import ROLE_PROMPTS, role_prompt
 from fastbert.embeddings import folder as embeddings
 from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.reranking import settings as reranking
@@ -121,7 +121,7 @@ def _embedder(settings: EmbedSettings, model: Mapping[str, Any], name: str) -> t
     if settings.default_prompt is not None:
         rows.append(["prompt by default", settings.default_prompt])
     # Texts without a prompt of their role get the default one in both libraries.
-    roles = [role_prompt(settings.prompts, names) for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS)]
+    roles = [role_prompt(role, settings.prompts) for role in ROLE_PROMPTS]
     prompts = ["" if role is None else _literal(role) for role in roles]
     normalize = ", normalize=True" if similarity == "cosine" and not settings.normalize else ""
     options = [(f", prompt={prompt}" if prompt else "") + normalize for prompt in prompts]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
+from fastbert.checkpoints.pipeline_files import role_prompt
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.embed import EmbedOptions, embed
 from fastbert.embeddings.folder import load_embedder
+from fastbert.embeddings.roles import drop_default_prompt
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write, refuse_present, write_json_atomic
@@ -145,8 +146,8 @@ def prompts_of(settings: EmbedSettings, options: MiningOptions) -> tuple[str | N
         if name is not None:
             settings.prompt(name)
     return (
-        options.query_prompt or role_prompt(settings.prompts, QUERY_PROMPTS),
-        options.document_prompt or role_prompt(settings.prompts, DOCUMENT_PROMPTS),
+        options.query_prompt or role_prompt("query", settings.prompts),
+        options.document_prompt or role_prompt("document", settings.prompts),
     )
 
 
@@ -187,8 +188,7 @@ def _vectors(
         model.quantize("int8")
     model = model.to(device)
     query_prompt, document_prompt = prompts_of(settings, options)
-    # Without a prompt of its own, a role has none: the default prompt is that of one of them, or of another use.
-    model.embed_settings = replace(settings, default_prompt=None)
+    drop_default_prompt(model, settings)
 
     def unit_vectors(stage: str, texts: Sequence[str], prompt: str | None) -> Tensor:
         vectors = embed(

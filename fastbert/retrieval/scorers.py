@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fastbert.checkpoints.pipeline_files import role_prompt
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed, embed_chunks
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
-from fastbert.embeddings.roles import Similarity, drop_default_prompt, role_prompt, similarity_of
+from fastbert.embeddings.roles import Similarity, drop_default_prompt, similarity_of
 from fastbert.errors import UserError
 from fastbert.retrieval.encoding import Device, Dtype
 from fastbert.retrieval.maxsim import maxsim

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.manifest import describe
+from fastbert.checkpoints.pipeline_files import role_prompt
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
-from fastbert.embeddings.roles import drop_default_prompt, role_prompt, similarity_of
+from fastbert.embeddings.roles import drop_default_prompt, similarity_of
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.log import logger

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
+from fastbert.checkpoints.pipeline_files import ROLE_PROMPTS, role_prompt
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.retrieval.flags import EmbeddingFlags, check_embedding_flags
@@ -156,13 +156,13 @@ class Embedding(VectorTask):
 
 
 def _by_role(settings: EmbedSettings) -> dict[str, str]:
-    """Return a folder's prompts, of which the default one stands in for those that queries and documents lack: texts
-    without a prompt of their role get it when the model is used."""
+    """Return a folder's prompts. A role without one has an empty prompt if there is a default one, so that the trained
+    model's queries and documents get no other prompt than in the training."""
     prompts = dict(settings.prompts)
     if settings.default_prompt is not None:
-        for names in (QUERY_PROMPTS, DOCUMENT_PROMPTS):
-            if role_prompt(settings.prompts, names) is None:
-                prompts[names[0]] = settings.prompt(None)
+        for role in ROLE_PROMPTS:
+            if role_prompt(role, settings.prompts) is None:
+                prompts[role] = ""
     return prompts
 
 

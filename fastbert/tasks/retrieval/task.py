@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fastbert.checkpoints.pipeline_files import (
-    DOCUMENT_PROMPTS,
-    QUERY_PROMPTS,
     encoder_folder,
     lower_cases,
     role_prompt,
@@ -224,9 +222,9 @@ class GroupTask(Task[TextGroup]):
         """Return the prompts of queries and documents: those of the flags, else those that a folder has."""
         query, document = self.settings.query_prompt, self.settings.document_prompt
         if query is None:
-            query = stored.get(role_prompt(stored, QUERY_PROMPTS) or "", "")
+            query = stored.get(role_prompt("query", stored) or "", "")
         if document is None:
-            document = stored.get(role_prompt(stored, DOCUMENT_PROMPTS) or "", "")
+            document = stored.get(role_prompt("document", stored) or "", "")
         return query, document
 
     def save_prompts(self, stored: Mapping[str, str]) -> dict[str, str]:

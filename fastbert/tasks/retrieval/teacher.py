@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.pipeline_files import DOCUMENT_PROMPTS, QUERY_PROMPTS, role_prompt
+from fastbert.checkpoints.pipeline_files import ROLE_PROMPTS, role_prompt
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextGroup
 
@@ -47,6 +47,7 @@ def _scores(folder: Path, pairs: list[tuple[str, str]], on_message: Callable[[st
             f"--teacher {folder}: has {registry.read_config(folder).num_labels} labels; a teacher of rankings has one"
         )
     from fastbert.embeddings.folder import load_embedder
+    from fastbert.embeddings.roles import drop_default_prompt
     from fastbert.tasks.inference import choose_inference
 
     where, weights, how = choose_inference(device, "auto")
@@ -59,13 +60,14 @@ def _scores(folder: Path, pairs: list[tuple[str, str]], on_message: Callable[[st
     model = model.to(where)
     on_message(f"teacher: the embedder {folder} scores {len(pairs):,} pairs, on {where} in {how}")
     sides = []
-    for names, texts in zip((QUERY_PROMPTS, DOCUMENT_PROMPTS), zip(*pairs), strict=True):
+    drop_default_prompt(model, settings)
+    for role, texts in zip(ROLE_PROMPTS, zip(*pairs), strict=True):
         distinct = {text: index for index, text in enumerate(dict.fromkeys(texts))}
         vectors = model.embed(
             list(distinct),
             tokenizer,
             normalize=settings.similarity != "dot" or None,
-            prompt=role_prompt(settings.prompts, names),
+            prompt=role_prompt(role, settings.prompts),
         )
         sides.append(vectors[[distinct[text] for text in texts]])
     similarities: list[float] = (sides[0] * sides[1]).sum(1).tolist()

@@ -80,13 +80,14 @@ def test_prompts_of_flags_replace_those_of_the_folder(
     assert written == prompts
 
 
-def test_a_default_prompt_precedes_the_texts_of_training(folder: Path, tmp_path: Path) -> None:
-    """It does so when the model is used."""
+def test_a_default_prompt_is_that_of_no_role(folder: Path, tmp_path: Path) -> None:
+    """The trained folder says so, for `encode` as for `encode_document`."""
     settings = EmbedSettings(prompts={"all": "a ", "query": "the "}, default_prompt="all")
     source = saved_embedder(folder, tmp_path / "source", settings)
     task = make("embedding")
     task.base_config(source)
-    assert [side.prompt for side in task.sides()] == ["the ", "a "]
+    assert [side.prompt for side in task.sides()] == ["the ", ""]
+    assert task.save_prompts(task.settings.stored_prompts) == {"all": "a ", "query": "the ", "document": ""}
 
 
 @pytest.mark.parametrize("task", ["embedding", "rerank", "splade"])
