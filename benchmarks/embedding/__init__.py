@@ -1,1 +1,1 @@
-"""Training of embedders and rerankers beside sentence-transformers: the same examples, weights, batches and steps."""
+"""Train embedders and rerankers beside sentence-transformers on the same examples, weights, batches and steps."""

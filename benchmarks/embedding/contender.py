@@ -1,7 +1,7 @@
-"""Embedders in training as contenders: single steps on request, with their time and memory.
+"""Contenders that train embedders: single steps on request, with their time and memory.
 
-fastbert's is a whole run of its fine-tuning loop, sentence-transformers' a loop of its tokenizer, model and loss with
-torch's fused AdamW, without its Trainer's own work. A process has one contender.
+fastbert runs its fine-tuning loop; sentence-transformers a plain loop of its tokenizer, model and loss with torch's
+fused AdamW, without the overhead of its Trainer. Each process has one contender.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FORM: ExampleForm = "triplets"
 
 
 class EmbeddingContender(Contender):
-    """`fastbert` or `sentence-transformers`, a dtype, and of the latter with cached gradients the examples per
-    mini-batch: `fastbert fp32`, `sentence-transformers bf16`, `sentence-transformers fp32 32`."""
+    """`fastbert` or `sentence-transformers`, a dtype, and for the latter's cached gradients the size of a mini-batch:
+    `fastbert fp32`, `sentence-transformers bf16`, `sentence-transformers fp32 32`."""
 
     def __init__(self, name: str, spec: str) -> None:
         super().__init__(name, spec)
@@ -73,8 +73,8 @@ class EmbeddingContender(Contender):
         return {**self.steps(count), "processor_seconds": time.process_time() - used}
 
     def memory(self) -> dict[str, Any]:
-        """Return the peak of the resident memory since the model was loaded, and what was resident then, in bytes; None
-        except on Linux."""
+        """Return the peak resident memory since the model was loaded, and the resident memory at that time, in bytes;
+        None except on Linux."""
         return {
             "peak_bytes": process_memory.high_water(),
             "loaded_bytes": self.loaded,

@@ -1,7 +1,7 @@
-"""Examples for embedders and rerankers in all forms that their losses read, made of SNLI and STS-B.
+"""Make examples for embedders and rerankers, in every form that a loss reads, from SNLI and STS-B.
 
-A premise of SNLI with a sentence that it entails and one that it contradicts is a triplet; pairs, labels and lists are
-made of triplets. All texts of a file differ, so that no batch holds a false negative.
+A premise of SNLI with an entailed and a contradicting sentence is a triplet; pairs, labels and lists are made from
+triplets. `without_duplicates` leaves no text twice, so that no batch holds a false negative.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEACHER_SCALE = 10.0
 
 @dataclass(frozen=True)
 class Example:
-    """Texts with the labels or scores of one of them, of a pair, or of all texts behind the first."""
+    """Texts, with the label or score of a pair, or those of all texts after the first."""
 
     texts: tuple[str, ...]
     labels: tuple[float, ...] = ()
@@ -72,10 +72,9 @@ def batches_without_duplicates(examples: Sequence[Example], batch_size: int, see
         batch: list[int] = []
         texts: set[str] = set()
         for number in left:
-            own = set(examples[number].texts)
-            if not own & texts:
+            if texts.isdisjoint(examples[number].texts):
                 batch.append(number)
-                texts |= own
+                texts.update(examples[number].texts)
                 if len(batch) == batch_size:
                     break
         taken = set(batch)

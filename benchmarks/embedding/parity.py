@@ -1,4 +1,4 @@
-"""The losses that fastbert and sentence-transformers both have, each trained in both: the same weights, batches, order,
+"""Train with each loss that fastbert and sentence-transformers share, in both: the same weights, batches, order,
 optimiser and schedule, without dropout."""
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ from fastbert.training.metrics import read_records
 
 TASKS: dict[ModelKind, Any] = {"embedder": "embedding", "sparse": "splade", "cross-encoder": "rerank"}
 ONE_HOT = 1000.0
-"""Factor of the labels 0 and 1 for ListNet, whose softmax then holds 0 and 1: the plain cross-entropy over a list."""
+"""Factor of ListNet's labels 0 and 1, whose softmax is then one-hot: the cross-entropy over a list."""
 KL_TEMPERATURE = 0.2
 """Temperature of the student's cosines; the teacher's is 1."""
 SMALLEST = 1e-3
-"""Fraction of the mean loss below which a difference is divided by it, rather than by the loss of its step."""
+"""The least divisor of a difference, as a fraction of the mean loss; otherwise it is the loss of the step."""
+BatchLoss = Callable[[PeerBatch, float], Tensor]
+"""A batch and the finished fraction of the training -> the loss."""
+Peer = Callable[[Any], BatchLoss]
+"""A model of sentence-transformers -> its loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCase:
-    """A loss in both libraries: the flags of `fastbert finetune`, and a function that takes a model of
-    sentence-transformers and returns the loss of a batch and of the finished fraction of the training."""
+    """A loss in both libraries: the flags of `fastbert finetune`, and the peer's loss."""
 
     name: str
     kind: ModelKind = "embedder"
     form: ExampleForm = "triplets"
     flags: Mapping[str, Any] = field(default_factory=dict)
-    peer: Callable[[Any], Callable[[PeerBatch, float], Tensor]]
+    peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """The losses of both libraries, one per step; `control` are those of the peer with a different attention kernel,
-    which differ by rounding alone."""
+    which differ only by rounding."""
 
-    own: list[float]
+    fastbert: list[float]
     peer: list[float]
     control: list[float] | None = None
 
@@ -62,7 +65,7 @@ class Agreement:
     @property
     def differences(self) -> list[float]:
         """The relative differences of the two libraries."""
-        return self.relative(self.own, self.peer)
+        return self.relative(self.fastbert, self.peer)
 
     def row(self, name: str) -> dict[str, Any]:
         """Return a row of the record."""
@@ -70,7 +73,7 @@ class Agreement:
         worst = max(differences)
         row: dict[str, Any] = {
             "workload": name,
-            "steps": len(self.own),
+            "steps": len(self.fastbert),
             "first_loss": _rounded(self.peer[0]),
             "last_loss": _rounded(self.peer[-1]),
             "max_relative_difference": _rounded(worst),
@@ -92,17 +95,17 @@ def compare(
     *,
     control: bool = False,
 ) -> Agreement:
-    """Train in both libraries from `encoder`, a folder that sentence-transformers loads; `folder` gets the files."""
+    """Train in both libraries from `encoder`, a folder that sentence-transformers loads; write files to `folder`."""
     count = recipe.steps * recipe.batch_size
     examples = in_form(case.form, triplets, scored)[:count]
     initial = peer_training.write_initial(encoder, folder / "initial", case.kind, recipe)
-    own = fastbert_losses(case, folder, initial, examples, recipe)
+    losses = fastbert_losses(case, folder, initial, examples, recipe)
 
     def peer_losses(attention: str) -> list[float]:
         model = peer_training.load_peer(initial, case.kind, recipe.max_length, attention=attention)
         return peer_training.train(model, case.kind, case.form, examples, recipe, case.peer(model))
 
-    return Agreement(own=own, peer=peer_losses("sdpa"), control=peer_losses("eager") if control else None)
+    return Agreement(fastbert=losses, peer=peer_losses("sdpa"), control=peer_losses("eager") if control else None)
 
 
 def fastbert_losses(
@@ -140,19 +143,15 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-# The losses of sentence-transformers
+def _of_columns(make: Callable[..., nn.Module], *, label_factor: float | None = None, **options: Any) -> Peer:
+    """Return the peer of a loss that takes columns and labels; `label_factor` multiplies the labels of each list."""
 
-
-def _of_columns(
-    make: Callable[..., nn.Module], **options: Any
-) -> Callable[[Any], Callable[[PeerBatch, float], Tensor]]:
-    """Return a peer whose loss takes columns and labels."""
-
-    def peer(model: Any) -> Callable[[PeerBatch, float], Tensor]:
+    def peer(model: Any) -> BatchLoss:
         loss = make(model, **options)
 
         def loss_of(batch: PeerBatch, progress: float) -> Tensor:
-            result: Tensor = loss(batch.columns, batch.labels)
+            labels = batch.labels if label_factor is None else [each * label_factor for each in batch.labels]
+            result: Tensor = loss(batch.columns, labels)
             return result
 
         return loss_of
@@ -160,13 +159,13 @@ def _of_columns(
     return peer
 
 
-def _splade(model: Any, *, query_weight: float, document_weight: float) -> Callable[[PeerBatch, float], Tensor]:
+def _splade(model: Any, *, query_weight: float, document_weight: float) -> BatchLoss:
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
     loss = SpladeLoss(model, SparseMultipleNegativesRankingLoss(model), document_weight, query_weight)
 
     def loss_of(batch: PeerBatch, progress: float) -> Tensor:
-        # The weights rise as in its SpladeRegularizerWeightSchedulerCallback, over fastbert's share of the run.
+        # The weights rise as in its SpladeRegularizerWeightSchedulerCallback, over fastbert's fraction of the run.
         ramp = min(progress / RAMP, 1.0) ** 2
         loss.query_regularizer_weight, loss.document_regularizer_weight = query_weight * ramp, document_weight * ramp
         total: Tensor = sum(loss(batch.columns, batch.labels).values())
@@ -175,47 +174,32 @@ def _splade(model: Any, *, query_weight: float, document_weight: float) -> Calla
     return loss_of
 
 
-def _matryoshka(model: Any, *, widths: Sequence[int]) -> Callable[[PeerBatch, float], Tensor]:
+def _matryoshka(model: Any, *, widths: Sequence[int]) -> nn.Module:
     from sentence_transformers.sentence_transformer import losses
 
-    def make(model: Any) -> nn.Module:
-        inner = losses.MultipleNegativesRankingLoss(model)
-        wrapped: nn.Module = losses.MatryoshkaLoss(
-            model, inner, list(widths), matryoshka_weights=[1 / len(widths)] * len(widths)
-        )
-        return wrapped
-
-    return _of_columns(make)(model)
+    weights = [1 / len(widths)] * len(widths)
+    loss: nn.Module = losses.MatryoshkaLoss(
+        model, losses.MultipleNegativesRankingLoss(model), list(widths), matryoshka_weights=weights
+    )
+    return loss
 
 
 def _scaled_cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return cosines (n,) of fp32 vectors (n, d) over the temperature: DistillKLDivLoss's own would scale the loss by
-    its square too."""
+    """Return cosines (n,) of fp32 vectors (n, d) over `KL_TEMPERATURE`: DistillKLDivLoss's own temperature would also
+    multiply the loss by its square."""
     from sentence_transformers import util
 
     return util.pairwise_cos_sim(a, b) / KL_TEMPERATURE
 
 
-def _list_net(model: Any) -> Callable[[PeerBatch, float], Tensor]:
-    from sentence_transformers.cross_encoder.losses import ListNetLoss
-
-    loss = ListNetLoss(model)
-
-    def loss_of(batch: PeerBatch, progress: float) -> Tensor:
-        result: Tensor = loss(batch.columns, [labels * ONE_HOT for labels in batch.labels])
-        return result
-
-    return loss_of
-
-
 def cases(widths: Sequence[int], *, pass_tokens: int, mini_batch_size: int) -> list[LossCase]:
-    """Return all losses; `widths` are those of Matryoshka vectors, `pass_tokens` and `mini_batch_size` those of cached
-    gradients, fastbert's and the peer's."""
+    """Return all losses; `widths` are the Matryoshka widths, `pass_tokens` (fastbert) and `mini_batch_size` (the peer)
+    the sizes of passes with cached gradients."""
     from sentence_transformers.cross_encoder import losses as cross
     from sentence_transformers.sentence_transformer import losses
 
     cosine = losses.TripletDistanceMetric.COSINE
-    symmetric = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+    symmetric: dict[str, Any] = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
     cached_flags = {"loss": "info-nce", "pass_tokens": pass_tokens}
     cached = functools.partial(losses.CachedMultipleNegativesRankingLoss, mini_batch_size=mini_batch_size)
     mnrl, sparse_weights = losses.MultipleNegativesRankingLoss, {"query_weight": 5e-3, "document_weight": 3e-3}
@@ -232,7 +216,7 @@ def cases(widths: Sequence[int], *, pass_tokens: int, mini_batch_size: int) -> l
         LossCase(
             name="MatryoshkaLoss of MultipleNegativesRankingLoss",
             flags={"loss": "info-nce", "matryoshka": tuple(widths)},
-            peer=functools.partial(_matryoshka, widths=widths),
+            peer=_of_columns(_matryoshka, widths=widths),
         ),
         LossCase(name="CoSENTLoss", form="scored", flags={"loss": "cosent"}, peer=_of_columns(losses.CoSENTLoss)),
         LossCase(name="AnglELoss", form="scored", flags={"loss": "angle"}, peer=_of_columns(losses.AnglELoss)),
@@ -294,7 +278,7 @@ def cases(widths: Sequence[int], *, pass_tokens: int, mini_batch_size: int) -> l
             kind="cross-encoder",
             form="lists",
             flags={"loss": "list-ce"},
-            peer=_list_net,
+            peer=_of_columns(cross.ListNetLoss, label_factor=ONE_HOT),
         ),
         LossCase(
             name="LambdaLoss",

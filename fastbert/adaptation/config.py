@@ -27,14 +27,14 @@ class _Data(CorpusFlags):
     corpus: tuple[LocationText, ...] = required("text files, folders or globs", unless=("resume",), default=())
     """Text of the domain, without labels: files, folders, globs or URLs, as --corpus of `fastbert pretrain`."""
     sentences: int = 50_000
-    """Passages of the corpus to train on contrastively, a random sample without duplicates."""
+    """Passages of the corpus for contrastive training: a random sample without duplicates."""
     pairs: Pairs = "both"
-    """Pairs of texts: a passage twice, with two dropout masks (SimCSE); a passage and its neighbour, the one that
-    follows it in its document; or both, half of each."""
+    """Positive pairs: dropout, each passage with itself under two dropout masks (SimCSE); neighbours, each passage with
+    the next one of its document; or half of each."""
     max_length: int = 128
-    """Tokens per sequence of both trainings, special tokens included."""
+    """Tokens per sequence in both trainings, special tokens included."""
     held_out: float = rare(0.05)
-    """Fraction of the corpus, its end, that is not trained on but scored before and after each stage."""
+    """Fraction of the corpus, taken from its end, that is not trained on but scored after each stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class _Model:
     GROUP: ClassVar = MODEL
 
     model: str | None = required("the folder of an embedder or of a pre-trained model", unless=("resume",))
-    """Folder of the model to adapt: an embedder of sentence-transformers, a Hugging Face encoder, or a run; or its id
-    in the Hub's cache."""
+    """Folder of the model to adapt: a sentence-transformers embedder, a Hugging Face encoder, or a run; or its id in
+    the Hub's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class _Training:
     GROUP: ClassVar = TRAINING
 
     pretrain_steps: int | None = None
-    """Steps of continued pre-training; 0 leaves that stage out (default: as `fastbert pretrain`)."""
+    """Steps of continued pre-training; 0 skips it (default: as `fastbert pretrain`)."""
     pretrain_epochs: float | None = None
-    """Passes of continued pre-training over the corpus, also a fraction of one."""
+    """Epochs of continued pre-training, perhaps a fraction of one."""
     hours: float | None = None
     """Hours of continued pre-training."""
     contrastive_steps: int | None = None
@@ -65,15 +65,15 @@ class _Training:
     pretrain_batch_size: int | None = rare(None)
     """Sequences per step of continued pre-training (default: as `fastbert pretrain`)."""
     batch_size: int = BATCH_SIZE
-    """Pairs per step of contrastive training; the other pairs of a step are negatives."""
+    """Pairs per step of contrastive training; the other pairs of a step give the negatives."""
     pretrain_lr: float | None = None
-    """Learning rate of continued pre-training (default: half of that of `fastbert pretrain --init`)."""
+    """Learning rate of continued pre-training (default: half that of `fastbert pretrain --init`)."""
     contrastive_lr: float | None = None
-    """Learning rate of contrastive training (default: as `fastbert finetune`, by the width of the model)."""
+    """Learning rate of contrastive training (default: by the model's width, as `fastbert finetune`)."""
     dropout: float | None = rare(None)
-    """Dropout probability in contrastive training (default: that of the model's config; 0.1 if it has none)."""
+    """Dropout probability of contrastive training (default: from the model's config; 0.1 if that is 0)."""
     seed: int = 0
-    """Seed of samples, masks and dropout."""
+    """Seed of the sample, masks and dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +83,14 @@ class _Output:
     GROUP: ClassVar = OUTPUT
 
     out: Path = Path("runs/adapt")
-    """Folder of the run: the stages, results.json, and the embedder as model/."""
+    """Folder of the run: its stages, results.json, and the embedder in model/."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptConfig(TrainingMachineFlags, RunFolderFlags, RecordedFlags, _Output, _Training, _Model, _Data):
     """Adapt an embedder to the text of a domain, without labels: continued pre-training, then contrastive training
-    (SimCSE). The end of the corpus is held out, and scored before and after: masked-LM loss, and retrieval of the
-    passage that follows."""
+    (SimCSE). The end of the corpus is held out; masked-LM loss and retrieval of the next passage are measured on it
+    before and after."""
 
     CHANGEABLE: ClassVar = frozenset(("device", "log_every", "checkpoint_activations", "out", "resume", "overwrite"))
 

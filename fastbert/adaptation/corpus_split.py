@@ -1,7 +1,7 @@
-"""Split a corpus into the text to train on and its last part, which is held out; both as files of sentences.
+"""Split a corpus into a training part and a held-out part, its end; both are written as files of sentences.
 
-The files have one sentence per line and an empty line between documents, whatever the corpus was, so that the later
-stages of a run need the corpus no more. Documents that repeat an earlier one are dropped, so that none is in both.
+Whatever the layout of the corpus, the files have one sentence per line and an empty line between documents, so later
+stages of a run do not need the corpus. Duplicates of earlier documents are dropped, so that none is in both parts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from fastbert.io.untrusted_input import read_json_object
 
 TRAIN, HELD_OUT, INDEX = "train.txt", "held-out.txt", "index.json"
 FORMAT, VERSION = "fastbert-corpus-split", 1
-LEAST, MOST = 0.5, 2.0  # of the fraction to hold out, if whole documents are: else one document is divided
-MOST_SENTENCES = 200_000  # held out, of large corpora
+LEAST, MOST = 0.5, 2.0
+"""The limits of a held-out part of whole documents, relative to the requested size; otherwise a document is divided."""
+MOST_SENTENCES = 200_000
+"""The most sentences that are held out."""
 
 Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The size of a part of a corpus."""
+    """The size of a part of the corpus."""
 
     documents: int
     sentences: int
@@ -45,20 +47,20 @@ class CorpusSplit:
 
     @property
     def train_file(self) -> Path:
-        """Return the text to train on."""
+        """Return the file of the training part."""
         return self.folder / TRAIN
 
     @property
     def held_out_file(self) -> Path:
-        """Return the text that is held out."""
+        """Return the file of the held-out part."""
         return self.folder / HELD_OUT
 
     def train_documents(self) -> Iterator[list[str]]:
-        """Yield the documents to train on, each a list of sentences."""
+        """Yield the documents of the training part, each a list of sentences."""
         return Corpus.find(self.train_file, text_format="lines").documents()
 
     def held_out_documents(self) -> Iterator[list[str]]:
-        """Yield the documents that are held out, each a list of sentences."""
+        """Yield the documents of the held-out part, each a list of sentences."""
         return Corpus.find(self.held_out_file, text_format="lines").documents()
 
 
@@ -82,11 +84,11 @@ def read_split(folder: Path) -> CorpusSplit | None:
 
 
 def split_corpus(corpus: Corpus, folder: Path, fraction: float, progress: Progress | None = None) -> CorpusSplit:
-    """Write the parts of a corpus to a folder, which appears whole, and return them.
+    """Write both parts of a corpus to a folder, which appears whole, and return them.
 
-    The last `fraction` of the sentences is held out, at most `MOST_SENTENCES`, from the beginning of a document that is
-    near there; where none is, in a corpus of one document for example, the part begins inside of one. `progress` is
-    called with the bytes read, of twice those of the corpus. Raises `CorpusError` for a corpus that is empty or has a
+    About the last `fraction` of the sentences, at most `MOST_SENTENCES`, is held out, beginning with the nearest
+    document; if none begins near there, as in a corpus of one document, a document is divided. The corpus is read
+    twice; `progress` is called with the bytes read so far. Raises `CorpusError` for a corpus that is empty or has a
     single sentence.
     """
     total = corpus.total_bytes
@@ -119,7 +121,7 @@ def split_corpus(corpus: Corpus, folder: Path, fraction: float, progress: Progre
 
 
 def _documents(corpus: Corpus, progress: Progress) -> Iterator[list[str]]:
-    """Yield the documents of a corpus that do not repeat an earlier one."""
+    """Yield the documents of a corpus without duplicates."""
     document: list[str] = []
     for batch in corpus.batches(progress, repeats=repeats_of("documents")):
         sentences, start = batch.strings(), 0
@@ -134,10 +136,11 @@ def _documents(corpus: Corpus, progress: Progress) -> Iterator[list[str]]:
 
 
 def _begin(sizes: list[int], fraction: float) -> tuple[int, int]:
-    """Return the document in which the held-out part begins, and its sentence there, by the documents' sentences."""
+    """Return the number of the document in which the held-out part begins, and of its first sentence there; `sizes` are
+    the sentences per document."""
     total = sum(sizes)
     if total < 2:
-        raise CorpusError("the corpus has a single sentence, and text to train on and text to hold out are needed")
+        raise CorpusError("the corpus has a single sentence; add text, since a part of it is held out")
     count = min(max(round(total * fraction), 1), total - 1, MOST_SENTENCES)
     starts = [0, *accumulate(sizes)][:-1]
     whole = [

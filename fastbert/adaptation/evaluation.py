@@ -1,4 +1,4 @@
-"""Score a model on held-out documents: the loss of its masked LM, and retrieval of the passage that follows."""
+"""Score a model on held-out documents: masked-LM loss, and retrieval of the next passage."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METRICS = ("ndcg@10", "mrr@10", "recall@10")
-SEED = 0  # of the masks
+SEED = 0
+"""The seed of masks and new heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLoss:
-    """The masked LM of a model on held-out text."""
+    """The masked-LM scores of a model on held-out text."""
 
     loss: float
     """Mean cross-entropy in nats."""
     accuracy: float
-    """Share of masked tokens guessed, in percent."""
+    """Percentage of masked tokens predicted correctly."""
     new_head: bool
-    """True if the model has no trained head, and one with new weights was measured."""
+    """True if the model has no trained head, so that a randomly initialised one was scored."""
 
 
 def masked_loss(
     model: Path, shards: Path, *, device: str, max_length: int, progress: Progress | None = None
 ) -> MaskedLoss:
-    """Return the masked LM of the model in a folder on all documents of token shards, in fp32 without dropout.
+    """Return the masked-LM scores of the model in a folder on all documents of token shards, in fp32 without dropout.
 
-    A head that the folder lacks is drawn anew. The masks do not depend on the model. Raises `UserError` for a model
-    without a masked LM, and for more tokens than it has positions.
+    A missing head is initialised at random. The masks do not depend on the model. Raises `UserError` for an
+    architecture without a masked LM, and if `max_length` exceeds its positions.
     """
     device, _, _ = choose_inference(device, "fp32")
     with torch.random.fork_rng(devices=[]):
@@ -73,7 +74,7 @@ def masked_loss(
 
 
 def held_out_shards(documents: Sequence[Sequence[str]], tokenizer: Path, folder: Path) -> TokenShards:
-    """Tokenize documents into a folder of token shards, with the tokenizer in the folder of a model."""
+    """Tokenize documents into a folder of token shards with the tokenizer in a model's folder."""
     return prepare(documents, load_tokenizer(tokenizer), folder, overwrite=True)
 
 
@@ -86,8 +87,8 @@ def retrieval(
     max_length: int,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Return `METRICS` in percent of finding each query's passage among all passages of the pairs, by the embedder in a
-    folder: one of sentence-transformers with its settings, or an encoder with mean pooling.
+    """Return `METRICS` in percent for retrieving each query's passage among the passages of all pairs with the embedder
+    in a folder: a sentence-transformers model with its settings, or an encoder with mean pooling.
 
     Raises the errors of `load_embedder`.
     """

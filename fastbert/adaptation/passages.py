@@ -1,7 +1,7 @@
-"""Passages of documents, and the pairs of texts that contrastive training without labels learns from.
+"""Passages of documents, and pairs of them for contrastive training without labels.
 
-A passage is a few consecutive sentences. A pair is a passage twice, which two dropout masks make two vectors (SimCSE,
-Gao et al. 2021, section 3), or a passage with the one that follows it in its document.
+A passage is a few consecutive sentences. A pair is a passage with itself, whose two vectors differ by their dropout
+masks (SimCSE, Gao et al. 2021, section 3), or with the next passage of its document.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Pairs = Literal["dropout", "neighbours", "both"]
 
 
 def passages(document: Sequence[str]) -> Iterator[str]:
-    """Yield the passages of a document, a list of sentences: up to `MOST_SENTENCES` of them with at most `MOST_WORDS`
-    words together, or one longer sentence."""
+    """Yield the passages of a document, a list of sentences: up to `MOST_SENTENCES` sentences of together at most
+    `MOST_WORDS` words, or one longer sentence."""
     chosen: list[str] = []
     words = 0
     for sentence in document:
@@ -40,13 +40,14 @@ def passages(document: Sequence[str]) -> Iterator[str]:
 
 
 def usable_passages(document: Sequence[str]) -> list[str | None]:
-    """Return the passages of a document, None in the place of those that are too short or too long to be used."""
+    """Return the passages of a document, with None in place of those shorter than `SHORTEST` or longer than `LONGEST`
+    characters."""
     return [text if SHORTEST <= len(text) <= LONGEST else None for text in passages(document)]
 
 
 @dataclass(frozen=True, order=True)
 class _Sampled:
-    """A passage of a sample, the largest rank of which is dropped first, and the passage that follows it."""
+    """A passage of a sample, and the next one of its document; the smallest `rank`, a negative, is dropped first."""
 
     rank: int
     text: str
@@ -54,11 +55,12 @@ class _Sampled:
 
 
 def sample_pairs(documents: Iterable[Sequence[str]], count: int, pairs: Pairs, seed: int) -> list[tuple[str, str]]:
-    """Return up to `count` pairs of texts, whose first texts are all different, in a random order.
+    """Return up to `count` pairs of texts with distinct first texts, in a random order.
 
     Passages are ranked by a hash of the seed and their text, and those of the lowest ranks are taken: a uniform sample
-    of the different passages in memory for `count` of them, the same for every order of the documents. Of "both", the
-    odd ones are paired with the passage that follows.
+    of the distinct passages in memory for `count` of them, which does not depend on the order of the documents. Of a
+    passage that occurs in several places, the first one decides which passage is next. With "both", every other passage
+    is paired with the next one.
     """
     if pairs not in get_args(Pairs):
         raise UserError(f"pairs={pairs!r} must be one of {', '.join(get_args(Pairs))}")
@@ -99,8 +101,8 @@ def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def following_pairs(documents: Iterable[Sequence[str]], count: int) -> list[tuple[str, str]]:
-    """Return queries with the passage that follows each: every second passage with the next one, so that no query is
-    among the passages that are searched; of more than `count` pairs as many, evenly spread."""
+    """Return pairs of a query and the next passage: passages 1, 3, 5, ... of each document with passages 2, 4, 6, ...,
+    so that no query is among the candidates. Of more than `count` pairs, `count` are taken, evenly spread."""
     pairs: list[tuple[str, str]] = []
     for document in documents:
         texts = usable_passages(document)

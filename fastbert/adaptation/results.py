@@ -24,11 +24,11 @@ class Results:
     held_out: dict[str, int] = field(default_factory=dict)
     """Counts of the held-out text: documents, sentences, and queries, each with one passage to find."""
     masked_lm: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By stage `loss` in nats, `accuracy` in percent, and `new_head`, true where the model had no head of its own."""
+    """By stage: `loss` in nats, `accuracy` in percent, and `new_head`, true if the model had no trained head."""
     word_frequencies: float | None = None
-    """The loss of word frequencies alone, in nats per token of the held-out text."""
+    """The cross-entropy of a unigram model of the training text, in nats per token of the held-out text."""
     retrieval: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By stage metrics in percent."""
+    """By stage: metrics in percent."""
     finished: bool = False
 
     @classmethod
@@ -51,26 +51,26 @@ class Results:
         write_json_atomic(folder / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
 
     def table(self) -> str:
-        """Return the scores as lines of text, a row per stage."""
+        """Return the scores as a table in plain text, one row per stage."""
         count = self.held_out
         lines = [
             f"held-out text: {count.get('documents', 0):,} documents, {count.get('sentences', 0):,} sentences;"
-            f" {count.get('queries', 0):,} passages as queries, each for the one that follows it",
+            f" {count.get('queries', 0):,} passages as queries, each for the next one",
             "",
             f"{'':<28}{'masked-LM loss':>14}{'accuracy':>10}" + "".join(f"{name:>11}" for name in RETRIEVAL.values()),
         ]
         if self.word_frequencies is not None:
             lines.append(f"{'word frequencies alone':<28}{self.word_frequencies:>14.3f}")
         for stage, title in TITLES.items():
-            masked, found = self.masked_lm.get(stage), self.retrieval.get(stage)
-            if masked is not None or found is not None:
-                lines.append(f"{title:<28}{_masked(masked)}{_found(found)}".rstrip())
+            masked, retrieval = self.masked_lm.get(stage), self.retrieval.get(stage)
+            if masked is not None or retrieval is not None:
+                lines.append(f"{title:<28}{_masked_cells(masked)}{_retrieval_cells(retrieval)}".rstrip())
         if self.masked_lm.get(BEFORE, {}).get("new_head"):
-            lines.append("* of a new head: the model has no trained one")
+            lines.append("* of a new head, since the model has no trained one")
         return "\n".join(lines)
 
 
-def _masked(scores: Mapping[str, Any] | None) -> str:
+def _masked_cells(scores: Mapping[str, Any] | None) -> str:
     if scores is None:
         return f"{'':>14}{'':>10}"
     mark = "*" if scores["new_head"] else ""
@@ -78,5 +78,5 @@ def _masked(scores: Mapping[str, Any] | None) -> str:
     return f"{mark + loss:>14}{accuracy:>10}"
 
 
-def _found(scores: Mapping[str, float] | None) -> str:
+def _retrieval_cells(scores: Mapping[str, float] | None) -> str:
     return "" if scores is None else "".join(f"{scores[name]:>11.2f}" for name in RETRIEVAL)

@@ -1,13 +1,17 @@
 """Adapt an embedder to the text of a domain, in stages that a later start skips or continues.
 
-RUN/text holds the corpus in two parts, RUN/pretrain the run of continued pre-training, RUN/continued its encoder with
-the settings of the embedder, RUN/sentences.jsonl the pairs of contrastive training, RUN/embedder its run, RUN/model
-the result. Each appears whole; RUN/results.json has the scores of the stages that are done.
+RUN/text holds the corpus in two parts, RUN/sentences.jsonl the pairs of contrastive training, RUN/pretrain the run of
+continued pre-training, RUN/continued its encoder with the settings of the embedder, RUN/embedder the run of contrastive
+training, RUN/model the result. Each appears whole; RUN/results.json has the scores of the finished stages.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +25,7 @@ from fastbert.adaptation.corpus_split import CorpusSplit, read_split, split_corp
 from fastbert.adaptation.passages import following_pairs, sample_pairs, write_pairs
 from fastbert.adaptation.results import ADAPTED, BEFORE, FILE, PRETRAINED, Results
 from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.pipeline_files import PROMPTS
 from fastbert.checkpoints.source import find_source
 from fastbert.data.pretraining import unigram_cross_entropy
 from fastbert.data.shards import TokenShards
@@ -30,7 +35,7 @@ from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune
-from fastbert.flags import check_required
+from fastbert.flags import check_required, flag
 from fastbert.io.atomic_write import sync_tree
 from fastbert.io.locations import LocationText, is_remote, local_path
 from fastbert.models import registry
@@ -52,18 +57,22 @@ from fastbert.training.run_files import (
 )
 
 KEY = "adapt"
-"""Of the flags in config.json."""
-TEXT, PRETRAIN, CONTINUED, SENTENCES, EMBEDDER, MODEL = (
-    *("text", "pretrain", "continued", "sentences.jsonl"),
-    *("embedder", "model"),
-)
-HELD_OUT_SHARDS = "held-out"
+"""The key of the flags in config.json."""
+TEXT, PRETRAIN, CONTINUED, SENTENCES = "text", "pretrain", "continued", "sentences.jsonl"
+EMBEDDER, MODEL, HELD_OUT_SHARDS = "embedder", "model", "held-out"
 NAMES = ("config.json", TEXT, HELD_OUT_SHARDS, PRETRAIN, CONTINUED, SENTENCES, EMBEDDER, MODEL, FILE)
-VALIDATION = 0.02  # of the training documents, for the learning curve of pre-training
-CHECKPOINT_STEPS = 500  # of contrastive training
-LR = 0.5  # of pre-training, of the learning rate that `fastbert pretrain --init` has: it undoes less of an embedder
-DROPOUT = 0.1  # of contrastive training, for a model that has none
-QUERIES, SCORED_SENTENCES = 1_000, 4_000  # of the held-out text, at most
+VALIDATION = 0.02
+"""Fraction of the training documents that the learning curve of pre-training is measured on."""
+CHECKPOINT_STEPS = 500
+"""Steps between checkpoints of contrastive training."""
+LR = 0.5
+"""Factor of `fastbert pretrain --init`'s learning rate: a lower one preserves more of an embedder."""
+DROPOUT = 0.1
+"""Dropout of contrastive training for a model whose config has none."""
+FEW_QUERIES = 100
+"""Queries below which retrieval scores are reported to be coarse."""
+QUERIES, SCORED_SENTENCES = 1_000, 4_000
+"""The most queries, and about the most sentences, of the held-out text that are scored."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ def adapt(config: AdaptConfig, reporter: Reporter | None = None) -> AdaptResult:
 
 
 def _opened(config: AdaptConfig) -> AdaptConfig:
-    """Open the run's folder; return the configuration, which is the stored one of a run that is continued."""
+    """Open the run's folder; return the configuration: with --resume the stored one."""
     out = config.out
     holds_run = any((out / name).exists() for name in NAMES)
     if config.resume:
@@ -121,9 +130,20 @@ def _opened(config: AdaptConfig) -> AdaptConfig:
         raise UserError(f"--model {config.model}: is not a folder; convert it with `fastbert convert`")
     inputs.append(("--model", source))
     config.find_corpus()
-    encoder = read_settings(source)[0]
+    encoder, settings, _ = read_settings(source)
+    if settings.similarity not in (None, "cosine", "dot"):
+        raise UserError(
+            f"--model {config.model}: compares vectors by {settings.similarity} distance, and contrastive training by"
+            f" cosine or dot product; name one of them as similarity_fn_name in its {PROMPTS}"
+        )
+    bert = registry.read_config(encoder)
+    if config.max_length > bert.max_sequence_length:
+        raise UserError(
+            f"--max-length {config.max_length} is more than the {bert.max_sequence_length} positions of"
+            f" {config.model}; lower it"
+        )
     if config.pretrain_steps != 0:
-        registry.refuse_decoder(registry.read_config(encoder), config.model)
+        registry.refuse_decoder(bert, config.model)
     if holds_run:
         if not looks_like_run(out, KEY):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no adaptation of fastbert; choose another --out")
@@ -134,7 +154,7 @@ def _opened(config: AdaptConfig) -> AdaptConfig:
 
 
 class _Adaptation:
-    """The stages of a run, in their order."""
+    """The stages of a run, in order."""
 
     def __init__(self, config: AdaptConfig, reporter: Reporter) -> None:
         assert config.model is not None
@@ -147,12 +167,12 @@ class _Adaptation:
         self.continues = config.pretrain_steps != 0
 
     def run(self) -> AdaptResult:
-        """Run the stages that are not done."""
+        """Run the unfinished stages."""
         if not self.results.finished:
             self.results.held_out = {**asdict(self.text.held_out), "queries": len(self.queries)}
+            self._write_pairs()
             self._score(BEFORE, self.source, self.encoder if self.continues else None)
             start = self._continued() if self.continues else self.source
-            self._write_pairs()
             embedder = self._embedder(start)
             self._score(ADAPTED, embedder, None)
             self._publish(embedder)
@@ -170,7 +190,7 @@ class _Adaptation:
 
     @cached_property
     def settings(self) -> EmbedSettings:
-        """The settings of --model: pooling, prompts and so on."""
+        """The embedding settings of --model."""
         return read_settings(self.source)[1]
 
     @cached_property
@@ -180,7 +200,7 @@ class _Adaptation:
 
     @cached_property
     def text(self) -> CorpusSplit:
-        """The two parts of the corpus, which are written at the first start."""
+        """The two parts of the corpus, written on the first start."""
         folder = self.out / TEXT
         split = read_split(folder)
         if split is None:
@@ -196,19 +216,23 @@ class _Adaptation:
 
     @cached_property
     def queries(self) -> list[tuple[str, str]]:
-        """Passages of the held-out text, each with the one that follows it."""
+        """Passages of the held-out text, each with the next one."""
         pairs = following_pairs(self.text.held_out_documents(), QUERIES)
         if not pairs:
             self.reporter.on_message("no held-out document has two passages: retrieval is not scored")
+        elif len(pairs) < FEW_QUERIES:
+            self.reporter.on_message(
+                f"retrieval is scored with {len(pairs)} queries only; a larger --held-out has more"
+            )
         return pairs
 
     @cached_property
     def held_out_shards(self) -> Path:
-        """Token shards of the held-out text, every n-th document of it where it is long."""
+        """Token shards of the held-out text; of a long one, every n-th document."""
         documents = list(self.text.held_out_documents())
         stride = -(-sum(map(len, documents)) // SCORED_SENTENCES)
-        chosen = [document[:SCORED_SENTENCES] for document in documents[::stride]]
-        return evaluation.held_out_shards(chosen, self.encoder, self.out / HELD_OUT_SHARDS).folder
+        scored = [document[:SCORED_SENTENCES] for document in documents[::stride]]
+        return evaluation.held_out_shards(scored, self.encoder, self.out / HELD_OUT_SHARDS).folder
 
     def _score(self, stage: str, embedder: Path, masked: Path | None) -> None:
         """Score a stage's embedder and masked LM on the held-out text, unless results.json has its scores."""
@@ -218,6 +242,13 @@ class _Adaptation:
             scores = evaluation.masked_loss(
                 masked, self.held_out_shards, device=config.device, max_length=config.max_length, progress=report
             )
+            if not math.isfinite(scores.loss):
+                cure = (
+                    "start again with --overwrite and a lower --pretrain-lr"
+                    if stage != BEFORE
+                    else "name a different one"
+                )
+                raise UserError(f"{masked}: the model's masked-LM loss on held-out text is not finite; {cure}")
             results.masked_lm[stage] = asdict(scores)
             results.write(self.out)
         if self.queries and stage not in results.retrieval:
@@ -235,26 +266,29 @@ class _Adaptation:
     def _continued(self) -> Path:
         """Continue the pre-training of the encoder; return the folder of an embedder with it."""
         config, folder = self.config, self.out / CONTINUED
-        usual = LR * continued_learning_rate(registry.read_config(self.encoder).hidden_size)
-        result = pretrain(
-            PretrainConfig(
-                corpus=(LocationText(str(self.text.train_file)),),
-                text_format="lines",
-                init=str(self.encoder),
-                objective="mlm",
-                max_length=config.max_length,
-                validation_fraction=VALIDATION,
-                steps=config.pretrain_steps,
-                epochs=config.pretrain_epochs,
-                hours=config.hours,
-                batch_size=config.pretrain_batch_size,
-                lr=config.pretrain_lr or usual,
-                out=self.out / PRETRAIN,
-                resume=True,
-                **self.machine,
-            ),
-            self.reporter,
-        )
+        default_lr = LR * continued_learning_rate(registry.read_config(self.encoder).hidden_size)
+        with _named_flags(
+            lr="pretrain-lr", steps="pretrain-steps", epochs="pretrain-epochs", batch_size="pretrain-batch-size"
+        ):
+            result = pretrain(
+                PretrainConfig(
+                    corpus=(LocationText(str(self.text.train_file)),),
+                    text_format="lines",
+                    init=str(self.encoder),
+                    objective="mlm",
+                    max_length=config.max_length,
+                    validation_fraction=VALIDATION,
+                    steps=config.pretrain_steps,
+                    epochs=config.pretrain_epochs,
+                    hours=config.hours,
+                    batch_size=config.pretrain_batch_size,
+                    lr=config.pretrain_lr or default_lr,
+                    out=self.out / PRETRAIN,
+                    resume=True,
+                    **self.machine,
+                ),
+                self.reporter,
+            )
         if not (folder / "config.json").exists():
             model = registry.load_encoder(result.model, dtype=torch.float32)
             leave_pooler_out(model)
@@ -264,23 +298,22 @@ class _Adaptation:
                 save_tokenizer(load_tokenizer(result.model), partial, segments=model.config.type_vocab_size > 1)
                 sync_tree(partial)
         if self.results.word_frequencies is None:
-            trained = TokenShards.open(self.out / PRETRAIN / "data").unigrams
-            self.results.word_frequencies = unigram_cross_entropy(
-                trained, TokenShards.open(self.held_out_shards).unigrams
-            )
+            train_counts = TokenShards.open(self.out / PRETRAIN / "data").unigrams
+            held_out_counts = TokenShards.open(self.held_out_shards).unigrams
+            self.results.word_frequencies = unigram_cross_entropy(train_counts, held_out_counts)
         self._score(PRETRAINED, folder, result.model)
         return folder
 
     def _write_pairs(self) -> None:
-        """Write the pairs to train on, a sample of the corpus."""
+        """Sample the pairs to train on and write them."""
         config, path = self.config, self.out / SENTENCES
         if path.exists():
             return
         pairs = sample_pairs(self.text.train_documents(), config.sentences, config.pairs, config.seed)
         if len(pairs) < config.batch_size:
-            what = "passages with a neighbour" if config.pairs == "neighbours" else "different passages"
+            noun = "passages with a neighbour" if config.pairs == "neighbours" else "different passages"
             raise UserError(
-                f"--corpus {' '.join(map(str, config.corpus))}: has {len(pairs):,} {what}, fewer than --batch-size"
+                f"--corpus {' '.join(map(str, config.corpus))}: has {len(pairs):,} {noun}, fewer than --batch-size"
                 f" {config.batch_size}; add text, or lower --batch-size"
             )
         write_pairs(path, pairs)
@@ -293,24 +326,25 @@ class _Adaptation:
         if dropout is None and config.pairs != "neighbours":
             model = registry.read_config(read_settings(start)[0])
             dropout = None if model.hidden_dropout_prob else DROPOUT
-        result = finetune(
-            FinetuneConfig(
-                task="embedding",
-                model=str(start),
-                train=self.out / SENTENCES,
-                steps=config.contrastive_steps,
-                epochs=() if config.contrastive_steps is not None else (1.0,),
-                batch_size=(config.batch_size,),
-                lr=() if config.contrastive_lr is None else (config.contrastive_lr,),
-                max_length=config.max_length,
-                dropout=dropout,
-                checkpoint_every=CHECKPOINT_STEPS,
-                out=self.out / EMBEDDER,
-                resume=True,
-                **self.machine,
-            ),
-            self.reporter,
-        )
+        with _named_flags(lr="contrastive-lr", steps="contrastive-steps"):
+            result = finetune(
+                FinetuneConfig(
+                    task="embedding",
+                    model=str(start),
+                    train=self.out / SENTENCES,
+                    steps=config.contrastive_steps,
+                    epochs=() if config.contrastive_steps is not None else (1.0,),
+                    batch_size=(config.batch_size,),
+                    lr=() if config.contrastive_lr is None else (config.contrastive_lr,),
+                    max_length=config.max_length,
+                    dropout=dropout,
+                    checkpoint_every=CHECKPOINT_STEPS,
+                    out=self.out / EMBEDDER,
+                    resume=True,
+                    **self.machine,
+                ),
+                self.reporter,
+            )
         return result.model
 
     def _publish(self, embedder: Path) -> None:
@@ -318,3 +352,16 @@ class _Adaptation:
         with atomic_folder(self.out / MODEL) as partial:
             shutil.copytree(embedder, partial, dirs_exist_ok=True)
             sync_tree(partial)
+
+
+@contextmanager
+def _named_flags(**names: str) -> Iterator[None]:
+    """Replace the flags of a training in the message of a `UserError` by those of the adaptation."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for name, flag_here in names.items():
+            message = re.sub(rf"\ban (?={flag(name)}\b)", "a ", message)
+            message = re.sub(rf"(?<![\w-]){flag(name)}(?![\w-])", f"--{flag_here}", message)
+        raise type(error)(message) from None

@@ -20,7 +20,7 @@ from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, verify_files
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, read_modules
+from fastbert.checkpoints.pipeline_files import CONFIG, ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, read_modules
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.checkpoints.tokenizer_files import FILES as TOKENIZER_FILES
 from fastbert.checkpoints.tokenizer_files import Target, accept_folder, copy_tokenizer, holds_tokenizer
@@ -30,12 +30,16 @@ from fastbert.embeddings.folder import read_settings
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_json_atomic
-from fastbert.io.untrusted_input import read_json_file
+from fastbert.io.untrusted_input import read_json_file, read_json_object
 from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.bert.architecture import BERT
 from fastbert.models.bert.tensorflow import is_training_state, is_transposed, to_tensorflow
+from fastbert.models.encoder import EmbeddingSettings
 from fastbert.models.key_map import BUFFERS, is_encoder_weight
+from fastbert.reranking.settings import CrossEncoderSettings, check_labels
+from fastbert.reranking.settings import read_settings as read_cross_encoder_settings
+from fastbert.retrieval.settings import SparseSettings, read_sparse_settings, read_token_settings
 
 PREFIX = "bert_model.ckpt"
 # The bias of a classifier, one number per label.
@@ -128,9 +132,9 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     loading.check_size(config, weights)
     kind = options.model_class or choose_class(config, weights.tensors, listed_classes(config_folder(encoder)))
     plan, config, report = _plan(weights, config, kind, out, options)
-    if pipeline is not None and (options.to != "hf" or pipeline.settings is None):
-        why = pipeline.refusal or "a TensorFlow checkpoint cannot hold sentence-transformers' settings"
-        report.left_out[MODULES] = why
+    if pipeline is not None and (refusal := pipeline.refused(kind, options.to)):
+        report.left_out[MODULES] = refusal
+        pipeline = None
     if not report.whole:
         return report
     # Of a tokenizer that is replaced nothing stays, since its files may be those of a different kind.
@@ -138,8 +142,8 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     with atomic_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES, *replaced)) as folder:
         _write(folder, plan, config, kind, options)
         copy_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
-        if pipeline is not None and options.to == "hf":
-            pipeline.save(folder, config.hidden_size)
+        if pipeline is not None:
+            pipeline.save(folder, config)
         accept_folder(folder)
         report.files.extend(sorted(path.name for path in folder.iterdir()))
     return report
@@ -147,19 +151,31 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """A sentence-transformers model: the folder of its encoder, and the settings of its embeddings."""
+    """A sentence-transformers model: the folder of its encoder, and its settings."""
 
     root: Path
     encoder: Path
-    settings: EmbedSettings | None
+    settings: EmbeddingSettings | None
     refusal: str = ""
-    """Why there are no settings: an unsupported module."""
+    """Why there are no settings: an unsupported module, for example."""
 
-    def save(self, folder: Path, width: int) -> None:
-        """Write the settings and the two small files beside them, so that the embeddings stay the same."""
-        if self.settings is None:
+    def refused(self, kind: str, to: Target) -> str:
+        """Return why the settings cannot be written beside a model of a class in a format; "" if they can be."""
+        if self.refusal or to != "hf":
+            return self.refusal or "a TensorFlow checkpoint cannot hold sentence-transformers' settings"
+        for settings, head in ((SparseSettings, "ForMaskedLM"), (CrossEncoderSettings, "ForSequenceClassification")):
+            if isinstance(self.settings, settings) and not kind.endswith(head):
+                return f"the settings are those of a ...{head}, not of a {kind}"
+        return ""
+
+    def save(self, folder: Path, config: BertConfig) -> None:
+        """Write the settings; of an embedder also what else is in the two small files beside them, so that the
+        embeddings stay the same."""
+        assert self.settings is not None
+        is_sparse = isinstance(self.settings, SparseSettings)
+        self.settings.save(folder, config.vocab_size if is_sparse else config.hidden_size)
+        if not isinstance(self.settings, EmbedSettings):
             return
-        self.settings.save(folder, width)
         for source, name in ((self.root, PROMPTS), (self.encoder, ENCODER_CONFIG)):
             if os.path.lexists(source / name):
                 write_json_atomic(folder / name, read_json_file(source / name), ensure_ascii=False)
@@ -167,14 +183,31 @@ class _Pipeline:
 
 def _read_pipeline(root: Path) -> _Pipeline:
     kind, encoder = read_modules(root)[0]
-    if kind != "Transformer":
+    if kind not in ("Transformer", "MLMTransformer"):
         encoder = root
     try:
-        return _Pipeline(root, encoder, read_settings(root)[1])
+        return _Pipeline(root, encoder, _read_settings(root))
     except CheckpointError:
         raise
     except UserError as error:
         return _Pipeline(root, encoder, None, str(error))
+
+
+def _read_settings(root: Path) -> EmbeddingSettings:
+    """Return the settings of an embedder, a cross-encoder, or a model of sparse or token vectors. Raises `UserError`
+    for modules that are not supported."""
+    kinds = [kind for kind, _ in read_modules(root)]
+    values = read_json_object(root / PROMPTS) if os.path.lexists(root / PROMPTS) else {}
+    if "SpladePooling" in kinds:
+        return read_sparse_settings(root)
+    if "MultiVectorMask" in kinds or values.get("model_type") in ("MultiVectorEncoder", "ColBERT"):
+        return read_token_settings(root)
+    if kinds != ["Transformer"]:
+        return read_settings(root)[1]
+    settings = read_cross_encoder_settings(root)
+    settings.activation_class()
+    check_labels(read_json_object(root / CONFIG), root)
+    return settings
 
 
 def choose_class(config: BertConfig, tensors: Collection[str], listed: Collection[str]) -> str:

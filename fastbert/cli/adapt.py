@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastbert.adaptation.config import AdaptConfig as Config
-from fastbert.cli.checks import check_corpus, check_model, check_new_folder, check_no_run
+from fastbert.cli.checks import check_corpus, check_length, check_model, check_new_folder, check_no_run
 from fastbert.cli.training_view import shown
 from fastbert.flags import given_flags
 
@@ -24,13 +24,13 @@ def complete(config: Config, words: Sequence[str]) -> Config:
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if config.resume and (config.out / "config.json").exists():
-        return  # a run needs its corpus no more once it has read it; any other checks its inputs itself
+        return  # a run does not need its corpus once it has read it; it checks its other inputs itself
     check_new_folder("--out", config.out, parents=True)
     if not config.overwrite:
         check_no_run(config.out, "results.json", "model", "pretrain")
     if config.corpus:
         check_corpus(config)
-    check_model("--model", config.model)
+    check_length(config.max_length, check_model("--model", config.model), config.model)
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

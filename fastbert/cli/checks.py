@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,13 @@ def check_model(flag: str, source: str | Path | None, revision: str = MAIN) -> d
     if path.is_dir() and not has_weights:
         raise UserError(f"{flag} {source}: holds no {WEIGHTS}; name a folder with a model's weights")
     return values
+
+
+def check_length(length: int, values: Mapping[str, Any], model: str | Path | None) -> None:
+    """Raise `UserError` for a --max-length of more tokens than the positions in a model's config.json, `values`."""
+    positions = values.get("max_position_embeddings")
+    if isinstance(positions, int) and length > positions:
+        raise UserError(f"--max-length {length} is more than the {positions} positions of {model}; lower it")
 
 
 def check_source(flag: str, source: str | Path | None) -> None:

@@ -11,15 +11,22 @@ from fastbert.cli.checks import (
     check_examples,
     check_exists,
     check_file,
+    check_length,
     check_model,
     check_new_folder,
     check_no_run,
+    check_texts,
+    named,
 )
+from fastbert.cli.ranking_flags import is_cross_encoder
 from fastbert.cli.training_view import shown
 from fastbert.distributed.environment import is_main_process
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig as Config
 from fastbert.flags import check_required, given_flags
+from fastbert.io.output_files import check_output
+from fastbert.mining.options import SUFFIX
+from fastbert.reranking.settings import check_labels
 from fastbert.tasks.class_weights import BALANCED, check_setting
 from fastbert.tasks.registry import make_task
 from fastbert.training.tracking_flags import check_tracking
@@ -60,8 +67,7 @@ def check(config: Config) -> None:
         raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(task.metrics)}")
     learn = None if task is None else task.read if config.mine_negatives else partial(_learn, task)
     check_examples("--train", config.train, config.task, learn)
-    check_model("--mine-negatives", config.mine_negatives)
-    check_model("--mining-reranker", config.mining_reranker)
+    _check_mining(config)
     for path in config.more_train:
         check_examples("--more-train", path, config.task, None if task is None else task.read)
     for path in config.eval:
@@ -73,14 +79,24 @@ def check(config: Config) -> None:
         return
     values = check_model("--model", config.model)
     check_model("--teacher", config.teacher)
-    positions = values.get("max_position_embeddings")
-    if isinstance(positions, int) and config.length > positions:
-        raise UserError(
-            f"--max-length {config.length} is more than the {positions} positions of {config.model}; lower it"
-        )
+    check_length(config.length, values, config.model)
     if config.class_weights not in (None, BALANCED):
         check_setting(config.class_weights)
         check_file("--class-weights", config.class_weights)
+
+
+def _check_mining(config: Config) -> None:
+    """Raise `UserError` for models and files of mining that cannot be used."""
+    if is_cross_encoder(check_model("--mine-negatives", config.mine_negatives)):
+        raise UserError(f"--mine-negatives {config.mine_negatives}: is a cross-encoder, which has no vectors")
+    reranker = check_model("--mining-reranker", config.mining_reranker)
+    if reranker:
+        with named("--mining-reranker"):
+            check_labels(reranker, config.mining_reranker)
+    if config.mining_corpus is not None:
+        check_texts("--mining-corpus", str(config.mining_corpus), None)
+    if config.negatives_file is not None:  # a file that was mined before is read
+        check_output(config.negatives_file, (SUFFIX,), True, "--negatives-file")
 
 
 def _learn(task: Task[Any], path: str) -> None:

@@ -90,6 +90,8 @@ def _inputs(config: Any) -> _Inputs:
     with named("--documents" if config.documents is not None else "--data"):
         documents = read_texts(config.documents if beir is None or config.documents is not None else beir.documents)
     relevant = {query: judged for query, judged in judgements.items() if any(gain > 0 for gain in judged.values())}
+    if not relevant:
+        raise UserError(f"{path}: no query has a relevant document; judge some with a relevance of at least 1")
     _report_left_out(path, len(judgements) - len(relevant), "judged ", "no relevant document")
     scored = {query: judged for query, judged in relevant.items() if query in queries.index}
     if config.run_out is not None:  # before hours of ranking

@@ -325,8 +325,10 @@ class FinetuneConfig(
         for name, needed, present in needs:
             value = getattr(self, name)
             if not present and value != defaults[name]:
-                shown = "" if value is True else f" {value}"
-                raise UserError(f"{flag(name)}{shown} changes nothing without {needed}; leave it out")
+                values = value if isinstance(value, tuple) else () if value is True else (value,)
+                raise UserError(
+                    f"{' '.join((flag(name), *map(str, values)))} changes nothing without {needed}; leave it out"
+                )
 
     @property
     def length(self) -> int:

@@ -20,6 +20,7 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.evaluation import Evaluation, file_names, split_off
 from fastbert.finetuning.mixture import mixed
 from fastbert.finetuning.negatives import with_negatives
+from fastbert.flags import flag
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
@@ -68,6 +69,9 @@ class RunInputs:
         train, held_out = split_off(train, config.validation_fraction)
         self.source, self.tokenizer = new_model.source_of(self.task, config, train, reporter)
         self.model_config = start.model_config(self.task, self.source, config)
+        for name in ("frozen", "gradual_unfreezing"):
+            if getattr(config, name) and not self.task.has_head:
+                raise UserError(f"{flag(name)}: --task {config.task} has no weights but the encoder's; leave it out")
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
         self.task.fit_to(self.model_config)
         evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
@@ -177,7 +181,9 @@ class RunInputs:
         for number, file in enumerate(self.evaluations):
             defined = self.task.gold_scores(file.dataset)  # logs what is wrong with the gold labels, once per file
             if number == 0 and metric not in defined:
+                others = ", ".join(name for name in self.task.metrics if name in defined)
+                cure = f"choose one of {others}" if others else "evaluate on a different file"
                 raise UserError(
-                    f"--metric {metric}: is undefined on {file.dataset.path}, whose examples are all alike; choose one"
-                    f" of {', '.join(name for name in self.task.metrics if name in defined) or 'another file'}"
+                    f"--metric {metric}: is undefined on {file.dataset.path}, whose labels are all alike or of a"
+                    f" different kind; {cure}"
                 )

@@ -33,4 +33,12 @@ def mixed(datasets: Sequence[Dataset[Any]], weights: Sequence[float], seed: int 
             raise UserError(f"--mix {weight:g}: leaves none of the {len(located)} examples of {dataset.path}; raise it")
         drawn = sorted(order.permutation(len(located), seed, 0)[:part].tolist())
         examples += located * whole + [located[index] for index in drawn]
-    return Dataset(" + ".join(dataset.path for dataset in datasets), tuple(examples))
+    return _Mixture(" + ".join(dataset.path for dataset in datasets), tuple(examples))
+
+
+class _Mixture(Dataset[Any]):
+    """Examples of several files, whose locations name their file."""
+
+    def where(self, index: int) -> str:
+        location: str = self.examples[index].location
+        return location

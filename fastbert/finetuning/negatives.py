@@ -62,6 +62,11 @@ def with_negatives(
             overwrite=config.overwrite,
         )
         reporter.on_message(str(report))
+        if not report.negatives:
+            raise UserError(
+                f"{file}: of {report.removed['candidates']:,} candidates, the margins and filters leave no negative;"
+                " loosen them"
+            )
         return {}
 
     world.shared("negatives", mined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -47,6 +48,10 @@ class MiningFlags:
         if self.mine_negatives is None and (self.mining_range is not None or any(v is not None for v in values)):
             name = next(name for name in _NEEDED if getattr(self, name) is not None)
             raise UserError(f"{flag(name)} is for --mine-negatives MODEL; name the embedder or leave the flag out")
+        for name in _MARGINS:
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise UserError(f"{flag(name)} {value:g} must be a finite number")
         low, high = (0, None) if self.mining_range is None else self.mining_range
         if self.negatives < 1:
             raise UserError(f"--negatives {self.negatives} must be at least 1")
@@ -66,4 +71,5 @@ class MiningFlags:
         )
 
 
+_MARGINS = ("mining_margin", "mining_relative_margin", "mining_reranker_margin")
 _NEEDED = ("mining_margin", "mining_relative_margin", "mining_range", "mining_reranker", "mining_corpus")

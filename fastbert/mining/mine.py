@@ -20,7 +20,7 @@ from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write, refuse_present, write_json_atomic
 from fastbert.io.checksums import sha256
-from fastbert.mining.options import MiningOptions
+from fastbert.mining.options import SUFFIX, MiningOptions
 from fastbert.mining.pairs import MiningPairs, collect_pairs, files_sha256
 from fastbert.mining.provenance import describe, folder_sha256, record_path, reusable_counts
 from fastbert.mining.select import Negatives, Removed, Rerank, select_negatives
@@ -29,7 +29,6 @@ from fastbert.tasks.inference import choose_inference
 from fastbert.tasks.readers.text_groups import TextGroups
 from fastbert.tasks.text_files import TextFile
 
-SUFFIX = ".jsonl"
 Progress = Callable[[str, int, int], None]
 """(stage, number done, total)."""
 

@@ -9,6 +9,8 @@ from typing import Literal
 from fastbert.errors import UserError, require_whole
 
 Sampling = Literal["top", "random"]
+SUFFIX = ".jsonl"
+"""The ending of a file of mined negatives."""
 WIDER = 10
 """Candidates per negative where some of them may be filtered out or chance decides."""
 

@@ -71,6 +71,8 @@ class Task(ABC, Generic[E]):
     """True if students can learn from a teacher's logits (see `forward`) and have fewer layers."""
     reads_groups: ClassVar[bool] = False
     """True if examples are `TextGroup`s, for which negatives can be mined."""
+    has_head: bool = True
+    """True if the model has weights behind the encoder, which can be trained alone."""
     couples: ClassVar[bool] = False
     """True for a `CoupledTask`: the loss compares all examples of a batch."""
     head_has_labels: ClassVar[bool] = True

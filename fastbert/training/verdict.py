@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fastbert.training.metrics import Metrics
@@ -25,6 +26,9 @@ def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: 
     """
     validations = [record for record in history if record.split == "validation"]
     training = [record for record in history if record.split == "train"]
+    if not _is_finite(validations[-1]):
+        return f"The validation loss is not finite: the training has diverged. Use an --lr below {lr:g}."
+    validations, training = list(filter(_is_finite, validations)), list(filter(_is_finite, training))
     loss, steps = validations[-1].mlm_loss, validations[-1].step
     model = "model" if validations[-1].rtd_loss is None else "generator"
     below = unigram - loss
@@ -57,3 +61,8 @@ def verdict(history: Sequence[Metrics], unigram: float, *, lr: float, usual_lr: 
     if before[-1] - loss < FALLING:
         return f"{text} It has stopped falling: a larger --model or more text lowers it further.{note}"
     return f"{text} The loss was still falling: more --epochs lower it further.{note}"
+
+
+def _is_finite(record: Metrics) -> bool:
+    """Return True for a finite loss; metrics.jsonl has null for others."""
+    return record.mlm_loss is not None and math.isfinite(record.mlm_loss)

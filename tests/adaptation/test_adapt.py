@@ -18,6 +18,7 @@ from toy_tasks import toy_folder
 
 from fastbert.adaptation import run as run_module
 from fastbert.adaptation.config import AdaptConfig
+from fastbert.adaptation.evaluation import MaskedLoss
 from fastbert.adaptation.results import ADAPTED, BEFORE, FILE, PRETRAINED, Results
 from fastbert.adaptation.run import adapt
 from fastbert.embeddings.embed import embed
@@ -135,8 +136,8 @@ def test_a_run_that_is_interrupted_again_and_again_continues_to_the_bit(
     shutil.copy(place / "corpus.txt", corpus)
     settings = config(place, out, corpus=(str(corpus),))
     evaluation = run_module.evaluation
-    stages = [(evaluation, "masked_loss"), (evaluation, "retrieval"), (run_module, "pretrain")]
-    stages += [(run_module, "write_pairs"), (run_module, "finetune")]
+    stages = [(run_module, "write_pairs"), (evaluation, "masked_loss"), (evaluation, "retrieval")]
+    stages += [(run_module, "pretrain"), (run_module, "finetune")]
     for home, stage in stages:
         if stage == "pretrain":
             with pytest.raises(Stopped):
@@ -199,6 +200,9 @@ def test_a_corpus_smaller_than_a_batch_is_refused(place: Path, tmp_path: Path) -
     flags = {"corpus": (str(corpus),), "pretrain_steps": 0, "pretrain_batch_size": None}
     settings = config(place, tmp_path / "run", **flags, batch_size=64)
     assert wrong(settings).startswith(f"--corpus {corpus}: has 9 different passages, fewer than --batch-size 64;")
+    refused = config(place, tmp_path / "run", corpus=(str(corpus),), batch_size=64, overwrite=True)
+    assert "fewer than --batch-size 64" in wrong(refused)
+    assert not (tmp_path / "run" / "pretrain").exists()  # as it is refused before the long stage
     smaller = replace(settings, batch_size=4, overwrite=True)
     assert adapt(smaller).results.finished
 
@@ -206,6 +210,17 @@ def test_a_corpus_smaller_than_a_batch_is_refused(place: Path, tmp_path: Path) -
 def test_a_model_that_reads_left_to_right_is_refused(tmp_path: Path, place: Path) -> None:
     folder = toy_folder(tmp_path / "model", is_decoder=True)
     assert "reads left to right" in wrong(config(place, tmp_path / "run", model=str(folder)))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_cannot_be_trained_is_refused_before_the_corpus_is_read(tmp_path: Path, place: Path) -> None:
+    model = registry.load_encoder(place / "model")
+    model.embed_settings = EmbedSettings(similarity="euclidean")
+    model.save_pretrained(tmp_path / "model")
+    distances = wrong(config(place, tmp_path / "run", model=str(tmp_path / "model")))
+    assert "compares vectors by euclidean distance, and contrastive training by cosine or dot product" in distances
+    longer = wrong(config(place, tmp_path / "run", max_length=999))
+    assert longer.startswith("--max-length 999 is more than the ")
     assert not (tmp_path / "run").exists()
 
 
@@ -245,6 +260,26 @@ def test_results_of_a_newer_version_are_refused(whole: Path, tmp_path: Path) -> 
         (tmp_path / FILE).write_text(json.dumps({**values, **change}))
         with pytest.raises(UserError, match=message):
             Results.read(tmp_path)
+
+
+def test_a_pre_training_that_diverged_is_not_trained_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter((3.0, float("nan")))
+
+    def masked_loss(*arguments: Any, **options: Any) -> MaskedLoss:
+        return MaskedLoss(loss=next(losses), accuracy=0.0, new_head=False)
+
+    monkeypatch.setattr(run_module.evaluation, "masked_loss", masked_loss)
+    message = wrong(config(place, tmp_path / "run", pretrain_steps=1))
+    assert message.endswith("is not finite; start again with --overwrite and a lower --pretrain-lr")
+    assert not (tmp_path / "run" / "embedder").exists()
+
+
+def test_errors_of_a_training_name_the_flags_of_the_command(place: Path, tmp_path: Path) -> None:
+    flags = {"contrastive_lr": 1e9, "contrastive_steps": 9, "pretrain_steps": 0, "pretrain_batch_size": None}
+    assert "use a --contrastive-lr below 1e+09" in wrong(config(place, tmp_path / "run", **flags))
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_several_processes_are_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

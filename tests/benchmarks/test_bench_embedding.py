@@ -66,7 +66,7 @@ def test_a_batch_without_duplicates_has_every_text_once() -> None:
 
 def test_differences_are_relative_to_the_peer_and_steps_near_zero_to_the_mean() -> None:
     parity = pytest.importorskip("fastbert.benchmarks.embedding.parity")
-    agreement = parity.Agreement(own=[1.01, 2.0, 1e-9], peer=[1.0, 2.0, 0.0])
+    agreement = parity.Agreement(fastbert=[1.01, 2.0, 1e-9], peer=[1.0, 2.0, 0.0])
     assert agreement.differences == pytest.approx([0.01, 0.0, 1e-6])
     assert agreement.row("x")["at_step"] == 1
 

@@ -1,7 +1,9 @@
 """`fastbert convert`: bit-exact between all formats, with an account of every tensor, and nothing made up."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,14 @@ from checkpoints.toy import CONFIG, configured, save
 from embedding import random_texts, saved, small_model, small_tokenizer
 from safetensors.torch import load_file, save_file
 
-from fastbert import BertForPreTraining, WordPieceTokenizer, cli, models
+from fastbert import BertForPreTraining, TokenEncoder, WordPieceTokenizer, cli, models
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.models import registry
 from fastbert.models.bert.architecture import BERT
+from fastbert.reranking.settings import CrossEncoderSettings
+from fastbert.retrieval.saving import save_with_settings
+from fastbert.retrieval.settings import Folder, SparseSettings, TokenSettings
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -239,6 +244,42 @@ def test_what_else_the_small_files_say_stays(tmp_path: Path) -> None:
     assert convert(source, "--out", tmp_path / "b") == 0
     assert json.loads((tmp_path / "b/config_sentence_transformers.json").read_text()) == settings
     assert json.loads((tmp_path / "b/sentence_bert_config.json").read_text())["do_lower_case"] is True
+
+
+def test_settings_of_sparse_and_token_vectors_and_of_cross_encoders_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(max_length=12, prompts={"query": "b ", "document": "a "})
+    expansion = {"strategy": "fixed", "attend": True, "length": 7, "token": None}
+    tokens = TokenSettings(
+        folder=folder,
+        dense=(Dense(torch.randn(6, 32), None, "Identity"),),
+        normalize=True,
+        lengths={"document": 9},
+        expansion=expansion,
+        skiplist={"document": (",",)},
+    )
+    ranker = CrossEncoderSettings(activation="identity", max_length=12, prompt="b ")
+    cases: dict[str, tuple[str, Any]] = {
+        "sparse": ("BertForMaskedLM", SparseSettings(folder=folder, pooling="sum", logarithms=2)),
+        "tokens": ("BertModel", tokens),
+        "ranker": ("BertForSequenceClassification", ranker),
+    }
+    for name, (kind, settings) in cases.items():
+        source, out = tmp_path / name, tmp_path / f"{name}-converted"
+        save_with_settings(getattr(models, kind)(replace(small_model(1).config, num_labels=1)), settings, source)
+        small_tokenizer().save_pretrained(source)
+        assert convert(source, "--out", out) == 0
+        assert "cannot be used here" not in capsys.readouterr().out, name
+        for path in source.rglob("*.json"):
+            if path.name not in ("fastbert_manifest.json", "config.json") or path.parent != source:
+                assert (out / path.relative_to(source)).read_text() == path.read_text(), path
+    projected = [TokenEncoder(path).encode(["a b"], role="query").vectors for path in sorted(tmp_path.glob("tokens*"))]
+    assert projected[0].equal(projected[1])
+    # Settings that the class of the output cannot have are left out, and this is said.
+    assert convert(tmp_path / "sparse", "--out", tmp_path / "plain", "--model-class", "BertModel") == 0
+    assert "the settings are those of a ...ForMaskedLM, not of a BertModel: 1" in capsys.readouterr().out
+    assert not (tmp_path / "plain" / "modules.json").exists()
 
 
 def test_the_old_layout_with_the_encoder_in_a_folder(tmp_path: Path) -> None:

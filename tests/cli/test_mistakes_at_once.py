@@ -20,6 +20,8 @@ from fastbert.cli import COMMANDS
 from fastbert.errors import UserError
 
 HUB = "nope: no such folder, and no model of that name in the Hub's cache"
+EMBEDDING = "finetune --task embedding --model model --train pairs.jsonl"
+MINING = f"{EMBEDDING} --mine-negatives"
 # Command line -> the beginning of the error. The fixture `said` makes the folder.
 MISTAKES = {
     "demo --corpus nope": "--corpus: no such file or folder: nope",
@@ -161,6 +163,18 @@ MISTAKES = {
     "finetune --task classification --model model --train table.tsv --class-weights balance": (
         "--class-weights balance: must be balanced, or a .json file"
     ),
+    f"{EMBEDDING} --matryoshka 8 4 --task rerank": "--matryoshka 8 4 changes nothing without --task embedding; leave",
+    f"{EMBEDDING} --loss cosent": "--train pairs.jsonl: holds queries with positives, for which --task embedding has",
+    f"{EMBEDDING} --margin 0.3": "--train pairs.jsonl: is trained on with --loss info-nce, for which --margin",
+    f"{EMBEDDING} --score-range 0 5": "--train pairs.jsonl: holds queries with positives, for which --score-range",
+    f"{EMBEDDING} --task rerank": "--train pairs.jsonl: holds positives alone, and a reranker learns from negatives",
+    f"{MINING} ranker": "--mine-negatives ranker: is a cross-encoder, which has no vectors",
+    f"{MINING} model --mining-reranker plain": "--mining-reranker plain: has 2 labels, and ranking needs a model",
+    f"{MINING} model --mining-corpus nope.txt": "--mining-corpus nope.txt: no such file",
+    f"{MINING} model --mining-corpus empty.txt": "--mining-corpus empty.txt: holds no text; name a file that does",
+    f"{MINING} model --mining-margin nan": "--mining-margin nan must be a finite number",
+    f"{MINING} model --negatives-file hard.txt": "--negatives-file hard.txt: must end in .jsonl",
+    f"{MINING} model --negatives-file /proc/hard.jsonl": "--negatives-file /proc/hard.jsonl: cannot be written to",
     "finetune --model unfinished --task choice --train choice.jsonl": "--model unfinished: is a run that has not",
     "adapt --model model": "--corpus is missing: text files, folders or globs",
     "adapt --corpus text.txt": "--model is missing: the folder of an embedder or of a pre-trained model",
@@ -173,6 +187,7 @@ MISTAKES = {
     "adapt --corpus text.txt --model model --out run": "--out run: already holds a run; continue it with --resume",
     "adapt --corpus text.txt --model model --pairs some": "--pairs some: choose one of dropout, neighbours, both",
     "adapt --corpus text.txt --model model --batch-size 1": "--batch-size 1 must be at least 2",
+    "adapt --corpus text.txt --model model --max-length 129": "--max-length 129 is more than the 128 positions",
     "predict --model model": "--text is missing: a file with the examples",
     "predict --text table.tsv": "--model is missing: the folder of a fine-tuned model",
     "predict --model nope --text table.tsv": f"--model {HUB}",
@@ -359,6 +374,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     (folder / "index" / "index.json").write_text('{"format": "fastbert-search-index", "format_version": 2}')
     (folder / "clinc.json").write_text('{"train": [["a day", "good"], ["a night", "bad"]]}')
     (folder / "choice.jsonl").write_text('{"prompt": "A day", "choices": ["b", "c"], "label": 0}\n')
+    (folder / "pairs.jsonl").write_text('{"anchor": "a day", "positive": "a night"}\n')
     (folder / "words.conll").write_text("a\tA\nday\tB\n")
     for name in ("empty.tsv", "empty.txt"):
         (folder / name).touch()
@@ -375,7 +391,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
         (folder / name / "config.json").write_text('{"num_hidden_layers": 2, "max_position_embeddings": 128}')
     for name in ("model", "plain", "ranker"):
         (folder / name / "model.safetensors").touch()
-    (folder / "ranker" / "config.json").write_text('{"num_hidden_layers": 2, "id2label": {"0": "LABEL_0"}}')
+    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (folder / "ranker" / "config.json").write_text(json.dumps({"num_hidden_layers": 2, **labels}))
     task = {"format_version": 1, "task": "tagging", "labels": ["A", "B"], "settings": {}}
     (folder / "model" / "fastbert_task.json").write_text(json.dumps(task))
     done = subprocess.run(

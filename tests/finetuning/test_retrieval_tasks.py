@@ -250,7 +250,7 @@ def test_resumed_runs_have_the_same_bits(place: Path, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"task": "rerank", "train": "pairs.jsonl"}, "positives alone"),
-        ({"loss": "bce"}, "--loss bce: --task embedding has info-nce"),
+        ({"loss": "bce"}, "for which --task embedding has --loss info-nce, triplet, margin-mse, kl, not bce"),
         ({"task": "colbert", "train": "scored.tsv"}, "cannot be trained on pairs with scores"),
         ({"train": "pairs.jsonl", "loss": "triplet"}, "has no negative"),
         ({"train": "hard.jsonl", "loss": "margin-mse"}, "has no scores of a teacher"),

@@ -270,11 +270,11 @@ def test_a_reranker_removes_what_it_finds_relevant() -> None:
 
 def test_nothing_to_choose_from() -> None:
     pairs = many(1)
-    with pytest.raises(UserError, match="the 1 texts hold no candidate beside the positives"):
+    with pytest.raises(UserError, match="there is no candidate for a negative beside the positives; add texts"):
         select_negatives(pairs, *vectors_of(pairs, 0), MiningOptions())
     pairs = many(4)
     queries, texts = vectors_of(pairs, 0)
-    with pytest.raises(UserError, match="no candidate beside the positives from rank 3 on"):
+    with pytest.raises(UserError, match="from rank 3 on; add texts, for example a corpus, or begin at a smaller rank"):
         select_negatives(pairs, queries, texts, MiningOptions(range_min=3))
     with pytest.raises(UserError, match=r"text_vectors \(3, 16\) must have 4 rows"):
         select_negatives(pairs, queries, texts[:3], MiningOptions())

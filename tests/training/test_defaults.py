@@ -137,6 +137,14 @@ def test_the_verdict_says_what_to_change(losses: tuple, train: float | None, lr:
     assert "--init" not in said
 
 
+def test_the_verdict_on_a_run_that_diverged() -> None:
+    """Lines of metrics.jsonl have null for losses that are not finite."""
+    history = [replace(record, mlm_loss=None) if record.step == 200 else record for record in _history(8.0, 6.0, 5.0)]
+    assert "still falling" in verdict(history, 7.0, lr=1e-3, usual_lr=1e-3)
+    diverged = verdict(history[:4], 7.0, lr=2.0, usual_lr=1e-3)
+    assert diverged == "The validation loss is not finite: the training has diverged. Use an --lr below 2."
+
+
 def test_the_verdict_names_sentence_pairs_at_chance() -> None:
     at_chance, learned = (
         verdict([replace(record, nsp_accuracy=accuracy) for record in _history(6.9, 6.2)], 7.0, lr=1e-3, usual_lr=1e-3)

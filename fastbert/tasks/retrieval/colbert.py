@@ -18,6 +18,7 @@ from fastbert.tasks.retrieval.embedding import leave_pooler_out
 from fastbert.tasks.retrieval.flags import TokenVectorFlags
 from fastbert.tasks.retrieval.groups import SideTokens
 from fastbert.tasks.retrieval.scores import predictions_of
+from fastbert.tasks.retrieval.task import pools
 from fastbert.tasks.retrieval.vectors import TEACHER_LOSSES, VectorSettings, VectorTask
 from fastbert.tasks.rows import Rows, TaskBatch, bounds
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -82,9 +83,7 @@ class Colbert(VectorTask):
 
     def base_config(self, folder: Path) -> BertConfig:
         """Read the config of the encoder in a folder, and the folder's settings."""
-        from fastbert.retrieval.settings import read_token_settings
-
-        stored = read_token_settings(folder)
+        stored = _initial_settings(folder)
         self._take(stored)
         config = super().base_config(stored.folder.encoder)
         length = (self.known.expansion or {}).get("length", 0)
@@ -132,9 +131,8 @@ class Colbert(VectorTask):
 
     def load_head(self, folder: Path, **options: Any) -> PreTrainedModel:
         from fastbert.models import registry
-        from fastbert.retrieval.settings import read_token_settings
 
-        stored = read_token_settings(folder)
+        stored = _initial_settings(folder)
         model: Any = registry.load_encoder(stored.folder.encoder, **options)
         leave_pooler_out(model)
         self._take(stored)
@@ -296,6 +294,17 @@ class Colbert(VectorTask):
 
         predictions = predictions_of(dataset, similarities, pairs)
         return [{"id": example.id, **each} for example, each in zip(dataset, predictions, strict=True)]
+
+
+def _initial_settings(folder: Path) -> TokenSettings:
+    """Return the settings of a folder; for an embedder of one vector per text, those of its encoder alone."""
+    from fastbert.embeddings.folder import read_settings
+    from fastbert.retrieval.settings import Folder, TokenSettings, read_token_settings
+
+    if pools(folder):
+        encoder, _, lower_case = read_settings(folder)
+        return TokenSettings(folder=Folder(encoder=encoder, lower_case=lower_case))
+    return read_token_settings(folder)
 
 
 def ragged(vectors: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,13 @@ class Embedding(VectorTask):
         from fastbert.embeddings.folder import read_settings
 
         encoder, settings, _ = read_settings(folder)
+        if self.settings.similarity is None and settings.similarity not in (None, "cosine", "dot"):
+            raise UserError(
+                f"--model {folder}: compares vectors by {settings.similarity} distance, which no loss here does; give"
+                " --similarity cosine or dot"
+            )
         self._take(settings)
+        self.has_head = bool(settings.dense)
         config = super().base_config(encoder)
         width = config.hidden_size if not settings.dense else len(settings.dense[-1].weight)
         for narrow in self.settings.matryoshka:

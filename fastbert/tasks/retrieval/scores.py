@@ -63,6 +63,8 @@ def _ranks(distinct: DistinctTexts, similarities: Similarities) -> list[dict[str
     for begin in range(0, len(queries), rows):
         block = queries[begin : begin + rows]
         scores = similarities(block, pool.tolist()).cpu().numpy()
+        if not np.isfinite(scores).all():  # NaN would rank first
+            raise UserError("the model's vectors are not finite: its training has diverged; lower --lr")
         for row, query in zip(scores, block, strict=True):
             for number in by_query[query]:
                 texts = column[distinct.members[number][1:]]

@@ -11,6 +11,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.retrieval.flags import SparseFlags
 from fastbert.tasks.retrieval.groups import SideTokens
+from fastbert.tasks.retrieval.task import pools
 from fastbert.tasks.retrieval.vectors import VectorSettings, VectorTask
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Splade(VectorTask):
         """Read the config of the encoder in a folder, and the folder's prompts."""
         from fastbert.retrieval.settings import read_sparse_settings
 
+        if pools(folder):
+            raise UserError(
+                f"--model {folder}: is an embedder without a masked-LM head, which makes sparse vectors; name a"
+                " pre-trained model"
+            )
         stored = read_sparse_settings(folder)
         self._take(stored.folder.prompts)
         return super().base_config(stored.folder.encoder)

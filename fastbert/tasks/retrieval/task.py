@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fastbert.checkpoints.pipeline_files import (
-    encoder_folder,
-    lower_cases,
-    role_prompt,
-)
+from fastbert.checkpoints.pipeline_files import MODULES, encoder_folder, lower_cases, read_modules, role_prompt
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.tasks.base import Task
@@ -137,8 +133,19 @@ class GroupTask(Task[TextGroup]):
                     f"{train.where(index)}: has {kinds[example.labels is None]}, and {train.where(0)} has"
                     f" {kinds[train[0].labels is None]}; train on files of one form"
                 )
-        self.settings = replace(self.settings, loss=self.loss_name)
+        try:
+            self.settings = replace(self.settings, loss=self.loss_name)
+        except UserError as error:
+            raise UserError(f"{train.path}: {error}") from None
+        self._check_of_use(train)
         self._choose_metric(train, final=False)
+
+    def _check_of_use(self, train: Dataset[TextGroup]) -> None:
+        """Raise `UserError` for flags that have no effect with the loss."""
+        if self.settings.score_range is not None and self.form == "groups":
+            raise UserError(
+                f"{train.path}: holds {_FORMS[self.form]}, for which --score-range changes nothing; leave it out"
+            )
 
     def taught(
         self, train: Dataset[TextGroup], folder: Path, on_message: Callable[[str], None], device: str = "auto"
@@ -152,8 +159,15 @@ class GroupTask(Task[TextGroup]):
                 f"--teacher {folder}: --loss {self.settings.loss} does not read its scores; leave it out, or use --loss"
                 " margin-mse"
             )
+        known = self.losses.get(form_of(train), ())
+        loss = next((name for name in TEACHER_LOSSES if name in known), None)
+        if loss is None:
+            raise UserError(
+                f"--teacher {folder}: teaches queries with positives and negatives, and {train.path} holds"
+                f" {_FORMS[form_of(train)]}; leave it out"
+            )
         if self.settings.loss is None:
-            self.settings = replace(self.settings, loss=TEACHER_LOSSES[0])
+            self.settings = replace(self.settings, loss=loss)
         return taught(train, folder, on_message, device)
 
     def report_without_positive(self, train: Dataset[TextGroup]) -> None:
@@ -197,13 +211,12 @@ class GroupTask(Task[TextGroup]):
             return known[0]
         if name not in known:
             raise UserError(
-                f"--loss {name}: --task {self.name} has {', '.join(known)} for {_FORMS[self.form]}, which the training"
-                " file holds"
+                f"holds {_FORMS[self.form]}, for which --task {self.name} has --loss {', '.join(known)}, not {name}"
             )
         return name
 
     def _unusable(self) -> str:
-        return f"--task {self.name}: cannot be trained on {_FORMS[self.form]}"
+        return f"holds {_FORMS[self.form]}, and --task {self.name} cannot be trained on them"
 
     def score(self, dataset: Dataset[TextGroup], predictions: Sequence[Prediction]) -> dict[str, float]:
         scores = scores_of(dataset, predictions, all_documents=self.ranks_all_documents)
@@ -281,3 +294,8 @@ def _as_lists(examples: Sequence[TextGroup]) -> tuple[TextGroup, ...]:
 def _keys(group: Sequence[TextGroup]) -> tuple[str, ...]:
     keys = [each.keys for each in group if each.keys is not None]
     return (keys[0][0], *(text_key for _, text_key in keys))
+
+
+def pools(folder: Path) -> bool:
+    """Return True if a folder of sentence-transformers is an embedder of one vector per text."""
+    return (folder / MODULES).is_file() and any(kind == "Pooling" for kind, _ in read_modules(folder))

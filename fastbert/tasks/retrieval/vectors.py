@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fastbert.errors import UserError
+from fastbert.flags import flag
 from fastbert.io.log import logger
 from fastbert.tasks.coupled import CoupledBatch, CoupledLosses, CoupledTask
 from fastbert.tasks.examples import Dataset, Prediction, TextGroup
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEACHER_LOSSES: tuple[LossName, ...] = ("margin-mse", "kl")
+_LOSSES_OF_FLAGS: dict[str, tuple[LossName, ...]] = {
+    "loss_temperature": ("info-nce", "kl"),
+    "symmetric": ("info-nce",),
+    "margin": ("triplet", "contrastive", "online-contrastive"),
+}
 MASKED = "masked_negatives"
 """The name in metrics.jsonl of the false negatives of a batch that are left out."""
 
@@ -50,6 +56,15 @@ class VectorTask(GroupTask, CoupledTask[TextGroup]):
     default_temperature: ClassVar[float] = 1.0
     default_batch_size = 64
     settings: VectorSettings
+
+    def _check_of_use(self, train: Dataset[TextGroup]) -> None:
+        super()._check_of_use(train)
+        for name, losses in _LOSSES_OF_FLAGS.items():
+            if getattr(self.settings, name) not in (None, False) and self.loss_name not in losses:
+                raise UserError(
+                    f"{train.path}: is trained on with --loss {self.loss_name}, for which {flag(name)} changes nothing;"
+                    " leave it out"
+                )
 
     @abstractmethod
     def sides(self) -> tuple[SideTokens, SideTokens]:
