@@ -195,6 +195,7 @@ class _Run(RunInputs):
         """Write README.md beside the model, of the trials that are done; a failure does not end the run."""
         assert self.config.train is not None
         files = {file.name: len(file.dataset) for file in self.evaluations}
+        trained_on = " + ".join(path.name for path in (self.config.train, *self.config.more_train))
         try:
             card = finetuning_card(
                 self.config,
@@ -202,7 +203,7 @@ class _Run(RunInputs):
                 done,
                 read_records(self.config.out / "metrics.jsonl"),
                 metric=self.task.main_metric,
-                examples={self.config.train.name: self.train_examples, **files},
+                examples={trained_on: self.train_examples, **files},
                 fingerprint=self.configuration["data"],
                 labels=self.task.labels,
                 baselines={name: by_key(values) for name, values in self.baselines.items()},

@@ -92,7 +92,8 @@ def test_errors_name_the_file_of_a_mixture_once() -> None:
 
 def test_token_vectors_are_trained_from_an_embedder(place: Path, tmp_path: Path) -> None:
     flags = {**SHORT, "task": "colbert", "model": str(place / "embedder"), "train": place / "pairs.jsonl"}
-    finetune(config(place, tmp_path / "run", **flags))
+    finetune(config(place, tmp_path / "run", **flags, more_train=(place / "train.jsonl",)))
+    assert "| pairs.jsonl + train.jsonl | 32 examples |" in (tmp_path / "run" / "model" / "README.md").read_text()
     encoder = TokenEncoder(tmp_path / "run")
     assert encoder.settings.normalize
     assert torch.isfinite(encoder.encode(["a day"], role="query").vectors).all()

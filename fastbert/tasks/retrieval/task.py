@@ -216,7 +216,7 @@ class GroupTask(Task[TextGroup]):
         return name
 
     def _unusable(self) -> str:
-        return f"holds {_FORMS[self.form]}, and --task {self.name} cannot be trained on them"
+        return f"--task {self.name} cannot be trained on {_FORMS[self.form]}"
 
     def score(self, dataset: Dataset[TextGroup], predictions: Sequence[Prediction]) -> dict[str, float]:
         scores = scores_of(dataset, predictions, all_documents=self.ranks_all_documents)
