@@ -193,9 +193,8 @@ class _Run(RunInputs):
 
     def _write_card(self, folder: Path, done: list[results.TrialResult]) -> None:
         """Write README.md beside the model, of the trials that are done; a failure does not end the run."""
-        assert self.config.train is not None
         files = {file.name: len(file.dataset) for file in self.evaluations}
-        trained_on = " + ".join(path.name for path in (self.config.train, *self.config.more_train))
+        trained_on = " + ".join(path.name for path in (self.config.train, *self.config.more_train) if path is not None)
         try:
             card = finetuning_card(
                 self.config,

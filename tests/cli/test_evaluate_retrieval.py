@@ -207,7 +207,7 @@ def test_mistakes(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "run.txt").write_text("x Q0 y 1 1 t\n")
     retrieval = ("--task", "retrieval", "--model", data / "model", "--data", data, "--device", "cpu")
     for flags, problem in (
-        ((*retrieval, "--qrels", tmp_path / "none.txt"), "has a relevant document; are the ids the same?"),
+        ((*retrieval, "--qrels", tmp_path / "none.txt"), "no query has a relevant document; judge some"),
         ((*retrieval, "--qrels", tmp_path / "other.txt"), "has a relevant document; are the ids the same?"),
         ((*retrieval, "--query-prompt", "query"), "--query-prompt query is unknown: the model has no prompts"),
         ((*retrieval, "--vectors", "sparse", "--document-prompt", "x"), "is unknown: the model has no prompts"),
