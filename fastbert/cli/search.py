@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from fastbert.cli.checks import STDIN, check_model, check_new_folder, check_texts, named
+from fastbert.cli.checks import STDIN, check_length, check_model, check_new_folder, check_texts, named
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
 from fastbert.cli.ranking_flags import is_cross_encoder
@@ -205,8 +205,11 @@ def check(config: IndexConfig | QueryConfig) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     if isinstance(config, IndexConfig):
         model = require(config, "model")
-        if is_cross_encoder(check_model("--model", model)):
+        values = check_model("--model", model)
+        if is_cross_encoder(values):
             raise UserError(f"--model {model}: is a cross-encoder, which has no vectors; name an embedder")
+        if config.max_length is not None:
+            check_length(config.max_length, values, model)
         with named("--text"):
             documents = Documents(require(config, "text"), config.column, config.id_column)
             if config.text != STDIN and next(documents.with_ids(), None) is None:

@@ -271,6 +271,7 @@ MISTAKES = {
     "rerank --model ranker --query a --texts text.txt --max-length 3": "--max-length 3 must be at least 4",
     "rerank --model plain --query a --texts text.txt": "--model plain: has 2 labels, and ranking needs a model with",
     "search index --model nope --text text.txt --out out": f"--model {HUB}",
+    "search index --model plain --text text.txt --out out --max-length 999": "--max-length 999 is more than the 128",
     "search index --text text.txt --out out": "--model is missing: the folder of an embedder",
     "search index --model plain --out out": "--text is missing: a file with the texts to search",
     "search index --model plain --text text.txt": "--out is missing: the folder to write the index to",
