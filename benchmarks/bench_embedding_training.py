@@ -68,14 +68,14 @@ def workloads(batches: Sequence[int], cached_from: int) -> list[Workload]:
 
     features = examine().cpu.features
     has_bf16 = bool(features.get("avx512_bf16") or features.get("amx_bf16") or features.get("amx_tile"))
-    own = [FASTBERT, f"{FASTBERT} {'fp32' if has_bf16 else 'bf16'}"]
+    ours = [FASTBERT, f"{FASTBERT} {'fp32' if has_bf16 else 'bf16'}"]
     peers = [f"{PEER} {dtype}" for dtype in ("fp32", *(["bf16"] if has_bf16 else []))]
     result = []
     for batch in batches:
         cached = batch >= cached_from
         others = [f"{peer} {size}" for peer in peers for size in MINI_BATCHES] if cached else peers
         name = f"batch {batch:,}{', cached gradients' if cached else ''}"
-        result.append(Workload(name=name, batch_size=batch, contenders=(*own, *others)))
+        result.append(Workload(name=name, batch_size=batch, contenders=(*ours, *others)))
     return result
 
 
@@ -155,7 +155,7 @@ class Bench:
     def _compared(self, name: str, reference: str) -> dict[str, Any]:
         """Return how far first losses are from the reference's."""
         pairs = zip(self.details[name]["losses"], self.details[reference]["losses"], strict=True)
-        apart = max(abs(own - other) / abs(other) for own, other in pairs)
+        apart = max(abs(fastbert - peer) / abs(peer) for fastbert, peer in pairs)
         dtype = self.details[name]["dtype"]
         outputs = "close" if apart <= TOLERANCES[dtype] else "differ"
         if outputs == "differ":
@@ -165,7 +165,7 @@ class Bench:
     def _row(
         self, name: str, timings: dict[str, list[Timing]], outputs: dict[str, Any], memory: dict[str, Any]
     ) -> dict[str, Any]:
-        own = timings.get(FASTBERT, timings[name])
+        reference = timings.get(FASTBERT, timings[name])
         seconds = [timing.seconds for timing in timings[name]]
         fifths = statistics.quantiles(seconds, n=5, method="inclusive") if len(seconds) > 1 else seconds * 4
         median = statistics.median(seconds)
@@ -178,7 +178,7 @@ class Bench:
             "p80": round(fifths[-1] * 1e3, 2),
             "processor_ms": round(used * 1e3, 2),
             "examples_per_second": round(self.work.batch_size / median, 2),
-            "ratio_to_fastbert": round(median / statistics.median(timing.seconds for timing in own), 3),
+            "ratio_to_fastbert": round(median / statistics.median(timing.seconds for timing in reference), 3),
             **outputs,
             "threads": self.options.threads,
             "rounds": len(seconds),

@@ -35,7 +35,7 @@ class _Inputs:
     queries: Texts
     documents: Texts
     judgements: Judgements
-    """Of the queries that have a text and a relevant document."""
+    """Those of queries that have a text and a relevant document."""
 
 
 def evaluate(config: Any, quiet: bool) -> dict[str, Any]:

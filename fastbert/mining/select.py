@@ -92,9 +92,9 @@ def select_negatives(
             keep = generator.permutation(keep)
         candidates.append(_Candidates(indices[pair.query][keep], scores[pair.query][keep]))
     if not removed.candidates:
-        found = f"from rank {options.range_min} on" if options.range_min else "beside the positives"
+        searched = f"from rank {options.range_min} on" if options.range_min else "beside the positives"
         cure = ", or begin at a smaller rank" if options.range_min else ""
-        raise UserError(f"there is no candidate for a negative {found}; add texts, for example a corpus{cure}")
+        raise UserError(f"there is no candidate for a negative {searched}; add texts, for example a corpus{cure}")
     if rerank is None:
         positive_reranked = None
         for one in candidates:
