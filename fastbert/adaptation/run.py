@@ -356,11 +356,12 @@ class _Adaptation:
 
 @contextmanager
 def _named_flags(**names: str) -> Iterator[None]:
-    """Replace the flags of a training in the message of a `UserError` by those of the adaptation."""
+    """Replace the flags of a training in the message of a `UserError` by those of the adaptation, and leave out the
+    cures by flags that it has not."""
     try:
         yield
     except UserError as error:
-        message = str(error)
+        message = re.sub(r",? or (?:a longer|with) --(?:warmup|on-nan)(?: skip)?", "", str(error))
         for name, flag_here in names.items():
             message = re.sub(rf"\ban (?={flag(name)}\b)", "a ", message)
             message = re.sub(rf"(?<![\w-]){flag(name)}(?![\w-])", f"--{flag_here}", message)

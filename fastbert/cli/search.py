@@ -162,6 +162,8 @@ class QueryConfig(InferenceFlags, _QueryOutput, _QueryModel, _QueryData):
             raise UserError(f"--column {self.column} changes nothing without --queries; leave it out")
         if self.rerank is None and self.candidates != QueryConfig.candidates:
             raise UserError(f"--candidates {self.candidates} changes nothing without --rerank; leave it out")
+        if self.candidates < self.top and self.candidates != QueryConfig.candidates:
+            raise UserError(f"--candidates {self.candidates} must be at least --top {self.top}, which are printed")
 
 
 SUBCOMMANDS: dict[str, tuple[type[Any], str]] = {

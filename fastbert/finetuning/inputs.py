@@ -130,7 +130,7 @@ class RunInputs:
         trials = config.trials()
         if len(trials) == 1:  # those of a grid are named one by one
             steps = order.steps_of(self.rows.units, trials[0].batch_size, trials[0].epochs, config.steps)[1]
-            reporter.on_message(f"{trials[0]}: {steps:,} steps")
+            reporter.on_message(f"{trials[0]}: {steps:,} step{'s' * (steps != 1)}")
 
     def _check_processes(self) -> None:
         """Raise `UserError` where processes of a run differ in what they read or where they train, or where a batch has

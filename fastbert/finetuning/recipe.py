@@ -42,7 +42,7 @@ def factor(
         cut = max(math.floor(total * CUT_FRACTION), 1)
         part = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / CUT_FRACTION - 1))
         return (1 + max(part, 0.0) * (RATIO - 1)) / RATIO
-    rising = math.ceil(total * warmup)
+    rising = min(math.ceil(total * warmup), total - 1)  # the last step always trains
     if step < rising:
         return step / rising
     if schedule in ("cosine", "wsd"):

@@ -180,7 +180,9 @@ def csv_rows(stream: Any, name: str, delimiter: str = ",") -> Iterator[tuple[int
     except csv.Error as error:
         raise UserError(f"{name}, line {begins}: not a table ({error})") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}, after line {rows.line_num}: not UTF-8 ({error.reason}); save it as UTF-8") from None
+        # All of what was decoded before is read, but for the beginning of a line.
+        line = rows.line_num + 1 + error.object[: error.start].count(b"\n")
+        raise UserError(f"{name}, line {line}: not UTF-8 ({error.reason}); save it as UTF-8") from None
 
 
 def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:

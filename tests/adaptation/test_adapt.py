@@ -278,7 +278,7 @@ def test_a_pre_training_that_diverged_is_not_trained_on(
 
 def test_errors_of_a_training_name_the_flags_of_the_command(place: Path, tmp_path: Path) -> None:
     flags = {"contrastive_lr": 1e9, "contrastive_steps": 9, "pretrain_steps": 0, "pretrain_batch_size": None}
-    assert "use a --contrastive-lr below 1e+09" in wrong(config(place, tmp_path / "run", **flags))
+    assert wrong(config(place, tmp_path / "run", **flags)).endswith("; use a --contrastive-lr below 1e+09")
     assert not (tmp_path / "run" / "model").exists()
 
 

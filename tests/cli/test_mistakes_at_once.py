@@ -290,6 +290,7 @@ MISTAKES = {
     "search query --index index": "QUERY is missing: the words to search for, in quotes; or give --queries",
     "search query --index index day --top 0": "--top 0 must be at least 1",
     "search query --index index day --queries text.txt": "--queries text.txt: cannot be combined with a query",
+    "search query --index index day --rerank ranker --candidates 9": "--candidates 9 must be at least --top 10",
     "search query --index index day --candidates 9": "--candidates 9 changes nothing without --rerank",
     "search find --index index": "search 'find': is not known; choose one of index, query",
     "features --model nope --text text.txt --out out.npy": f"--model {HUB}",

@@ -23,7 +23,7 @@ def model(layers: int = 3) -> BertForSequenceClassification:
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.37])
-@pytest.mark.parametrize("total", [1, 7, 100])
+@pytest.mark.parametrize("total", [2, 7, 100])
 def test_linear_schedule_is_that_of_transformers(warmup: float, total: int) -> None:
     rising = int(np.ceil(total * warmup))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -32,6 +32,11 @@ def test_linear_schedule_is_that_of_transformers(warmup: float, total: int) -> N
         assert recipe.factor("linear", warmup, step, total) == pytest.approx(schedule.get_last_lr()[0])
         optimizer.step()
         schedule.step()
+
+
+def test_a_run_of_one_step_trains() -> None:
+    assert recipe.factor("linear", 0.1, 0, 1) == 1
+    assert [recipe.factor("linear", 0.9, step, 2) for step in range(2)] == [0, 1]
 
 
 def test_constant_schedule_stays_behind_its_warm_up() -> None:
