@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HELPERS = [file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith(("conftest", "test_"))]
 pytest.register_assert_rewrite(*HELPERS)
 
+import shortcuts  # noqa: E402
+
 # The installed package is what users get, so it is what is tested: not the tree, which is not compiled, and whose
 # `kernels` folder would hide the package of that name that transformers imports.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]
@@ -81,7 +83,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Without a GPU, Triton kernels run in Triton's interpreter, which reads this when they are imported."""
+    """Take the tests' shortcuts. Without a GPU, Triton kernels run in Triton's interpreter, which reads the variable
+    when they are imported."""
+    shortcuts.install()
     if importlib.util.find_spec("torch") is not None:
         import torch
 
@@ -102,6 +106,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    shortcuts.enter(item.path)
+
+
+@pytest.fixture
+def every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renders all figures of a test that looks at them."""
+    monkeypatch.setattr(shortcuts, "draw_all", True)
 
 
 @pytest.fixture(scope="session")

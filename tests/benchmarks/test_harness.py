@@ -217,7 +217,7 @@ def test_charts_carry_the_notes_of_the_table_and_have_at_most_eight_panels(
     assert report.chart(tmp_path / "one.png", rows[: 8 * 3], title="here") == [tmp_path / "one.png"]
 
 
-def test_the_chart_is_a_picture_with_our_colour_and_a_mark(tmp_path: Path) -> None:
+def test_the_chart_is_a_picture_with_our_colour_and_a_mark(tmp_path: Path, every_figure: None) -> None:
     plt = pytest.importorskip("matplotlib.pyplot", reason="charts need matplotlib")
     from matplotlib.colors import to_rgb
 

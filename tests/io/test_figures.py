@@ -10,6 +10,7 @@ from fastbert.errors import UserError
 from fastbert.io import figures
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
+pytestmark = pytest.mark.usefixtures("every_figure")
 
 # Linear RGB as a dichromat sees it: Machado, Oliveira and Fernandes (2009), severity 1.
 VISIONS = {
