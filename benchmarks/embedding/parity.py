@@ -76,8 +76,11 @@ class Agreement:
             "steps": len(self.fastbert),
             "first_loss": _rounded(self.peer[0]),
             "last_loss": _rounded(self.peer[-1]),
+            "mean_loss": _rounded(statistics.fmean(self.peer)),
+            "max_absolute_difference": _rounded(max(abs(a - b) for a, b in zip(self.fastbert, self.peer, strict=True))),
             "max_relative_difference": _rounded(worst),
             "at_step": differences.index(worst) + 1,
+            "loss_at_step": _rounded(self.peer[differences.index(worst)]),
             "median_relative_difference": _rounded(statistics.median(differences)),
         }
         if self.control is not None:

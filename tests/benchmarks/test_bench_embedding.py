@@ -68,7 +68,9 @@ def test_differences_are_relative_to_the_peer_and_steps_near_zero_to_the_mean() 
     parity = pytest.importorskip("fastbert.benchmarks.embedding.parity")
     agreement = parity.Agreement(fastbert=[1.01, 2.0, 1e-9], peer=[1.0, 2.0, 0.0])
     assert agreement.differences == pytest.approx([0.01, 0.0, 1e-6])
-    assert agreement.row("x")["at_step"] == 1
+    row = agreement.row("x")
+    assert (row["at_step"], row["loss_at_step"], row["mean_loss"]) == (1, 1.0, 1.0)
+    assert row["max_absolute_difference"] == pytest.approx(0.01)
 
 
 @pytest.mark.slow
