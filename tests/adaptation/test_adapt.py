@@ -282,6 +282,13 @@ def test_errors_of_a_training_name_the_flags_of_the_command(place: Path, tmp_pat
     assert not (tmp_path / "run" / "model").exists()
 
 
+def test_cures_by_flags_that_the_command_lacks_are_left_out() -> None:
+    message = "start again in another --out with an --lr below 3 or a longer --warmup, or with --on-nan skip"
+    with pytest.raises(UserError) as error, run_module._named_flags(lr="pretrain-lr"):
+        raise UserError(message)
+    assert str(error.value) == "start again in another --out with a --pretrain-lr below 3"
+
+
 def test_several_processes_are_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
