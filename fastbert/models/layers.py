@@ -156,14 +156,43 @@ class ModuleLayer:
         """Return the activation of the intermediate linear layer."""
         product, bias = project_without_bias(self.modules["intermediate"], x)
         if self.activation is None:
-            inner = activate(product, bias, self.spec.feed_forward.activation)
+            network = self.spec.feed_forward
+            inner = activate(product, bias, network.activation, gated=network.gated)
         else:
             inner = self.activation(product if bias is None else product + bias.to(product.dtype))
         return F.dropout(inner, self.inner_p) if self.inner_p else inner
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return self-attention of (tokens, heads, head_dim) each."""
-        return self_attention(q, k, v, self.spec, self.batch, self.index, self.similarity)
+        tables = self.position_tables()
+        return self_attention(q, k, v, self.spec, self.batch, self.index, self.similarity, *tables)
+
+    def position_tables(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return keys and queries of relative positions, (rows, heads, head_dim) each, None where the layer has none.
+
+        The layer projects the encoder's embeddings of positions, which pass dropout first.
+        """
+        attention, positions = self.spec.self_attention, self.batch.positions
+        if attention.position != "disentangled" or positions is None or positions.embeddings is None:
+            return None, None
+        embeddings = positions.embeddings
+        embeddings = dropout(embeddings, self._position_dropout(len(embeddings)))
+        prefix = "" if attention.shares_position_projections else "position_"
+        wanted = {"key": attention.position_keys, "query": attention.position_queries}
+        keys, queries = (
+            self.linear(prefix + name, embeddings).unflatten(-1, (-1, attention.head_dim)) if want else None
+            for name, want in wanted.items()
+        )
+        return keys, queries
+
+    def _position_dropout(self, rows: int) -> TokenDropout | None:
+        """Return the dropout of embeddings of positions, which counts as that of the first sequence's tokens."""
+        batch = self.batch
+        if batch.dropout_key is None or not batch.output_p or not len(batch.dropout_key):
+            return None
+        offsets = torch.arange(rows, device=batch.dropout_key.device)
+        site = Site.POSITIONS.of_layer(self.index)
+        return TokenDropout(batch.output_p, batch.dropout_key, torch.zeros_like(offsets), offsets, site)
 
     def cross_attend(self, q: Tensor) -> Tensor:
         """Refuse: an encoder's layer has no cross-attention."""
@@ -197,10 +226,19 @@ def self_attention(
     batch: LayerBatch,
     index: int,
     similarity: PackedAttention | None = None,
+    position_keys: Tensor | None = None,
+    position_queries: Tensor | None = None,
 ) -> Tensor:
     """Return self-attention of a layer, (tokens, heads, head_dim) each; `index` counts its dropout site. `similarity`
-    replaces attention by the dot product."""
+    replaces attention by the dot product; `position_keys` and `position_queries` are of relative positions."""
     causal, site = spec.self_attention.causal, Site.ATTENTION.of_layer(index)
+    attention_spec, positions = spec.self_attention, batch.positions
+    relative: dict[str, Any] = {"window": attention_spec.window, **batch.rotary_arguments(attention_spec)}
+    if positions is not None and attention_spec.position in ("alibi", "relative"):
+        relative["distance_bias"] = positions.distance_bias
+    if positions is not None and attention_spec.position == "disentangled":
+        relative |= {"position_keys": position_keys, "position_queries": position_queries}
+        relative["buckets"] = positions.buckets
     if similarity is not None:
         return similarity(
             q, k, v, batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen, causal=causal,
@@ -218,7 +256,8 @@ def self_attention(
         cu_seqlens_k = keyed.cu_seqlens_k
     return attention(
         q, k, v, batch.cu_seqlens, cu_seqlens_k, batch.max_seqlen, batch.max_seqlen, causal=causal,
-        dropout_p=batch.attention_p, dropout_key=batch.dropout_key, dropout_site=site, scale=spec.self_attention.scale,
+        dropout_p=batch.attention_p, dropout_key=batch.dropout_key, dropout_site=site, scale=attention_spec.scale,
+        **relative,
     )  # fmt: skip
 
 

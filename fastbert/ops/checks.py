@@ -15,7 +15,12 @@ from torch import Tensor
 from fastbert.errors import UserError
 from fastbert.ops.autocast import is_autocast_enabled
 
-_DTYPES = {"int64": (torch.int64,), "int32": (torch.int32,), "int64 or int32": (torch.int64, torch.int32)}
+_DTYPES = {
+    "float32": (torch.float32,),
+    "int64": (torch.int64,),
+    "int32": (torch.int32,),
+    "int64 or int32": (torch.int64, torch.int32),
+}
 
 
 def is_debugging() -> bool:

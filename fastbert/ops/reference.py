@@ -94,6 +94,21 @@ def attention_probabilities(scores_hqk: Tensor, mask: Tensor | None) -> Tensor:
     return probabilities_hqk.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
+def rotate(x_thd: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
+    """Turn pairs of dims (i, i + r / 2) of the first r by the angles of the tokens' positions (Su et al. 2021).
+
+    `rotary` (positions, r) holds cosines, then sines.
+    """
+    half = rotary.shape[1] // 2
+    turned = x_thd.clone()
+    for i in range(half):
+        cosine, sine = rotary[positions, i, None], rotary[positions, half + i, None]
+        first, second = x_thd[:, :, i], x_thd[:, :, half + i]
+        turned[:, :, i] = first * cosine - second * sine
+        turned[:, :, half + i] = first * sine + second * cosine
+    return turned
+
+
 def attention(
     q_thd: Tensor,
     k_thd: Tensor,
@@ -107,20 +122,46 @@ def attention(
     dropout_site: int = 0,
     bias: Tensor | None = None,
     scale: float | None = None,
+    window: int | None = None,
+    rotary: Tensor | None = None,
+    rotary_positions: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    position_keys: Tensor | None = None,
+    position_queries: Tensor | None = None,
+    buckets: Tensor | None = None,
 ) -> Tensor:
-    """Compute softmax(Q K^T / sqrt(d) + bias) V for each sequence (Vaswani et al. 2017, section 3.2.1)."""
+    """Compute softmax(Q K^T / sqrt(d) + bias) V for each sequence (Vaswani et al. 2017, section 3.2.1), with positions
+    as in Su et al. 2021, Raffel et al. 2020 and He et al. 2021, equation 4."""
     scale = 1 / math.sqrt(q_thd.shape[-1]) if scale is None else scale
+    if rotary is not None:
+        if rotary_positions is None:
+            rotary_positions = torch.cat([torch.arange(int(length)) for length in cu_seqlens_q.diff()])
+        q_thd, k_thd = rotate(q_thd, rotary, rotary_positions), rotate(k_thd, rotary, rotary_positions)
+    group = q_thd.shape[1] // k_thd.shape[1]
+    k_thd, v_thd = k_thd.repeat_interleave(group, 1), v_thd.repeat_interleave(group, 1)
     outputs = []
     for i in range(len(cu_seqlens_q) - 1):
         q_hqd = q_thd[cu_seqlens_q[i] : cu_seqlens_q[i + 1]].transpose(0, 1)
         k_hkd = k_thd[cu_seqlens_k[i] : cu_seqlens_k[i + 1]].transpose(0, 1)
         v_hkd = v_thd[cu_seqlens_k[i] : cu_seqlens_k[i + 1]].transpose(0, 1)
         heads, queries, keys = q_hqd.shape[0], q_hqd.shape[1], k_hkd.shape[1]
-        scores_hqk = q_hqd @ k_hkd.transpose(-1, -2) * scale
+        distance_qk = torch.arange(keys)[None, :] - (torch.arange(queries)[:, None] + keys - queries)
+        scores_hqk = q_hqd @ k_hkd.transpose(-1, -2)
+        if position_keys is not None and buckets is not None:
+            rows_qk = buckets[distance_qk + len(buckets) // 2].long()
+            scores_hqk = scores_hqk + torch.einsum("hqd,qkhd->hqk", q_hqd, position_keys[rows_qk])
+        if position_queries is not None and buckets is not None:
+            rows_qk = buckets[distance_qk + len(buckets) // 2].long()
+            scores_hqk = scores_hqk + torch.einsum("hkd,qkhd->hqk", k_hkd, position_queries[rows_qk])
+        scores_hqk = scores_hqk * scale
+        if distance_bias is not None:
+            scores_hqk = scores_hqk + distance_bias[:, distance_qk + distance_bias.shape[1] // 2]
         mask = causal_mask(queries, keys, q_thd.device) if causal else torch.ones_like(scores_hqk, dtype=torch.bool)
         if bias is not None:
             scores_hqk = scores_hqk + bias[:, :queries, :keys]
             mask = mask & (bias[:, :queries, :keys] != -math.inf)
+        if window is not None:
+            mask = mask & (distance_qk.abs() <= window)
         probabilities_hqk = attention_probabilities(scores_hqk, mask)
         if dropout_p and dropout_key is not None:
             dropout = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)

@@ -11,9 +11,12 @@ from torch import Tensor
 from fastbert.errors import UserError
 from fastbert.ops.checks import check_devices, check_dropout, check_scale, check_tensor, is_debugging
 
+_RELATIVE = ("rotary", "rotary_positions", "distance_bias", "position_keys", "position_queries", "buckets")
+
 
 class AttentionArguments(NamedTuple):
-    """The arguments of `fastbert.ops.attention`; `dropout_key` is None exactly when nothing is dropped."""
+    """The arguments of `fastbert.ops.attention`; `dropout_key` is None exactly when nothing is dropped. The fields with
+    defaults are those of newer encoders: `features` names the ones in use."""
 
     q: Tensor
     k: Tensor
@@ -30,6 +33,34 @@ class AttentionArguments(NamedTuple):
     scale: float
     tf32: bool
     """True if fp32 matmuls may round their operands to tf32."""
+    window: int | None = None
+    """Tokens on each side that a query attends to, besides itself; None: its whole sequence."""
+    rotary: Tensor | None = None
+    """Cosines, then sines of the angles of each position, fp32 (positions, rotary_dim): the first half of the rotated
+    dims is turned against the second."""
+    rotary_positions: Tensor | None = None
+    """Rows of `rotary`, int64 (tokens,); None: the index of a token in its sequence."""
+    distance_bias: Tensor | None = None
+    """Added to the scores by distance, floating (heads, 2 x length - 1): column key - query + length - 1."""
+    position_keys: Tensor | None = None
+    """Keys of relative positions (rows, heads, head_dim), which queries are multiplied by (content to position)."""
+    position_queries: Tensor | None = None
+    """Queries of relative positions (rows, heads, head_dim), which keys are multiplied by (position to content)."""
+    buckets: Tensor | None = None
+    """Rows of `position_keys` and `position_queries` by distance, int32 (2 x length - 1,), indexed as
+    `distance_bias`."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the newer features that the call uses."""
+        names = ("window", "rotary", "distance_bias", "position_keys", "position_queries")
+        grouped = ("grouped heads",) if self.key_value_heads != self.heads else ()
+        return (*(name for name in names if getattr(self, name) is not None), *grouped)
+
+    @property
+    def key_value_heads(self) -> int:
+        """The number of heads of keys and values; each is shared by consecutive heads of queries."""
+        return self.k.shape[1]
 
     @property
     def sequences(self) -> int:
@@ -44,10 +75,14 @@ class AttentionArguments(NamedTuple):
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
         q, k, v = self.q, self.k, self.v
-        if q.dim() != 3 or k.shape != v.shape or k.dim() != 3 or q.shape[1:] != k.shape[1:]:
+        if q.dim() != 3 or k.shape != v.shape or k.dim() != 3 or q.shape[2] != k.shape[2]:
             raise UserError(
-                "q, k, v must have shape (tokens, heads, head_dim) with equal heads and head_dim, not"
+                "q, k, v must have shape (tokens, heads, head_dim) with equal head_dim, and k and v equal shapes, not"
                 f" {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+            )
+        if k.shape[1] != q.shape[1] and (k.shape[1] < 1 or q.shape[1] % k.shape[1]):
+            raise UserError(
+                f"q has {q.shape[1]} heads, k and v {k.shape[1]}: theirs must be as many, or divide the heads of q"
             )
         if not q.dtype.is_floating_point or k.dtype != q.dtype or v.dtype != q.dtype:
             raise UserError(f"q, k, v must have one floating dtype, not {q.dtype}, {k.dtype}, {v.dtype}")
@@ -76,7 +111,76 @@ class AttentionArguments(NamedTuple):
         if self.bias is not None:
             check_tensor("bias", self.bias, "floating", (self.heads, "queries", "keys"), ", one per head")
         others = {"k": k, "v": v, **offsets, "dropout_key": self.dropout_key, "bias": self.bias}
+        for name in _RELATIVE:
+            others[name] = getattr(self, name)
         check_devices(others, "q", q.device)
+        self._check_features()
+
+    def _check_features(self) -> None:
+        """Raise UserError for windows, rotary tables and relative positions that no backend supports."""
+        q = self.q
+        if self.window is not None and (isinstance(self.window, bool) or self.window < 1):
+            raise UserError(
+                f"window={self.window!r} must be at least 1 token on each side, or None for whole sequences"
+            )
+        if self.rotary is not None:
+            check_tensor("rotary", self.rotary, "float32", ("positions", "rotary_dim"))
+            width = self.rotary.shape[1]
+            if width % 2 or not 2 <= width <= q.shape[2]:
+                raise UserError(
+                    f"rotary turns {width} dims of each head: they must be even, at least 2 and at most"
+                    f" head_dim={q.shape[2]}"
+                )
+            if q.shape[0] != self.k.shape[0]:
+                raise UserError(f"rotary needs the same tokens in q and k, not {q.shape[0]} and {self.k.shape[0]}")
+            if self.rotary_positions is None and self.rotary.shape[0] < self.max_seqlen_k:
+                raise UserError(
+                    f"rotary has {self.rotary.shape[0]} positions, but max_seqlen_k={self.max_seqlen_k}: make the table"
+                    " longer"
+                )
+        if self.rotary_positions is not None:
+            if self.rotary is None:
+                raise UserError("rotary_positions were given without rotary, the table that they index")
+            check_tensor("rotary_positions", self.rotary_positions, "int64", (q.shape[0],), ", one per token")
+        longest = max(self.max_seqlen_q, self.max_seqlen_k)
+        if self.distance_bias is not None:
+            check_tensor("distance_bias", self.distance_bias, "floating", (self.heads, "distances"), ", one per head")
+            _check_distances("distance_bias", self.distance_bias.shape[1], longest)
+        tables = {name: getattr(self, name) for name in ("position_keys", "position_queries")}
+        tables = {name: table for name, table in tables.items() if table is not None}
+        if not tables:
+            return
+        if self.buckets is None:
+            raise UserError(f"{next(iter(tables))} needs buckets, int32 (2 x length - 1,): its rows by distance")
+        check_tensor("buckets", self.buckets, "int32", ("distances",))
+        _check_distances("buckets", self.buckets.shape[0], longest)
+        for name, table in tables.items():
+            if table.dim() != 3 or table.shape[1:] != q.shape[1:] or table.dtype != q.dtype or not len(table):
+                raise UserError(
+                    f"{name} must be {q.dtype} of shape (rows, {q.shape[1]}, {q.shape[2]}), as q, not {table.dtype}"
+                    f" {tuple(table.shape)}"
+                )
+        if len({len(table) for table in tables.values()}) > 1:
+            sizes = " and ".join(f"{name} {len(table)}" for name, table in tables.items())
+            raise UserError(f"both tables of relative positions must have as many rows, not {sizes}")
+
+    def check_positions(self) -> None:
+        """Raise UserError for positions and buckets outside of their tables.
+
+        Reads them on a CPU; on a GPU only under FASTBERT_DEBUG=1.
+        """
+        if self.q.device.type != "cpu" and not is_debugging():
+            return
+        rows = {"rotary_positions": self.rotary, "buckets": self.position_keys}
+        if self.position_keys is None:
+            rows["buckets"] = self.position_queries
+        for name, table in rows.items():
+            indices: Tensor | None = getattr(self, name)
+            if indices is None or table is None or not indices.numel():
+                continue
+            low, high = (int(value) for value in indices.aminmax())
+            if low < 0 or high >= len(table):
+                raise UserError(f"{name} holds {low if low < 0 else high}, outside of a table of {len(table)} rows")
 
     def check_offsets(self) -> None:
         """Raise UserError for offsets that do not describe the tokens.
@@ -101,3 +205,33 @@ class AttentionArguments(NamedTuple):
                     raise UserError(f"sequence {i} has {length} tokens, more than max_seqlen_{side}={max_seqlen}")
             if offsets[-1] != tokens:
                 raise UserError(f"{name} ends at {offsets[-1]}, but {side} has {tokens} tokens: it must end there")
+
+
+def _check_distances(name: str, distances: int, longest: int) -> None:
+    """Raise UserError unless a table by distance covers sequences of `longest` tokens."""
+    if not distances % 2 or (distances + 1) // 2 < longest:
+        raise UserError(
+            f"{name} has {distances} distances: it must have an odd number of them, at least {max(2 * longest - 1, 1)}"
+            f" for sequences of {longest} tokens"
+        )
+
+
+class WantedGradients(NamedTuple):
+    """The gradients, beside those of q, k and v, that backward computes."""
+
+    bias: bool = False
+    distance_bias: bool = False
+    position_keys: bool = False
+    position_queries: bool = False
+
+
+class AttentionGradients(NamedTuple):
+    """Gradients of an attention's tensors, in their dtypes; None where not wanted."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None = None
+    distance_bias: Tensor | None = None
+    position_keys: Tensor | None = None
+    position_queries: Tensor | None = None

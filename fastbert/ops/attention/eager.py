@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.arguments import AttentionArguments, AttentionGradients, WantedGradients
+from fastbert.ops.attention.rotary import positions_of, rotate
 from fastbert.ops.dropout.masks import attention_mask
 from fastbert.ops.operation import EagerBackend
 from fastbert.ops.softmax.eager import softmax_eager
@@ -26,8 +27,12 @@ class Eager(EagerBackend[AttentionArguments]):
         if arguments.q.is_meta:
             # A sum, so that gradients reach what the output depends on.
             out = arguments.q + 0 * (arguments.k.sum() + arguments.v.sum())
+            for table in (arguments.distance_bias, arguments.position_keys, arguments.position_queries):
+                out = out if table is None else out + 0 * table.sum()
             return out.contiguous(), arguments.q.new_empty(0)
         arguments.check_offsets()
+        arguments.check_positions()
+        arguments = _expanded(arguments)
         sequences = _LengthGroups(arguments)
         outputs = [_token_rows(_probabilities(arguments, group) @ group.v_nhkd) for group in sequences.groups()]
         out = torch.cat(outputs) if outputs else arguments.q[:0].clone(memory_format=torch.contiguous_format)
@@ -36,17 +41,19 @@ class Eager(EagerBackend[AttentionArguments]):
         return sequences.queries.tokens_of(out.to(arguments.q.dtype)).contiguous(), lse
 
     def backward(
-        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Recompute forward; return the gradients of q, k, v and, with `bias_gradient`, of the bias."""
+        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, wanted: WantedGradients
+    ) -> AttentionGradients:
+        """Recompute forward; return the gradients of q, k, v and those that are wanted."""
         del out, lse
+        if arguments.features:
+            return self._gradients(arguments, grad, wanted)
         sequences = _LengthGroups(arguments)
         scale, bias = arguments.scale, arguments.bias
         wide = torch.promote_types(grad.dtype, torch.float32)
         grad_slots = sequences.queries.padded_slots_of(grad)
         gradients: list[tuple[Tensor, Tensor, Tensor]] = []
         dbias = None
-        if bias is not None and bias_gradient:
+        if bias is not None and wanted.bias:
             dbias = torch.zeros(bias.shape, dtype=wide, device=grad.device)
         for group in sequences.groups():
             n, heads, queries, width = group.q_nhqd.shape
@@ -80,7 +87,30 @@ class Eager(EagerBackend[AttentionArguments]):
         dq, dk, dv = sequences.queries.tokens_of(dq), sequences.keys.tokens_of(dk), sequences.keys.tokens_of(dv)
         if dbias is not None and bias is not None:
             dbias = dbias.to(bias.dtype)
-        return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias
+        return AttentionGradients(dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias)
+
+    def _gradients(self, arguments: AttentionArguments, grad: Tensor, wanted: WantedGradients) -> AttentionGradients:
+        """Return the gradients by PyTorch's formulas, of a forward pass that is recorded anew."""
+        names = ("q", "k", "v", *(name for name, want in wanted._asdict().items() if want))
+        with torch.enable_grad():
+            leaves = {name: getattr(arguments, name).detach().requires_grad_() for name in names}
+            out = self.forward(arguments._replace(**leaves), False)[0]
+            gradients = torch.autograd.grad(out, list(leaves.values()), grad)
+        return AttentionGradients(**dict(zip(names, gradients, strict=True)))
+
+
+def _expanded(arguments: AttentionArguments) -> AttentionArguments:
+    """Return a call without rotary tables and grouped heads: q and k turned, k and v repeated per head of q."""
+    q, k, v = arguments.q, arguments.k, arguments.v
+    if arguments.rotary is not None:
+        positions = arguments.rotary_positions
+        if positions is None:
+            positions = positions_of(arguments.cu_seqlens_q, q.shape[0])
+        q, k = rotate(q, arguments.rotary, positions), rotate(k, arguments.rotary, positions)
+    if arguments.key_value_heads != arguments.heads:
+        group = arguments.heads // arguments.key_value_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    return arguments._replace(q=q, k=k, v=v, rotary=None, rotary_positions=None)
 
 
 class _Gather(torch.autograd.Function):
@@ -190,14 +220,33 @@ def _length_class(lengths: Tensor) -> Tensor:
     return torch.where(lengths == 0, 0, widths)
 
 
-def _visible_keys(queries: Tensor, keys: Tensor, width_q: int, width_k: int, causal: bool) -> Tensor | None:
+def _visible_keys(
+    queries: Tensor, keys: Tensor, width_q: int, width_k: int, causal: bool, window: int | None
+) -> Tensor | None:
     """Return the mask of key slots that query slots attend to, bool (n, 1, 1 or width_q, width_k); None for all."""
     column = torch.arange(width_k)
-    if not causal:
+    if not causal and window is None:
         return None if bool((keys == width_k).all()) else (column < keys[:, None])[:, None, None]
-    row = torch.arange(width_q)[:, None]
-    last_key = row + (keys - queries)[:, None, None]
-    return ((column <= last_key) & (column < keys[:, None, None]))[:, None]
+    distance = _distances(queries, keys, width_q, width_k)
+    visible = column < keys[:, None, None]
+    if causal:
+        visible = visible & (distance <= 0)
+    if window is not None:
+        visible = visible & (distance.abs() <= window)
+    return visible[:, None]
+
+
+def _distances(queries: Tensor, keys: Tensor, width_q: int, width_k: int) -> Tensor:
+    """Return key - query of all slots, int64 (n, width_q, width_k); the last query has the position of the last key."""
+    row, column = torch.arange(width_q)[:, None], torch.arange(width_k)
+    return column - row - (keys - queries)[:, None, None]
+
+
+def _distance_columns(distances: Tensor, count: int) -> Tensor:
+    """Return the columns of distances in a table of `count`, those of padding slots at its ends; (1, ...) if all
+    sequences have the same."""
+    columns = (distances + count // 2).clamp(0, count - 1)
+    return columns[:1] if bool((columns == columns[:1]).all()) else columns
 
 
 @dataclass(frozen=True)
@@ -212,11 +261,34 @@ class _LengthGroup:
     dropout_key: Tensor | None
     first_query: int
     first_key: int
+    distances: Tensor | None = None
+    """key - query, int64 (n, queries, keys), if the call reads it."""
 
-    def scores(self, scale: float) -> Tensor:
-        """Return q k^T, and with a bias q k^T * scale + bias."""
+    def scores(self, arguments: AttentionArguments) -> Tensor:
+        """Return the scores, scaled if anything is added behind the scale (`is_scaled`)."""
         scores = self.q_nhqd @ self.k_nhkd.transpose(-1, -2)
-        return scores if self.bias_hqk is None else scores * scale + self.bias_hqk.to(scores.dtype)
+        if self.distances is not None and arguments.buckets is not None:
+            columns = _distance_columns(self.distances, len(arguments.buckets)).to(scores.device)
+            rows = arguments.buckets.long()[columns].unsqueeze(1).expand(scores.shape)
+            if arguments.position_keys is not None:
+                by_position = self.q_nhqd @ arguments.position_keys.permute(1, 2, 0)
+                scores = scores + by_position.gather(-1, rows)
+            if arguments.position_queries is not None:
+                by_position = self.k_nhkd @ arguments.position_queries.permute(1, 2, 0)
+                scores = scores + by_position.gather(-1, rows.transpose(-1, -2)).transpose(-1, -2)
+        if not self.is_scaled(arguments):
+            return scores
+        scores = scores * arguments.scale
+        if self.bias_hqk is not None:
+            scores = scores + self.bias_hqk.to(scores.dtype)
+        if self.distances is not None and arguments.distance_bias is not None:
+            columns = _distance_columns(self.distances, arguments.distance_bias.shape[1]).to(scores.device)
+            scores = scores + arguments.distance_bias[:, columns].transpose(0, 1).to(scores.dtype)
+        return scores
+
+    def is_scaled(self, arguments: AttentionArguments) -> bool:
+        """Return whether `scores` are scaled."""
+        return self.bias_hqk is not None or arguments.distance_bias is not None
 
 
 class _LengthGroups:
@@ -247,7 +319,9 @@ class _LengthGroups:
             def slots(x: Tensor, begin: int, width: int, count: int = count) -> Tensor:
                 return x[begin : begin + count * width].view(count, width, heads, head_dim).transpose(1, 2)
 
-            mask = _visible_keys(self.lengths_q[rows], self.lengths_k[rows], width_q, width_k, arguments.causal)
+            sizes = (self.lengths_q[rows], self.lengths_k[rows], width_q, width_k)
+            mask = _visible_keys(*sizes, arguments.causal, arguments.window)
+            reads_distances = arguments.distance_bias is not None or arguments.buckets is not None
             bias, key = arguments.bias, arguments.dropout_key
             if bias is not None:
                 padding = (0, max(width_k - bias.shape[2], 0), 0, max(width_q - bias.shape[1], 0))
@@ -261,14 +335,15 @@ class _LengthGroups:
                 None if key is None else key[rows.to(key.device)],
                 first_query,
                 first_key,
+                _distances(*sizes) if reads_distances else None,
             )
             first += count
 
 
 def _probabilities(arguments: AttentionArguments, group: _LengthGroup, *, dropout: bool = True) -> Tensor:
-    scale = 1.0 if group.bias_hqk is not None else arguments.scale
+    scale = 1.0 if group.is_scaled(arguments) else arguments.scale
     p, key = (arguments.dropout_p, group.dropout_key) if dropout else (0.0, None)
-    return softmax_eager(group.scores(arguments.scale), group.mask, scale, p, key, arguments.dropout_site)
+    return softmax_eager(group.scores(arguments), group.mask, scale, p, key, arguments.dropout_site)
 
 
 def _token_rows(x_nhqd: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.arguments import AttentionArguments, AttentionGradients, WantedGradients
 from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.native import buffers, caching_allocator
 from fastbert.ops.operation import NativeBackend, Reason
@@ -26,6 +26,8 @@ class Native(NativeBackend[AttentionArguments]):
             return Reason(f"head_dim={arguments.q.shape[2]} is not between 1 and {MAX_HEAD_DIM}")
         if not 1e-30 <= arguments.scale <= 1e30:
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
+        if arguments.features:
+            return Reason(f"{arguments.features[0]} has no kernel")
         return buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias)
 
     def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
@@ -44,9 +46,9 @@ class Native(NativeBackend[AttentionArguments]):
         return out, lse
 
     def backward(
-        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias, in their tensors' dtypes.
+        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, wanted: WantedGradients
+    ) -> AttentionGradients:
+        """Return the gradients of q, k, v, contiguous, and those that are wanted, in their tensors' dtypes.
 
         `out` and `lse` are the results of `forward`, `grad` (tokens_q, heads, head_dim) is the gradient of `out` in its
         dtype. Probabilities are recomputed from `lse`; delta, the sum of p dp, is computed from them and not from the
@@ -55,10 +57,11 @@ class Native(NativeBackend[AttentionArguments]):
         """
         dq, dk, dv = (caching_allocator.empty(x.shape, x.dtype) for x in arguments[:3])
         dbias = None
-        if arguments.bias is not None and bias_gradient:
+        if arguments.bias is not None and wanted.bias:
             dbias = torch.zeros(arguments.bias.shape, dtype=torch.float32, device="cpu")
         _write_gradients(arguments, out, lse, grad, (dq, dk, dv), dbias)
-        return dq, dk, dv, None if dbias is None or arguments.bias is None else dbias.to(arguments.bias.dtype)
+        bias = None if dbias is None or arguments.bias is None else dbias.to(arguments.bias.dtype)
+        return AttentionGradients(dq, dk, dv, bias)
 
     def backward_joined(self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
         """Return the gradients of q, k, v as one tensor (tokens, 3, heads, head_dim); all have the same tokens."""

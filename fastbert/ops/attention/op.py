@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastbert.ops import custom_op, dispatch
 from fastbert.ops.attention import eager, native, triton
-from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.arguments import AttentionArguments, AttentionGradients, WantedGradients
 from fastbert.ops.autocast import is_autocast_enabled
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.kernel_failures import retried
@@ -18,7 +18,8 @@ from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
 
 ATTENTION = Operation("attention", eager.Eager(), native.Native(), triton.Triton())
-_BIAS = AttentionArguments._fields.index("bias")
+# The indices of the tensors with gradients, in the order of `AttentionGradients`.
+_DIFFERENTIABLE = tuple(map(AttentionArguments._fields.index, AttentionGradients._fields))
 
 
 @retried
@@ -38,10 +39,18 @@ def attention(
     bias: Tensor | None = None,
     scale: float | None = None,
     deterministic: bool = False,
+    window: int | None = None,
+    rotary: Tensor | None = None,
+    rotary_positions: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    position_keys: Tensor | None = None,
+    position_queries: Tensor | None = None,
+    buckets: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax(Q K^T * scale + bias) V for each sequence (Vaswani et al. 2017, section 3.2.1).
 
-    q (tokens_q, heads, head_dim), k and v (tokens_k, heads, head_dim), all of one floating dtype. `cu_seqlens_q` and
+    q (tokens_q, heads, head_dim), k and v (tokens_k, heads, head_dim), all of one floating dtype; k and v may have
+    fewer heads, each shared by consecutive heads of q (Ainslie et al. 2023). `cu_seqlens_q` and
     `cu_seqlens_k` int32 (sequences + 1,) hold the offsets of the sequences, and `max_seqlen_q` and `max_seqlen_k`,
     integers on the host, are at least the longest lengths. With `causal`, the last query attends to all keys and each
     query before it to one key fewer. `bias` (heads, queries, keys) is added to the scores and gets a gradient; it
@@ -50,6 +59,15 @@ def attention(
     counts in steps of 1/256: it is rounded to the nearest, an error of at most 1/512 (a smaller positive p becomes
     1/256), and kept probabilities are scaled by what it is rounded to. A query with no visible key, or with a bias of
     -inf for all of them, gets zeros.
+
+    Positions enter in four ways. `window`: a query attends to so many tokens on each side alone, and cost is linear in
+    length. `rotary` fp32 (positions, rotary_dim), cosines then sines, turns the first dims of q and k (Su et al. 2021),
+    by a token's index in its sequence or by `rotary_positions` int64 (tokens,). `distance_bias` (heads, 2 x length - 1)
+    is added to the scores (Raffel et al. 2020; Press et al. 2022), for any `length` from the longest sequence on:
+    column key - query + length - 1. `position_keys` and `position_queries` (rows, heads, head_dim) add q . position_key
+    and k . position_query to q . k before the scale (disentangled attention, He et al. 2021), of the row that `buckets`
+    int32 (2 x length - 1,) holds for the distance. The last three get gradients. With fewer queries than keys
+    the last query has the last key's position.
 
     Returns (tokens_q, heads, head_dim) in the dtype of q; under autocast q, k and v are cast to its dtype first. Sums
     and the softmax are fp32. fp32 matmuls follow `torch.set_float32_matmul_precision`. Results and gradients are the
@@ -83,9 +101,18 @@ def attention(
         bias=bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
         tf32=q.dtype == torch.float32 and tf32_allowed(),
+        window=window,
+        rotary=rotary,
+        rotary_positions=rotary_positions,
+        distance_bias=distance_bias,
+        position_keys=position_keys,
+        position_queries=position_queries,
+        buckets=buckets,
     )
-    backend, direct, trains = dispatch.choose(ATTENTION, arguments, q, k, v, bias)
-    if direct and (backend.composite or buffers.direct(q, k, v, bias, cu_seqlens_q, cu_seqlens_k, dropout_key)):
+    tables = (bias, distance_bias, position_keys, position_queries)
+    backend, direct, trains = dispatch.choose(ATTENTION, arguments, q, k, v, *tables)
+    others = (cu_seqlens_q, cu_seqlens_k, dropout_key, rotary, rotary_positions, buckets)
+    if direct and (backend.composite or buffers.direct(q, k, v, *tables, *others)):
         return backend.forward(arguments, False)[0]
     dispatch.refuse_forward_mode("attention")
     return _forward(*arguments, backend.name, trains)[0]
@@ -136,12 +163,12 @@ def _backward(
     rest: Tensor,
     arguments: AttentionArguments,
     backend: str,
-    bias_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and of the bias, the last empty without `bias_gradient`."""
+    wanted: list[bool],
+) -> list[Tensor]:
+    """Return the gradients in the order of `AttentionGradients`, those that are not wanted empty."""
     saved = (out, lse, rest) if backend == "triton" else (out, lse)
-    dq, dk, dv, dbias = ATTENTION.backend(backend).backward(arguments, *saved, grad.contiguous(), bias_gradient)
-    return dq, dk, dv, grad.new_empty(0) if dbias is None else dbias
+    gradients = ATTENTION.backend(backend).backward(arguments, *saved, grad.contiguous(), WantedGradients(*wanted))
+    return [grad.new_empty(0) if gradient is None else gradient for gradient in gradients]
 
 
 @_backward.register_fake
@@ -152,10 +179,15 @@ def _(
     rest: Tensor,
     arguments: AttentionArguments,
     backend: str,
-    bias_gradient: bool,
-) -> tuple[Tensor, ...]:
-    tensors: tuple[Any, ...] = (*arguments[:3], arguments.bias if bias_gradient else grad.new_empty(0))
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
+    wanted: list[bool],
+) -> list[Tensor]:
+    tables: list[Any] = [
+        arguments[index] if want else None for index, want in zip(_DIFFERENTIABLE[3:], wanted, strict=True)
+    ]
+    return [
+        grad.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in [*arguments[:3], *tables]
+    ]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -167,7 +199,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
     if grad is not None:
-        bias_gradient = ctx.needs_input_grad[_BIAS]
-        *gradients[:3], dbias = _backward(grad, *custom_op.saved(ctx), bias_gradient)
-        gradients[_BIAS] = dbias if bias_gradient else None
+        wanted = [bool(ctx.needs_input_grad[index]) for index in _DIFFERENTIABLE[3:]]
+        computed = _backward(grad, *custom_op.saved(ctx), wanted)
+        for index, gradient, want in zip(_DIFFERENTIABLE, computed, [True] * 3 + wanted, strict=True):
+            gradients[index] = gradient if want else None
     return tuple(gradients)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.arguments import AttentionArguments, AttentionGradients, WantedGradients
 from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
@@ -28,6 +28,8 @@ class Triton(TritonBackend[AttentionArguments]):
             return Reason(f"head_dim={arguments.q.shape[2]} is not 32, 64, 96 or 128")
         if not 1e-30 <= arguments.scale <= 1e30:
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
+        if arguments.features:
+            return Reason(f"{arguments.features[0]} has no kernel")
         return unsupported_dtype("q", arguments.q) or _unsupported_strides(arguments)
 
     def rest_rows(self, arguments: AttentionArguments) -> int:
@@ -58,12 +60,12 @@ class Triton(TritonBackend[AttentionArguments]):
         lse: Tensor,
         rest: Tensor,
         grad: Tensor,
-        bias_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias."""
+        wanted: WantedGradients,
+    ) -> AttentionGradients:
+        """Return the gradients of q, k, v, contiguous, and those that are wanted."""
         from fastbert.kernels.attention import launchers
 
-        return launchers.backward(kernel_inputs(arguments), out, lse, rest, grad, bias_gradient)
+        return AttentionGradients(*launchers.backward(kernel_inputs(arguments), out, lse, rest, grad, wanted.bias))
 
 
 def _unsupported_strides(arguments: AttentionArguments) -> Reason | None:

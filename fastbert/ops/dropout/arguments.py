@@ -42,6 +42,11 @@ class Site(IntEnum):
     GENERATED_TOKEN = 8
     """ELECTRA's samples, which nothing is dropped for: a site of its own keeps their draws apart."""
 
+    POSITIONS = 9
+    """Embeddings of relative positions, which layers project; the rows count as tokens of the first sequence."""
+    INTERMEDIATE = 10
+    """Behind the activation of the feed-forward network."""
+
     def of_layer(self, layer: int) -> int:
         """Return the counter word of this site in a layer."""
         return layer << 8 | int(self)

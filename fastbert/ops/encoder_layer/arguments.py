@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.checks import check_devices
 from fastbert.ops.dispatch import needs_backward
 from fastbert.ops.dropout.arguments import Site, TokenDropout
-from fastbert.ops.encoder_layer.spec import LayerSpec
+from fastbert.ops.encoder_layer.spec import AttentionSpec, LayerSpec, RotarySpec
 
 # What the forward pass saves for backward.
 SAVE_NOTHING, SAVE_CHEAPLY, SAVE_ALL = 0, 1, 2
@@ -48,6 +48,22 @@ class LayerParameters(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class LayerPositions:
+    """What an encoder's attention reads of positions, the same for all layers; see `fastbert.ops.attention`."""
+
+    position_ids: Tensor | None = None
+    """int64 (tokens,), rows of the rotary tables; None: the index of a token in its sequence."""
+    rotary: Mapping[RotarySpec, Tensor] = field(default_factory=dict)
+    """Rotary tables fp32 (positions, rotary_dim) by their specs."""
+    distance_bias: Tensor | None = None
+    """(heads, 2 x length - 1)."""
+    embeddings: Tensor | None = None
+    """Embeddings of relative positions (rows, hidden_size), which layers project to keys and queries."""
+    buckets: Tensor | None = None
+    """int32 (2 x length - 1,), the rows of `embeddings` by distance."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerBatch:
     """The tensors of a call, the same for all layers: where sequences begin, and what is dropped.
 
@@ -69,6 +85,8 @@ class LayerBatch:
     token_indices: Tensor | None = None
     """int64 (rows,): the tokens whose output is computed, repetitions allowed; None: all, in their order. Attention
     reads every token; what follows it is computed of these alone."""
+    positions: LayerPositions | None = None
+    """None where attention reads none."""
 
     @property
     def drops(self) -> bool:
@@ -89,6 +107,14 @@ class LayerBatch:
         """Return the dropout of the output rows: of `token_indices`, or of all tokens."""
         dropout = self.token_dropout(site, layer)
         return dropout if dropout is None or self.token_indices is None else dropout.select(self.token_indices)
+
+    def rotary_arguments(self, attention: AttentionSpec) -> dict[str, Any]:
+        """Return the arguments of `fastbert.ops.attention` for a layer's rotary embeddings, none if it has none."""
+        if attention.rotary is None:
+            return {}
+        if self.positions is None or attention.rotary not in self.positions.rotary:
+            raise UserError("the batch has no rotary table of this layer: give it in LayerBatch.positions")
+        return {"rotary": self.positions.rotary[attention.rotary], "rotary_positions": self.positions.position_ids}
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Return the output rows of (tokens, width)."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops.dropout.arguments import Site, TokenDropout
@@ -43,25 +44,18 @@ class ComposableLayer(Protocol):
 
 
 def refuse_unsupported(spec: LayerSpec) -> None:
-    """Raise UserError for parts of a spec for which there is no operation."""
+    """Raise UserError for parts of a spec that `LayerParameters` do not hold."""
     for attention in (spec.self_attention, spec.cross_attention):
-        if attention is not None and (attention.window is not None or attention.position != "none"):
+        if attention is not None and attention.position not in ("none", "rotary"):
             raise UserError(
-                f"window={attention.window}, position={attention.position!r}: attention has no such operation; use"
-                " window=None and position='none'"
+                f"position={attention.position!r}: a layer's parameters hold no relative positions; use 'none' or"
+                " 'rotary'"
             )
         if attention is not None and attention.similarity != "dot":
             raise UserError(
                 f"similarity={attention.similarity!r}: attention has no such operation, and a layer's parameters hold"
                 " no perceptron; use 'dot'"
             )
-        if attention is not None and attention.key_value_heads not in (None, attention.heads):
-            raise UserError(
-                f"key_value_heads={attention.key_value_heads}: attention has no grouped heads; use None, or"
-                f" heads={attention.heads}"
-            )
-    if spec.feed_forward.gated:
-        raise UserError("gated=True: gated feed-forward networks have no operation; use gated=False")
     for norm in (spec.attention_norm, spec.cross_attention_norm, spec.output_norm):
         if norm is not None and norm.kind != "layer_norm":
             raise UserError(f"kind={norm.kind!r}: this norm has no operation; use 'layer_norm'")
@@ -94,10 +88,18 @@ def compose_layer(x: Tensor, layer: ComposableLayer, batch: LayerBatch, index: i
     return layer.add_norm("output", _post(spec.output_norm, "output_norm"), intermediate, x, dropout)
 
 
-def activate(product: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """Return the activation of product + bias: (tokens, width) and (width,) -> (tokens, width)."""
-    if activation == "relu":
-        return torch.relu(product if bias is None else product + bias.to(product.dtype))
+def activate(product: Tensor, bias: Tensor | None, activation: Activation, *, gated: bool = False) -> Tensor:
+    """Return the activation of product + bias: (tokens, width) and (width,) -> (tokens, width).
+
+    `gated`: the activation of the first half of the columns times the second half, (tokens, width / 2).
+    """
+    if gated:
+        total = product if bias is None else product + bias.to(product.dtype)
+        first, second = total.chunk(2, dim=-1)
+        return activate(first, None, activation) * second
+    if activation in ("relu", "silu"):
+        total = product if bias is None else product + bias.to(product.dtype)
+        return torch.relu(total) if activation == "relu" else F.silu(total)
     return bias_gelu(product, bias, APPROXIMATIONS[activation])
 
 

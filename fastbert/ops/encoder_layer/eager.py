@@ -40,8 +40,10 @@ def _check_parameters(arguments: EncoderLayerArguments) -> None:
     biases = (attention.projection_bias, attention.output_bias, network.bias, *[norm.bias for norm in norms])
     if not all(biases):
         raise UserError("the spec lacks a bias, but LayerParameters hold every bias: give zeros, and the spec the bias")
-    width = attention.heads * attention.head_dim
-    expected = {"query": (width, spec.hidden_size), "intermediate": (network.intermediate_size, spec.hidden_size)}
+    groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
+    inner = network.intermediate_size * (2 if network.gated else 1)
+    widths = {"query": attention.heads * attention.head_dim, "key": groups * attention.head_dim, "intermediate": inner}
+    expected = {name: (width, spec.hidden_size) for name, width in widths.items()}
     for name, shape in expected.items():
         weight: Tensor = getattr(parameters, name)
         if weight.shape != shape:
@@ -61,13 +63,15 @@ class _Layer:
 
     def expand(self, x: Tensor) -> Tensor:
         bias = self.parameters["intermediate_bias"]
-        return activate(linear(x, self.parameters["intermediate"]), bias, self.spec.feed_forward.activation)
+        network = self.spec.feed_forward
+        return activate(linear(x, self.parameters["intermediate"]), bias, network.activation, gated=network.gated)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, spec = self.arguments.batch, self.spec.self_attention
         offsets, longest = batch.cu_seqlens, batch.max_seqlen
         return attention(
-            q, k, v, offsets, offsets, longest, longest, causal=spec.causal, scale=spec.scale,
+            q, k, v, offsets, offsets, longest, longest, causal=spec.causal, scale=spec.scale, window=spec.window,
+            **batch.rotary_arguments(spec),
             dropout_p=batch.attention_p, dropout_key=batch.dropout_key,
             dropout_site=Site.ATTENTION.of_layer(self.arguments.layer_index),
         )  # fmt: skip

@@ -13,10 +13,28 @@ from typing import Any, Literal, get_args
 
 from fastbert.errors import UserError
 
-Activation = Literal["gelu", "gelu_tanh", "relu"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Position = Literal["none", "rotary", "alibi", "relative", "disentangled"]
 Similarity = Literal["dot", "additive", "concat"]
 # By activation: the name of its GELU in `torch.nn.functional.gelu`.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+@dataclass(frozen=True)
+class RotarySpec:
+    """Rotary position embeddings (Su et al. 2021): the first `width` dims of each head turn with the position."""
+
+    base: float
+    """The wavelength's base, theta."""
+    width: int
+    scaling: tuple[tuple[str, float | str | bool], ...] = ()
+    """How frequencies are stretched for longer inputs: transformers' `rope_parameters` as sorted items; empty: not."""
+
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.width % 2:
+            raise UserError(f"rotary embeddings of {self.width} dims: they turn pairs, so use an even number from 2 on")
+        if not 0 < self.base < float("inf"):
+            raise UserError(f"rope_theta={self.base} must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -30,8 +48,17 @@ class AttentionSpec:
     causal: bool = False
     window: int | None = None
     """Tokens on each side that a query attends to; None: all of its sequence."""
-    position: Literal["none", "rotary", "alibi", "relative", "disentangled"] = "none"
-    """Position encoding inside attention; "none" where positions are added to the embeddings."""
+    position: Position = "none"
+    """Position encoding inside attention; "none" where positions are added to the embeddings. "alibi" and "relative"
+    add the encoder's bias by distance, "disentangled" multiplies with its table of relative positions."""
+    rotary: RotarySpec | None = None
+    """Of the position "rotary"."""
+    position_keys: bool = False
+    """True if queries attend to relative positions (c2p of "disentangled")."""
+    position_queries: bool = False
+    """True if relative positions attend to keys (p2c of "disentangled")."""
+    shares_position_projections: bool = False
+    """True if the projections of keys and queries project relative positions too."""
     projection_bias: bool = True
     """True if the query, key and value projections have biases."""
     output_bias: bool = True
@@ -83,6 +110,17 @@ class LayerSpec:
         attention = self.self_attention
         if attention.heads < 1 or attention.head_dim < 1:
             raise UserError(f"heads={attention.heads} and head_dim={attention.head_dim} must be at least 1")
+        if attention.position not in get_args(Position):
+            names = ", ".join(map(repr, get_args(Position)))
+            raise UserError(f"position={attention.position!r} must be one of {names}")
+        if attention.window is not None and attention.window < 1:
+            raise UserError(f"window={attention.window} must be at least 1 token on each side, or None for all tokens")
+        if (attention.rotary is not None) != (attention.position == "rotary"):
+            raise UserError(f"position={attention.position!r} and rotary={attention.rotary}: one needs the other")
+        if attention.rotary is not None and attention.rotary.width > attention.head_dim:
+            raise UserError(
+                f"rotary embeddings of {attention.rotary.width} dims: heads have {attention.head_dim} alone"
+            )
         if attention.similarity not in get_args(Similarity):
             names = ", ".join(map(repr, get_args(Similarity)))
             raise UserError(f"similarity={attention.similarity!r} must be one of {names}")
@@ -130,6 +168,11 @@ class LayerSpec:
 def decode_spec(encoded: str) -> LayerSpec:
     """Return the spec of which `LayerSpec.encoded` is the text."""
     fields: dict[str, Any] = json.loads(encoded)
+    for name in ("self_attention", "cross_attention"):
+        if fields[name] is not None and fields[name]["rotary"] is not None:
+            rotary = fields[name]["rotary"]
+            scaling = tuple((key, value) for key, value in rotary["scaling"])
+            fields[name]["rotary"] = RotarySpec(**(rotary | {"scaling": scaling}))
     kinds: dict[str, Any] = {
         "self_attention": AttentionSpec, "cross_attention": AttentionSpec, "feed_forward": FeedForwardSpec,
         "attention_norm": NormSpec, "cross_attention_norm": NormSpec, "output_norm": NormSpec,

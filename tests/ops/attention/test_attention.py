@@ -123,8 +123,8 @@ def test_a_sequence_does_not_depend_on_its_neighbours(seed: int) -> None:
 
 
 def test_wrong_shapes_are_named() -> None:
-    q, k = torch.randn(3, 2, 8), torch.randn(3, 1, 8)
-    with pytest.raises(UserError, match=r"equal heads and head_dim, not \(3, 2, 8\), \(3, 1, 8\)"):
+    q, k = torch.randn(3, 2, 8), torch.randn(3, 2, 4)
+    with pytest.raises(UserError, match=r"equal head_dim, and k and v equal shapes, not \(3, 2, 8\), \(3, 2, 4\)"):
         ops.attention(q, k, k, offsets([3]), offsets([3]), 3, 3)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastbert import cpu_capability, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import reference
-from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.arguments import AttentionArguments, WantedGradients
 from fastbert.ops.attention.native import Native
 from fastbert.ops.attention.op import _forward
 
@@ -312,7 +312,7 @@ def test_touches_nothing_outside(
     bias = torch.randn(2, 9, 21, generator=torch.Generator().manual_seed(seed)).to(dtype)
     attention_arguments = arguments_of(inputs, bias=bias)
     out, lse = Native().forward(attention_arguments)
-    expected = Native().backward(attention_arguments, out, lse, inputs.grad, True)
+    expected = Native().backward(attention_arguments, out, lse, inputs.grad, WantedGradients(bias=True))
     fences = [Fenced(x, behind) for x in (*inputs.tensors, bias, inputs.options["dropout_key"], out, lse, inputs.grad)]
     q, k, v, bias, key, out, lse, grad = (x.tensor for x in fences)
     results: list[Fenced] = []
@@ -325,7 +325,7 @@ def test_touches_nothing_outside(
     monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", fenced)
     monkeypatch.setattr(torch, "zeros", fenced)
     changed = attention_arguments._replace(q=q, k=k, v=v, bias=bias, dropout_key=key)
-    actual = Native().backward(changed, out, lse, grad, True)
+    actual = Native().backward(changed, out, lse, grad, WantedGradients(bias=True))
     joined = Native().backward_joined(changed, out, lse, grad)
     monkeypatch.undo()
     assert len(results) == 5

@@ -36,8 +36,7 @@ def batch() -> LayerBatch:
     ("spec", "message"),
     [
         pytest.param(replace(BERT, cross_attention=ATTENTION), "hold no cross-attention", id="cross-attention"),
-        pytest.param(replace(BERT, self_attention=replace(ATTENTION, key_value_heads=2)), "key_value_heads", id="gqa"),
-        pytest.param(replace(BERT, self_attention=replace(ATTENTION, window=8)), "window=8", id="window"),
+        pytest.param(replace(BERT, self_attention=replace(ATTENTION, key_value_heads=2)), "key has shape", id="gqa"),
         pytest.param(
             replace(BERT, self_attention=replace(ATTENTION, similarity="additive")),
             "hold no perceptron",
@@ -46,7 +45,7 @@ def batch() -> LayerBatch:
         pytest.param(replace(BERT, self_attention=replace(ATTENTION, projection_bias=False)), "lacks a bias", id="qkv"),
         pytest.param(replace(BERT, self_attention=replace(ATTENTION, output_bias=False)), "lacks a bias", id="output"),
         pytest.param(replace(BERT, feed_forward=replace(NETWORK, bias=False)), "lacks a bias", id="feed-forward"),
-        pytest.param(replace(BERT, feed_forward=replace(NETWORK, gated=True)), "gated=True", id="gated"),
+        pytest.param(replace(BERT, feed_forward=replace(NETWORK, gated=True)), "intermediate has shape", id="gated"),
         pytest.param(replace(BERT, output_norm=NormSpec(1e-12, bias=False)), "lacks a bias", id="norm"),
         pytest.param(replace(BERT, output_norm=NormSpec(1e-12, kind="rms_norm")), "kind='rms_norm'", id="rms-norm"),
         pytest.param(bert_layer(32, 4, INNER, "gelu", 1e-12), r"query has shape \(64, 64\).*\(32, 32\)", id="width"),
