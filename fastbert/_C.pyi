@@ -313,6 +313,19 @@ class AttentionArguments:
         dropout: tuple[int, int, int],
         keep: float,
     ) -> None: ...
+    def set_positions(
+        self,
+        *,
+        group: int,
+        window: int | None,
+        rotary: tuple[int, int, int],
+        distance_bias: tuple[int, int],
+        position_keys: tuple[int, int, int],
+        position_queries: tuple[int, int, int],
+        buckets: tuple[int, int],
+    ) -> None:
+        """Set heads per head of k and v; the window; the rotary table with its width and the positions; the bias by
+        distance and the buckets with their lengths; the tables of relative positions as q. Addresses are 0 for none."""
 
 def attention(arguments: AttentionArguments, out: int, lse: int) -> bool:
     """Return False, with nothing written, if the offsets do not match the tokens."""
@@ -323,8 +336,10 @@ def attention_backward(
     grad: tuple[int, int, int],
     gradients: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
     dbias: int,
+    dpositions: tuple[int, int, int] = (0, 0, 0),
 ) -> bool:
-    """Write the gradients of q, k, v, with strides like q; dbias is 0 for none, else zeros. Return False as above."""
+    """Write the gradients of q, k, v, with strides like q; dbias is 0 for none, else zeros, and so are those of the bias
+    by distance and of the tables of relative positions, fp32. Return False as above."""
 
 # bindings/gemm.cpp
 

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "bindings/registration.h"
@@ -45,6 +46,11 @@ struct Arguments {
     bool bias_bf16;
     std::array<std::size_t, 3> dropout;
     double keep;
+    // Set by `set_positions`; addresses are 0 for none.
+    std::size_t group = 1, window = kNoWindow;
+    std::array<std::size_t, 3> rotary{};  // address, width, address of the positions
+    std::array<std::size_t, 2> distance_bias{}, buckets{};  // address and length
+    Rows position_keys{}, position_queries{};
 };
 
 // A call and the offsets it points to, empty if they do not match the tokens.
@@ -73,6 +79,13 @@ struct CheckedCall {
         call.dropout.site = static_cast<std::uint32_t>(arguments.dropout[1]);
         call.dropout.threshold = static_cast<std::uint32_t>(arguments.dropout[2]);
         call.dropout.keep = static_cast<float>(arguments.keep);
+        call.group = arguments.group;
+        call.window = arguments.window;
+        call.rotary = {reinterpret_cast<const float*>(arguments.rotary[0]), arguments.rotary[1],
+                       reinterpret_cast<const std::int64_t*>(arguments.rotary[2])};
+        call.distance_bias = {reinterpret_cast<const float*>(arguments.distance_bias[0]), arguments.distance_bias[1]};
+        call.relative = {rows_of(arguments.position_keys), rows_of(arguments.position_queries),
+                         reinterpret_cast<const std::int32_t*>(arguments.buckets[0]), arguments.buckets[1]};
     }
     CheckedCall(const CheckedCall&) = delete;
     CheckedCall& operator=(const CheckedCall&) = delete;
@@ -94,7 +107,7 @@ bool run_forward(const Arguments& arguments, std::size_t out, std::size_t lse) {
 }
 
 bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad, const std::array<Rows, 3>& gradients,
-                  std::size_t dbias) {
+                  std::size_t dbias, const std::array<std::size_t, 3>& dpositions) {
     py::gil_scoped_release release;
     CheckedCall checked(arguments);
     if (!checked.fits()) return false;
@@ -106,6 +119,9 @@ bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad,
     for (std::size_t i = 0; i < 3; ++i)
         *gradient_views[i] = {reinterpret_cast<void*>(gradients[i][0]), gradients[i][1], gradients[i][2]};
     call.dbias = reinterpret_cast<float*>(dbias);
+    call.ddistance_bias = reinterpret_cast<float*>(dpositions[0]);
+    call.dposition_keys = reinterpret_cast<float*>(dpositions[1]);
+    call.dposition_queries = reinterpret_cast<float*>(dpositions[2]);
     attention_backward(call);
     return true;
 }
@@ -121,12 +137,29 @@ void bind_classes(py::module_& module) {
                  return Arguments{q,         k,         v,         bf16,         heads,
                                   dim,       tokens_q,  tokens_k,  cu_seqlens_q, cu_seqlens_k,
                                   sequences, longest_q, longest_k, causal,       scale,
-                                  bias,      bias_bf16, dropout,   keep};
+                                  bias,      bias_bf16, dropout,   keep,         1,
+                                  kNoWindow, {},        {},        {},           {},
+                                  {}};
              }),
              py::arg("q"), py::arg("k"), py::arg("v"), py::arg("bf16"), py::arg("heads"), py::arg("dim"),
              py::arg("tokens_q"), py::arg("tokens_k"), py::arg("cu_seqlens_q"), py::arg("cu_seqlens_k"),
              py::arg("sequences"), py::arg("longest_q"), py::arg("longest_k"), py::arg("causal"), py::arg("scale"),
-             py::arg("bias"), py::arg("bias_bf16"), py::arg("dropout"), py::arg("keep"));
+             py::arg("bias"), py::arg("bias_bf16"), py::arg("dropout"), py::arg("keep"))
+        .def("set_positions",
+             [](Arguments& arguments, std::size_t group, std::optional<std::size_t> window,
+                const std::array<std::size_t, 3>& rotary, const std::array<std::size_t, 2>& distance_bias,
+                const Rows& position_keys, const Rows& position_queries, const std::array<std::size_t, 2>& buckets) {
+                 require(group > 0, "group is 0");
+                 arguments.group = group;
+                 arguments.window = window.value_or(kNoWindow);
+                 arguments.rotary = rotary;
+                 arguments.distance_bias = distance_bias;
+                 arguments.position_keys = position_keys;
+                 arguments.position_queries = position_queries;
+                 arguments.buckets = buckets;
+             },
+             py::kw_only(), py::arg("group"), py::arg("window"), py::arg("rotary"), py::arg("distance_bias"),
+             py::arg("position_keys"), py::arg("position_queries"), py::arg("buckets"));
 }
 
 void bind_functions(py::module_& module) {
@@ -134,7 +167,8 @@ void bind_functions(py::module_& module) {
                "Compute attention of packed sequences; return False, with nothing written, if the offsets do not match the tokens.");
     module.def("attention_backward", &run_gradient, py::arg("arguments"), py::arg("lse"), py::arg("grad"),
                py::arg("gradients"), py::arg("dbias"),
-               "Compute its gradients for q, k, v and optionally the bias; return False as above.");
+               py::arg("dpositions") = std::array<std::size_t, 3>{},
+               "Compute its gradients for q, k, v and optionally the bias and the tables; return False as above.");
 }
 
 const Registration registration{"attention", &bind_functions, &bind_classes};

@@ -23,6 +23,7 @@ namespace {
 #include "cpu/attention/forward.h"
 #include "cpu/simd/transpose_avx512.h"
 #include "cpu/attention/forward_bf16.h"
+#include "cpu/attention/forward_fp32.h"
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_bf16.h"
 

@@ -1,5 +1,5 @@
-// Backward of one sequence and head, generic over the matmuls. Included after forward.h. Longer than 400 lines: one
-// pass over a block's tiles shares its state.
+// Backward of one sequence and head, generic over the matmuls. Included after forward.h. One file: one pass over a
+// block's tiles shares its state.
 //
 // With E = 2^(scores - lse) and the dropout mask M, each query has two sums over its keys, t = sum(E) and
 // D = sum(E * M * (dO V^T)) / t, and with P = E / t:
@@ -17,6 +17,10 @@
 //
 // Products packs a block of queries in two layouts, as the columns of K Q^T and as the rows of dS^T Q, and the upstream
 // gradient likewise. dQ is accumulated per span of kSpan keys.
+//
+// Relative positions (positions.h): with A the products of queries and B those of keys with their tables, dA and dB sum
+// dS by column, each in fp32, and
+//   dQ += scale dA Kp,   dKp = scale dA^T Q,   dK += scale dB Qp,   dQp = scale dB^T K.
 
 inline constexpr std::size_t kKeyTile = kGradientTile, kGroup = kGradientTile;
 inline constexpr std::size_t kGroupStride = 32;
@@ -71,21 +75,27 @@ class AttentionBackward {
     using Weight = typename P::Weight;
 
   public:
-    static std::size_t scratch_bytes(std::size_t dim, std::size_t keys, std::size_t slots) {
-        return AttentionBackward(dim, keys, nullptr).used_ + slots * 2 * kSlot * sizeof(float);
+    static std::size_t scratch_bytes(const AttentionCall& call, std::size_t keys, std::size_t slots) {
+        return AttentionBackward(call, keys, nullptr).used_ + slots * 2 * kSlot * sizeof(float);
     }
 
     static void run(const AttentionBackwardCall& call, const AttentionItem& item, std::byte* scratch) {
-        const std::size_t keys = item.queries > kGradientBlock ? item.keys : 0;
-        AttentionBackward run(call.forward.dim, keys, scratch);
+        const std::size_t keys = accumulates_keys(call.forward, item) ? item.keys : 0;
+        AttentionBackward run(call.forward, keys, scratch);
         run.call_ = &call;
         run.item_ = &item;
+        run.key_head_ = item.head / call.forward.group;
         run.run_item();
     }
 
   private:
-    AttentionBackward(std::size_t dim, std::size_t keys, std::byte* scratch)
-        : scratch_(scratch), dim_(dim), sum_stride_(round_up(dim, 16)) {
+    using Fp32 = typename P::Fp32;
+    static constexpr std::size_t kRowStride = Fp32::kScoreStride;  // of rows in fp32
+    static_assert(kTableStride == kRowStride);
+
+    AttentionBackward(const AttentionCall& call, std::size_t keys, std::byte* scratch)
+        : columns_(call.columns), scratch_(scratch), dim_(call.dim), sum_stride_(round_up(call.dim, 16)) {
+        const std::size_t dim = call.dim;
         query_columns_ = take<Weight>(P::key_bytes(dim));
         grad_columns_ = take<Weight>(P::key_bytes(dim));
         query_rows_ = take<Weight>(P::value_bytes(dim));
@@ -104,6 +114,21 @@ class AttentionBackward {
         const std::size_t rows = std::max(kKeyTile, round_up(keys, kKeyTile));
         key_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
         value_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
+        if (call.rotary.angles) turned_ = take<T>(kGradientBlock * sum_stride_ * sizeof(T));
+        column_stride_ = column_stride(columns_);
+        const std::size_t row_bytes = column_stride_ * sizeof(float);
+        if (columns_.keys) {
+            by_position_ = take<float>((kGradientBlock + P::kTile) * row_bytes);
+            query_columns_sum_ = take<float>(kGradientBlock * row_bytes);
+            query_floats_ = take<float>(kGradientBlock * kRowStride * sizeof(float));
+            query_extra_ = take<float>(kGradientBlock * sum_stride_ * sizeof(float));
+        }
+        if (columns_.queries) {
+            key_positions_ = take<float>(2 * kKeyTile * row_bytes);
+            key_columns_sum_ = take<float>(kKeyTile * row_bytes);
+            key_floats_ = take<float>(kKeyTile * kRowStride * sizeof(float));
+        }
+        if (columns_.count) window_ = take<float>(kGradientBlock * kRowStride * sizeof(float));
         slots_ = take<float>(0);  // last, since their number is a parameter
     }
 
@@ -117,8 +142,40 @@ class AttentionBackward {
     const T* head(const HeadRows& rows, std::size_t token) const {
         return static_cast<const T*>(rows.data) + token * rows.token_stride + item_->head * rows.head_stride;
     }
+    // Keys and values may have fewer heads than queries.
+    const T* key_head(const HeadRows& rows, std::size_t token) const {
+        return static_cast<const T*>(rows.data) + token * rows.token_stride + key_head_ * rows.head_stride;
+    }
     T* head(const HeadGradients& rows, std::size_t token) const {
         return static_cast<T*>(rows.data) + token * rows.token_stride + item_->head * rows.head_stride;
+    }
+
+    // Rows of queries or keys, with their stride.
+    struct Rows {
+        const T* data;
+        std::size_t stride;
+    };
+
+    // Rows index.. of the sequence that begins at `token`, turned by their positions.
+    Rows turn(const T* rows, std::size_t stride, std::size_t token, std::size_t index, std::size_t count) const {
+        const RotaryTable& rotary = call_->forward.rotary;
+        if (!rotary.angles) return {rows, stride};
+        for (std::size_t i = 0; i < count; ++i)
+            rotate_row<false, V>(rows + i * stride, angles_of(rotary, token + index + i, index + i), rotary.width, dim_,
+                                 turned_ + i * sum_stride_);
+        return {turned_, sum_stride_};
+    }
+    Rows keys_from(std::size_t key, std::size_t count) const {
+        const HeadRows& k = call_->forward.k;
+        return turn(key_head(k, item_->key_token + key), k.token_stride, item_->key_token, key, count);
+    }
+
+    // Turn the gradients of rows index.. back.
+    void turn_back(T* rows, std::size_t stride, std::size_t token, std::size_t index, std::size_t count) const {
+        const RotaryTable& rotary = call_->forward.rotary;
+        for (std::size_t i = 0; rotary.angles && i < count; ++i)
+            rotate_row<true, V>(rows + i * stride, angles_of(rotary, token + index + i, index + i), rotary.width, dim_,
+                                rows + i * stride);
     }
 
     // E of a tile's keys and a group's queries, followed by M * (dO V^T).
@@ -126,26 +183,73 @@ class AttentionBackward {
         return slots_ + (tile * groups_ + query / kGroup) * 2 * kSlot;
     }
 
-    // The first query from `first` on that attends to a key, relative to `first`.
-    std::size_t first_visible_query(std::size_t key, std::size_t first) const {
-        if (!call_->forward.causal) return 0;
+    // The key at the position of a query.
+    std::ptrdiff_t position(std::size_t query) const {
+        return static_cast<std::ptrdiff_t>(query + item_->keys) - static_cast<std::ptrdiff_t>(item_->queries);
+    }
+
+    struct Range {
+        std::size_t begin, end;
+    };
+
+    // The `count` queries from `first` on that attend to a key, relative to `first`.
+    Range visible_queries(std::size_t key, std::size_t first, std::size_t count) const {
+        const AttentionCall& call = call_->forward;
+        Range visible{0, count};
         const std::size_t query = key + item_->queries;
-        return query > first + item_->keys ? query - first - item_->keys : 0;
+        if (call.causal && query > first + item_->keys) visible.begin = query - first - item_->keys;
+        if (call.window == kNoWindow) return visible;
+        const auto window = static_cast<std::ptrdiff_t>(call.window), most = static_cast<std::ptrdiff_t>(count);
+        const std::ptrdiff_t middle = static_cast<std::ptrdiff_t>(key) - position(first);
+        const auto begin = static_cast<std::size_t>(std::max<std::ptrdiff_t>(middle - window, 0));
+        const auto end = static_cast<std::size_t>(std::clamp<std::ptrdiff_t>(middle + window + 1, 0, most));
+        return {std::max(visible.begin, begin), end};
+    }
+
+    // The queries that attend to any of a tile's keys, in whole groups; none if it ends where it begins.
+    Range tile_queries(std::size_t key, std::size_t keys, std::size_t first, std::size_t count) const {
+        const std::size_t begin = visible_queries(key, first, count).begin / kGroup * kGroup;
+        const std::size_t end = round_up(visible_queries(key + keys - 1, first, count).end, kGroup);
+        return begin < std::min(end, count) ? Range{begin, std::min(end, count)} : Range{0, 0};
+    }
+
+    // The keys that the block's queries attend to, from the beginning of a unit of dropout bits on and in whole tiles,
+    // whose rows behind the last key are sums of stale data.
+    Range block_keys(std::size_t first, std::size_t count) const {
+        const AttentionCall& call = call_->forward;
+        if (call.window == kNoWindow) return {0, item_->keys};
+        const auto keys = static_cast<std::ptrdiff_t>(item_->keys), window = static_cast<std::ptrdiff_t>(call.window);
+        const std::ptrdiff_t begin = std::clamp<std::ptrdiff_t>(position(first) - window, 0, keys);
+        const std::ptrdiff_t end = std::clamp<std::ptrdiff_t>(position(first + count - 1) + window + 1, begin, keys);
+        return {static_cast<std::size_t>(begin) / KeepBits::kKeys * KeepBits::kKeys,
+                std::min(round_up(static_cast<std::size_t>(end), kKeyTile), item_->keys)};
+    }
+
+    // Zero the lanes of x, those of queries c.., which do not attend to a key.
+    static FASTBERT_INLINE typename V::Float visible_lanes(typename V::Float x, std::size_t c, const Range& visible) {
+        if (c < visible.begin) x = lanes_from<V>(x, visible.begin - c);
+        if (c + V::kLanes > visible.end) x = first_lanes<V>(x, visible.end > c ? visible.end - c : 0, 0.0F);
+        return x;
     }
 
     // The rows of a head are strided too far for the hardware prefetcher.
-    template <class Rows>
-    void prefetch(const Rows& rows, std::size_t token, std::size_t count) const {
-        if (count == 0) return;  // the memory may not exist
-        const auto* row = reinterpret_cast<const std::byte*>(head(rows, token));
-        for (std::size_t i = 0; i < count; ++i, row += rows.token_stride * sizeof(T))
+    template <class Heads>
+    void prefetch(const Heads& rows, std::size_t token, std::size_t count) const {
+        if (count) prefetch_rows(head(rows, token), rows.token_stride, count);  // else the memory may not exist
+    }
+    void prefetch_keys(const HeadRows& rows, std::size_t token, std::size_t count) const {
+        if (count) prefetch_rows(key_head(rows, token), rows.token_stride, count);
+    }
+    void prefetch_rows(const T* rows, std::size_t stride, std::size_t count) const {
+        const auto* row = reinterpret_cast<const std::byte*>(rows);
+        for (std::size_t i = 0; i < count; ++i, row += stride * sizeof(T))
             for (std::size_t byte = 0; byte < dim_ * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
     }
 
     void run_item() {
         const std::size_t queries = item_->queries, keys = item_->keys;
         // Sums over queries accumulate from block to block if there is more than one block.
-        const bool accumulates = queries > kGradientBlock;
+        const bool accumulates = accumulates_keys(call_->forward, *item_);
         if (accumulates || queries == 0) {
             std::fill_n(key_sums_, (accumulates ? keys : std::min(keys, kKeyTile)) * sum_stride_, 0.0F);
             std::fill_n(value_sums_, (accumulates ? keys : std::min(keys, kKeyTile)) * sum_stride_, 0.0F);
@@ -159,41 +263,122 @@ class AttentionBackward {
     void block(std::size_t first, std::size_t count, bool accumulates) {
         const AttentionCall& call = call_->forward;
         const std::size_t token = item_->query_token + first;
-        const T* queries = head(call.q, token);
         const T* grad = head(call_->grad, token);
+        const Range keys = block_keys(first, count);
         prefetch(call_->grad, token, std::min<std::size_t>(count, 64));
-        prefetch(call.k, item_->key_token, std::min<std::size_t>(item_->keys, kKeyTile));
-        prefetch(call.v, item_->key_token, std::min<std::size_t>(item_->keys, kKeyTile));
-        P::pack_keys(queries, call.q.token_stride, count, dim_, query_columns_);
+        prefetch_keys(call.k, item_->key_token + keys.begin, std::min<std::size_t>(keys.end - keys.begin, kKeyTile));
+        prefetch_keys(call.v, item_->key_token + keys.begin, std::min<std::size_t>(keys.end - keys.begin, kKeyTile));
+        const Rows queries = turn(head(call.q, token), call.q.token_stride, item_->query_token, first, count);
+        P::pack_keys(queries.data, queries.stride, count, dim_, query_columns_);
         P::pack_keys(grad, call_->grad.token_stride, count, dim_, grad_columns_);
-        P::pack_values(queries, call.q.token_stride, count, dim_, query_rows_);
+        P::pack_values(queries.data, queries.stride, count, dim_, query_rows_);
         P::pack_values(grad, call_->grad.token_stride, count, dim_, grad_rows_);
+        if (columns_.keys) load_positions(queries, first, count, keys);
         load_shifts(token, count);
         groups_ = (count + kGroup - 1) / kGroup;
-        const bool stored = item_->keys <= kKeptKeys;
-        for (std::size_t key = 0; key < item_->keys && first_visible_query(key, first) < count; key += kKeyTile)
-            compute_exponentials<true>(first, count, key, std::min(kKeyTile, item_->keys - key),
-                                       stored ? key / kKeyTile : 0);
+        first_key_ = keys.begin;
+        const bool stored = keys.end - keys.begin <= kKeptKeys;
+        const auto tile_keys = [&](std::size_t key) { return std::min(kKeyTile, keys.end - key); };
+        const auto begins_behind = [&](std::size_t key) { return visible_queries(key, first, count).begin >= count; };
+        for (std::size_t key = keys.begin; key < keys.end && !begins_behind(key); key += kKeyTile)
+            compute_exponentials<true>(first, count, key, tile_keys(key), stored ? (key - first_key_) / kKeyTile : 0);
         finish_sums(count);
         prefetch(call_->dq, token, std::min<std::size_t>(count, 64));
         P::clear_queries(query_sums_, count, dim_);
-        for (std::size_t begin = 0; begin < item_->keys; begin += P::kSpan) {
-            const std::size_t keys = std::min(P::kSpan, item_->keys - begin);
-            const std::size_t start = first_visible_query(begin, first) / kGroup * kGroup;
+        for (std::size_t begin = keys.begin; begin < keys.end; begin += P::kSpan) {
+            const std::size_t span = std::min(P::kSpan, keys.end - begin);
+            const std::size_t start = visible_queries(begin, first, count).begin / kGroup * kGroup;
             if (start >= count) break;
-            P::load_span(head(call.k, item_->key_token + begin), call.k.token_stride, keys, dim_, span_);
-            std::size_t done = 0;
-            for (; done < keys && first_visible_query(begin + done, first) < count; done += kKeyTile) {
-                const std::size_t here = std::min(kKeyTile, keys - done);
-                tile(first, count, begin + done, here, accumulates, stored);
-                P::store_score_gradients(score_gradients_, here, done, start,
-                                         first_visible_query(begin + done, first) / kGroup * kGroup, count, dim_,
-                                         span_);
+            if (P::kSpan > kKeyTile) {
+                const Rows rows = keys_from(begin, span);
+                P::load_span(rows.data, rows.stride, span, dim_, span_);
             }
-            P::accumulate_over_keys(score_gradients_, key_tile_, span_, std::min(done, keys), start, count, dim_,
-                                    query_sums_);
+            std::size_t done = 0, end = 0;
+            for (; done < span && !begins_behind(begin + done); done += kKeyTile) {
+                const std::size_t here = std::min(kKeyTile, span - done);
+                const Range visible = tile_queries(begin + done, here, first, count);
+                tile(first, count, begin + done, here, accumulates, stored, visible);
+                P::store_score_gradients(score_gradients_, here, done, start, visible.begin, visible.end, count, dim_,
+                                         span_);
+                end = std::max(end, visible.end);
+            }
+            if (start < end)
+                P::accumulate_over_keys(score_gradients_, key_tile_, span_, std::min(done, span), start, end, dim_,
+                                        query_sums_);
         }
-        P::finish_queries(query_sums_, count, dim_, call.scale, head(call_->dq, token), call_->dq.token_stride);
+        if (columns_.keys) finish_positions(count);
+        T* dq = head(call_->dq, token);
+        P::finish_queries(query_sums_, count, dim_, call.scale, dq, call_->dq.token_stride);
+        turn_back(dq, call_->dq.token_stride, item_->query_token, first, count);
+    }
+
+    // A of the block's queries, and the queries as rows of floats; dA is cleared.
+    void load_positions(const Rows& queries, std::size_t first, std::size_t count, const Range& keys) {
+        const auto* table = reinterpret_cast<const Weight*>(columns_.keys + item_->head * columns_.packed_bytes);
+        const std::ptrdiff_t low_key = static_cast<std::ptrdiff_t>(keys.begin) + columns_.length - 1;
+        const std::ptrdiff_t high_key = static_cast<std::ptrdiff_t>(keys.end) - 1 + columns_.length - 1;
+        for (std::size_t row = 0; row < count; row += kKeyTile) {
+            const std::size_t rows = std::min(kKeyTile, count - row);
+            const ColumnRange range = columns_between(columns_, columns_.of_keys, low_key - position(first + row + rows - 1),
+                                                      high_key - position(first + row));
+            P::load_tile(queries.data + row * queries.stride, queries.stride, rows, dim_, key_tile_);
+            P::scores(key_tile_, table, rows, range.first, range.count, columns_.count, dim_,
+                      by_position_ + row * column_stride_ + range.first, column_stride_);
+        }
+        query_range_ = columns_between(columns_, columns_.of_keys, low_key - position(first + count - 1),
+                                       high_key - position(first));
+        clear_columns(query_columns_sum_, count, query_range_);
+        load_floats(queries, count, query_floats_);
+        std::fill_n(query_extra_, count * sum_stride_, 0.0F);
+    }
+
+    void load_floats(const Rows& rows, std::size_t count, float* to) const {
+        for (std::size_t i = 0; i < count; ++i)
+            for (std::size_t d = 0; d < dim_; d += V::kLanes)
+                V::store(to + i * kRowStride + d, load_up_to<V>(rows.data + i * rows.stride + d, dim_ - d));
+    }
+
+    // Also the lanes of a vector behind the last column.
+    void clear_columns(float* sums, std::size_t rows, const ColumnRange& range) const {
+        for (std::size_t i = 0; i < rows; ++i)
+            std::fill_n(sums + i * column_stride_ + range.first, round_up(range.count, 32) + 16, 0.0F);
+    }
+
+    // rows += sums by column times the table's rows, and the columns' gradients += sums by column, transposed, times
+    // `floats`, for `count` rows of sums.
+    void multiply_columns(const float* sums, std::size_t count, const ColumnRange& range, const float* table,
+                          const float* floats, float* rows, float* gradients) {
+        const std::size_t end = std::min(round_up(range.first + range.count, 32), round_up(columns_.count, 32));
+        for (std::size_t first = range.first; first < end; first += kGradientBlock) {
+            const std::size_t width = std::min(kGradientBlock, end - first);
+            for (std::size_t i = 0; i < count; ++i)
+                std::copy_n(sums + i * column_stride_ + first, width, window_ + i * kRowStride);
+            const float* table_rows = table + first * kTableStride;
+            float* columns = gradients ? gradients + first * sum_stride_ : nullptr;
+            for (std::size_t n = 0; n < dim_; n += Fp32::kPanel) {
+                const bool wide = dim_ - n > V::kLanes;
+                const auto multiply = [&]<std::size_t N>() {
+                    Fp32::template multiply_panel<N, kRowStride, 1, kTableStride>(window_, table_rows + n, count, width,
+                                                                                  rows + n, sum_stride_, true);
+                    if (columns)
+                        Fp32::template multiply_panel<N, 1, kRowStride, kRowStride>(window_, floats + n, width, count,
+                                                                                    columns + n, sum_stride_, true);
+                };
+                wide ? multiply.template operator()<2>() : multiply.template operator()<1>();
+            }
+        }
+    }
+
+    float* column_gradients(float* gradients) const {
+        return gradients ? gradients + item_->head * (round_up(columns_.count, 32) * sum_stride_) : nullptr;
+    }
+
+    // What the block's dA adds to dQ and to the gradients of the table of keys.
+    void finish_positions(std::size_t count) {
+        multiply_columns(query_columns_sum_, count, query_range_,
+                         columns_.key_rows + item_->head * columns_.head_floats, query_floats_, query_extra_,
+                         column_gradients(call_->key_columns));
+        P::add_queries(query_sums_, query_extra_, sum_stride_, count, dim_);
     }
 
     // -lse of each query, base 2. Padding queries attend to nothing.
@@ -227,32 +412,140 @@ class AttentionBackward {
     void compute_exponentials(std::size_t first, std::size_t count, std::size_t key, std::size_t keys,
                               std::size_t tile_index) {
         const AttentionCall& call = call_->forward;
-        P::load_tile(head(call.k, item_->key_token + key), call.k.token_stride, keys, dim_, key_tile_);
-        P::load_tile(head(call.v, item_->key_token + key), call.v.token_stride, keys, dim_, value_tile_);
+        load_keys(key, keys);
+        P::load_tile(key_head(call.v, item_->key_token + key), call.v.token_stride, keys, dim_, value_tile_);
         const std::size_t next = std::min(kKeyTile, item_->keys - key - keys);
-        prefetch(call.k, item_->key_token + key + keys, next);
-        prefetch(call.v, item_->key_token + key + keys, next);
-        const std::size_t begin = first_visible_query(key, first) / kGroup * kGroup;
-        // Tiles are computed in the order of their keys, and a later one's queries are among those of an earlier one.
-        if (call.dropout.keys && key % KeepBits::kKeys == 0)
-            attention_column_bits(call.dropout.of(item_->sequence, item_->head), first + begin, count - begin, key,
-                                  keep_bits_ + begin / 8, kKeepStride);
-        for (std::size_t query = begin; query < count; query += kGroup) {
+        prefetch_keys(call.k, item_->key_token + key + keys, next);
+        prefetch_keys(call.v, item_->key_token + key + keys, next);
+        const Range visible = tile_queries(key, keys, first, count);
+        if (call.dropout.keys && key % KeepBits::kKeys == 0) {
+            // The bits of the next tile's queries too, which begin here or later.
+            const std::size_t both = std::min(2 * kKeyTile, item_->keys - key);
+            const Range queries = tile_queries(key, both, first, count);
+            attention_column_bits(call.dropout.of(item_->sequence, item_->head), first + queries.begin,
+                                  queries.end - queries.begin, key, keep_bits_ + queries.begin / 8, kKeepStride);
+        }
+        if (columns_.queries) multiply_key_positions(key, keys, first, visible);
+        for (std::size_t query = visible.begin; query < visible.end; query += kGroup) {
             float *exponentials = slot(tile_index, query), *products = exponentials + kSlot;
             P::group(key_tile_, query_columns_, query, count, keys, dim_, exponentials);
             P::group(value_tile_, grad_columns_, query, count, keys, dim_, products);
             const std::size_t queries = std::min(kGroup, count - query);
-            const bool biased = has_bias(first + query, key);
-            if (biased) {
+            const bool dense = has_bias(first + query, key);
+            if (dense) {
                 if (call.bias_dtype == Dtype::fp32) load_biases<float>(first + query, queries, key, keys);
                 if (call.bias_dtype == Dtype::bf16) load_biases<BFloat16>(first + query, queries, key, keys);
             }
+            const bool biased = dense || columns_.count || call.distance_bias.values;
+            if (biased && !dense) std::fill_n(biases_, kKeyTile * kGroup, 0.0F);
+            if (columns_.count || call.distance_bias.values) add_position_scores(first, query, queries, key, keys);
             if (call.dropout.keys) {
                 biased ? exponentiate<SUMS, true, true>(first, query, queries, key, keys, exponentials, products)
                        : exponentiate<SUMS, true, false>(first, query, queries, key, keys, exponentials, products);
             } else {
                 biased ? exponentiate<SUMS, false, true>(first, query, queries, key, keys, exponentials, products)
                        : exponentiate<SUMS, false, false>(first, query, queries, key, keys, exponentials, products);
+            }
+        }
+    }
+
+    // A tile's keys as the left operand, and as rows of floats where their gradients need them.
+    void load_keys(std::size_t key, std::size_t keys) {
+        const Rows rows = keys_from(key, keys);
+        P::load_tile(rows.data, rows.stride, keys, dim_, key_tile_);
+        if (columns_.queries) load_floats(rows, keys, key_floats_);
+    }
+
+    // B of a tile's keys, for its queries.
+    void multiply_key_positions(std::size_t key, std::size_t keys, std::size_t first, const Range& queries) {
+        if (queries.begin == queries.end) return;
+        const auto* table = reinterpret_cast<const Weight*>(columns_.queries + item_->head * columns_.packed_bytes);
+        const std::ptrdiff_t last_key = static_cast<std::ptrdiff_t>(key + keys) - 1;
+        const ColumnRange range = key_range(key, last_key, first, queries);
+        P::scores(key_tile_, table, keys, range.first, range.count, columns_.count, dim_, key_positions_ + range.first,
+                  column_stride_);
+    }
+
+    ColumnRange key_range(std::size_t key, std::ptrdiff_t last_key, std::size_t first, const Range& queries) const {
+        return columns_between(columns_, columns_.of_queries, position(first + queries.begin) - last_key + columns_.length - 1,
+                               position(first + queries.end - 1) - static_cast<std::ptrdiff_t>(key) + columns_.length - 1);
+    }
+
+    // The distance query - key as an index, of the first of a group's queries and a tile's key.
+    std::ptrdiff_t distance(std::size_t query, std::size_t key, std::size_t length) const {
+        return position(query) - static_cast<std::ptrdiff_t>(key) + static_cast<std::ptrdiff_t>(length) - 1;
+    }
+
+    // Add the bias by distance and the products with relative positions to the group's biases, base 2.
+    void add_position_scores(std::size_t first, std::size_t query, std::size_t queries, std::size_t key,
+                             std::size_t keys) {
+        const AttentionCall& call = call_->forward;
+        const auto unit = V::broadcast(kLog2E), factor = V::broadcast(call.scale * kLog2E);
+        const DistanceBias& bias = call.distance_bias;
+        for (std::size_t r = 0; r < keys; ++r) {
+            for (std::size_t c = 0; c < queries; c += V::kLanes) {
+                float* at = biases_ + r * kGroup + c;
+                auto x = V::load(at);
+                if (bias.values) {
+                    const float* values = call_->reversed_bias + item_->head * bias.columns() +
+                                          distance(first + query + c, key + r, bias.length);
+                    x = V::fma(load_up_to<V>(values, queries - c), unit, x);
+                }
+                if (columns_.queries)
+                    x = V::fma(load_columns<V>(key_positions_ + r * column_stride_, columns_.of_queries,
+                                               columns_.runs_of_queries,
+                                               position(first + query + c) - static_cast<std::ptrdiff_t>(key + r) +
+                                                   columns_.length - 1),
+                               factor, x);
+                V::store(at, x);
+            }
+        }
+        for (std::size_t r = 0; columns_.keys && r < keys; r += V::kLanes) {
+            for (std::size_t c = 0; c < queries; c += V::kLanes) {
+                typename V::Float rows[V::kLanes];
+                std::ptrdiff_t at = static_cast<std::ptrdiff_t>(key + r) - position(first + query + c) + columns_.length - 1;
+                for (std::size_t i = 0; i < V::kLanes; ++i, --at)
+                    rows[i] = c + i < queries ? load_columns<V>(by_position_ + (query + c + i) * column_stride_,
+                                                                columns_.of_keys, columns_.runs_of_keys, at)
+                                              : V::zero();
+                P::transpose(rows);
+                for (std::size_t i = 0; i < V::kLanes; ++i) {
+                    float* to = biases_ + (r + i) * kGroup + c;
+                    V::store(to, V::fma(rows[i], factor, V::load(to)));
+                }
+            }
+        }
+    }
+
+    // Add a group's dS to the gradient of the bias by distance, to dA and to dB.
+    void add_position_gradients(std::size_t first, std::size_t query, std::size_t queries, std::size_t key,
+                                std::size_t keys, const float* score_gradients) {
+        const DistanceBias& bias = call_->forward.distance_bias;
+        for (std::size_t r = 0; r < keys; ++r) {
+            for (std::size_t c = 0; c < queries; c += V::kLanes) {
+                const auto x = first_lanes<V>(V::load(score_gradients + r * kGroupStride + c), queries - c, 0.0F);
+                if (call_->ddistance_bias) {
+                    float* to = call_->reversed_gradient + item_->head * bias.columns() +
+                                distance(first + query + c, key + r, bias.length);
+                    store_up_to<V>(to, V::add(load_up_to<V>(to, queries - c), x), queries - c);
+                }
+                if (columns_.queries)
+                    add_columns<V>(key_columns_sum_ + r * column_stride_, columns_.of_queries, columns_.runs_of_queries,
+                                   position(first + query + c) - static_cast<std::ptrdiff_t>(key + r) +
+                                       columns_.length - 1,
+                                   x);
+            }
+        }
+        for (std::size_t r = 0; columns_.keys && r < keys; r += V::kLanes) {
+            for (std::size_t c = 0; c < queries; c += V::kLanes) {
+                typename V::Float rows[V::kLanes];
+                for (std::size_t i = 0; i < V::kLanes; ++i)
+                    rows[i] = r + i < keys ? V::load(score_gradients + (r + i) * kGroupStride + c) : V::zero();
+                P::transpose(rows);
+                std::ptrdiff_t at = static_cast<std::ptrdiff_t>(key + r) - position(first + query + c) + columns_.length - 1;
+                for (std::size_t i = 0; i < std::min(V::kLanes, queries - c); ++i, --at)
+                    add_columns<V>(query_columns_sum_ + (query + c + i) * column_stride_, columns_.of_keys,
+                                   columns_.runs_of_keys, at, rows[i]);
             }
         }
     }
@@ -270,6 +563,7 @@ class AttentionBackward {
         const auto keep = V::broadcast(call_->forward.dropout.keep);
         const std::uint8_t* keep_bits = keep_bits_ + key % KeepBits::kKeys * kKeepStride + query / 8;
         const float* biases = biases_;
+        const bool masks = call_->forward.causal || call_->forward.window != kNoWindow;
         for (std::size_t c = 0; c < queries; c += V::kLanes) {
             const auto shift = V::load(shifts_ + query + c);
             auto total = V::zero(), dot = V::zero();
@@ -281,10 +575,10 @@ class AttentionBackward {
                 auto product = V::load(products + at);
                 const std::uint8_t* bits = keep_bits + r * kKeepStride + c / 8;
                 if constexpr (DROPS) product = V::where_bits(bits, V::mul(product, keep), V::zero());
-                const std::size_t first_visible = first_visible_query(key + r, first + query);
-                if (c < first_visible) {
-                    weight = lanes_from<V>(weight, first_visible - c);
-                    product = lanes_from<V>(product, first_visible - c);
+                if (masks) {
+                    const Range visible = visible_queries(key + r, first + query, kGroup);
+                    weight = visible_lanes(weight, c, visible);
+                    product = visible_lanes(product, c, visible);
                 }
                 if constexpr (SUMS) {
                     total = V::add(total, weight);
@@ -304,11 +598,12 @@ class AttentionBackward {
     }
 
     // Compute the block's contribution to the gradients of keys key.. of the sequence.
-    void tile(std::size_t first, std::size_t count, std::size_t key, std::size_t keys, bool accumulates, bool stored) {
+    void tile(std::size_t first, std::size_t count, std::size_t key, std::size_t keys, bool accumulates, bool stored,
+              const Range& visible) {
         const AttentionCall& call = call_->forward;
-        const std::size_t tile_index = stored ? key / kKeyTile : 0;
+        const std::size_t tile_index = stored ? (key - first_key_) / kKeyTile : 0;
         if (stored) {
-            P::load_tile(head(call.k, item_->key_token + key), call.k.token_stride, keys, dim_, key_tile_);
+            load_keys(key, keys);
         } else {
             compute_exponentials<false>(first, count, key, keys, tile_index);
         }
@@ -316,11 +611,15 @@ class AttentionBackward {
             prefetch(call_->dk, item_->key_token + key, keys);
             prefetch(call_->dv, item_->key_token + key, keys);
         }
-        const std::size_t begin = first_visible_query(key, first) / kGroup * kGroup;
-        for (std::size_t query = begin; query < count; query += kGroup) {
+        const ColumnRange range = columns_.queries && visible.begin < visible.end
+                                      ? key_range(key, static_cast<std::ptrdiff_t>(key + keys) - 1, first, visible)
+                                      : ColumnRange{0, 0};
+        if (columns_.queries) clear_columns(key_columns_sum_, keys, range);
+        const bool adds_positions = columns_.count || call_->ddistance_bias;
+        for (std::size_t query = visible.begin; query < visible.end; query += kGroup) {
             const std::size_t queries = std::min(kGroup, count - query);
             float* exponentials = slot(tile_index, query);
-            const bool adds = call_->dbias && has_bias(first + query, key);
+            const bool adds_dense = call_->dbias && has_bias(first + query, key), adds = adds_dense || adds_positions;
             if (call.dropout.keys) {
                 adds ? score_gradient<true, true>(first, query, queries, key, keys, exponentials)
                      : score_gradient<true, false>(first, query, queries, key, keys, exponentials);
@@ -328,13 +627,17 @@ class AttentionBackward {
                 adds ? score_gradient<false, true>(first, query, queries, key, keys, exponentials)
                      : score_gradient<false, false>(first, query, queries, key, keys, exponentials);
             }
-            if (adds) add_biases(first + query, queries, key, keys, exponentials);
+            if (adds_dense) add_biases(first + query, queries, key, keys, exponentials);
+            if (adds_positions) add_position_gradients(first, query, queries, key, keys, exponentials);
         }
         const std::size_t row = accumulates ? key : 0;
-        P::accumulate_over_queries(weights_, grad_rows_, keys, begin, count, count, dim_,
+        P::accumulate_over_queries(weights_, grad_rows_, keys, visible.begin, visible.end, count, dim_,
                                    value_sums_ + row * sum_stride_, sum_stride_, accumulates);
-        P::accumulate_over_queries(score_gradients_, query_rows_, keys, begin, count, count, dim_,
+        P::accumulate_over_queries(score_gradients_, query_rows_, keys, visible.begin, visible.end, count, dim_,
                                    key_sums_ + row * sum_stride_, sum_stride_, accumulates);
+        if (columns_.queries)
+            multiply_columns(key_columns_sum_, keys, range, columns_.query_rows + item_->head * columns_.head_floats,
+                             key_floats_, key_sums_ + row * sum_stride_, column_gradients(call_->query_columns));
         if (!accumulates) finish_keys(key, keys, 0);
     }
 
@@ -345,6 +648,7 @@ class AttentionBackward {
         const float* products = exponentials + kSlot;
         Weight *weights = weights_ + query, *score_gradients = score_gradients_ + query;
         const std::size_t width = round_up(queries, P::kWeightStep);
+        const bool masks = call_->forward.causal || call_->forward.window != kNoWindow;
         for (std::size_t c = 0; c < width; c += V::kLanes) {
             const auto share = V::load(totals_ + query + c), delta = V::load(deltas_ + query + c);
             const auto kept_share = V::mul(share, V::broadcast(call_->forward.dropout.keep));
@@ -355,10 +659,10 @@ class AttentionBackward {
                 auto weight = DROPS ? V::mul(V::max(V::zero(), x), kept_share) : V::mul(x, share);
                 auto score_gradient =
                     V::mul(DROPS ? V::mul(V::abs(x), share) : weight, V::sub(V::load(products + at), delta));
-                const std::size_t first_visible = first_visible_query(key + r, first + query);
-                if (c < first_visible) {
-                    weight = lanes_from<V>(weight, first_visible - c);
-                    score_gradient = lanes_from<V>(score_gradient, first_visible - c);
+                if (masks) {
+                    const Range visible = visible_queries(key + r, first + query, kGroup);
+                    weight = visible_lanes(weight, c, visible);
+                    score_gradient = visible_lanes(score_gradient, c, visible);
                 }
                 if (c + V::kLanes > queries) {
                     const std::size_t left = c < queries ? queries - c : 0;
@@ -427,10 +731,12 @@ class AttentionBackward {
             write_row<V>(key_sums_ + offset, dim_, call_->forward.scale, dk + i * call_->dk.token_stride);
             write_row<V>(value_sums_ + offset, dim_, 1.0F, dv + i * call_->dv.token_stride);
         }
+        turn_back(dk, call_->dk.token_stride, item_->key_token, key, keys);
     }
 
     const AttentionBackwardCall* call_ = nullptr;
     const AttentionItem* item_ = nullptr;
+    const PositionColumns& columns_;
     std::byte* scratch_;  // null to compute only the size
     std::size_t used_ = 0;
     std::size_t dim_, sum_stride_;
@@ -441,7 +747,14 @@ class AttentionBackward {
     float *shifts_, *totals_, *deltas_;  // per query: -lse, t and D
     std::byte* span_;
     float *query_sums_, *key_sums_, *value_sums_, *slots_;
-    std::size_t groups_ = 0;  // groups of the block's queries
+    std::size_t groups_ = 0;     // groups of the block's queries
+    std::size_t first_key_ = 0;  // of the block's tiles
+    std::size_t key_head_ = 0, column_stride_ = 0;
+    T* turned_ = nullptr;  // rows turned by their positions
+    // A and B, dA and dB, rows in fp32, what dA adds to dQ, and a range of columns.
+    float *by_position_ = nullptr, *key_positions_ = nullptr, *query_columns_sum_ = nullptr, *key_columns_sum_ = nullptr;
+    float *query_floats_ = nullptr, *key_floats_ = nullptr, *query_extra_ = nullptr, *window_ = nullptr;
+    ColumnRange query_range_{0, 0};
 };
 
 template <class P, class G>
@@ -450,6 +763,9 @@ constexpr AttentionKernel make_kernel(void (*enter)() = nullptr, void (*leave)()
             &AttentionForward<P>::run,
             &AttentionBackward<G>::scratch_bytes,
             &AttentionBackward<G>::run,
+            &position_table_bytes<P>,
+            &pack_position_table<P>,
+            &load_position_table<P>,
             enter,
             leave};
 }

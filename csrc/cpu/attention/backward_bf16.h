@@ -3,9 +3,17 @@
 // dQ needs dS with one row per query, but dS has one row per key. The transpose is accumulated instead: K^T (dims,
 // keys) times dS in VNNI layout, which is cheaper than transposing dS. AMX needs depth, so dS of a whole span of keys
 // is kept: [queries / 16][keys / 32][16 pairs of keys][16 queries][2].
+struct GradientLanes : Avx512 {
+    static constexpr std::size_t kRows = 8, kFewRows = 4;
+
+    static FASTBERT_INLINE void transpose(__m512 (&rows)[16]) { transpose_lanes(rows); }
+};
+
 template <class Blocks>
 struct Bf16Backward : Bf16Products<Blocks> {
     using Forward = Bf16Products<Blocks>;
+    // Sums by relative position are multiplied in fp32.
+    using Fp32 = Fp32Products<GradientLanes, BFloat16>;
     using Forward::kQueryStride, Forward::kWeightStride;
     static constexpr std::size_t kSpan = 256, kSteps = kSpan / 32;
     static constexpr std::size_t kSpanStride = 288;  // of K^T
@@ -27,8 +35,6 @@ struct Bf16Backward : Bf16Products<Blocks> {
         for (std::size_t d = 0; d < round_up(dim, 32); ++d)
             std::fill_n(sums + d * kSumStride, round_up(count, 32), 0.0F);
     }
-
-    static FASTBERT_INLINE void transpose(__m512 (&rows)[16]) { transpose_lanes(rows); }
 
     static void load_tile(const BFloat16* k, std::size_t stride, std::size_t rows, std::size_t dim, BFloat16* to) {
         Forward::load_queries(k, stride, rows, dim, to);
@@ -65,16 +71,16 @@ struct Bf16Backward : Bf16Products<Blocks> {
                                                   (end - first + 31) / 32, (stored + 31) / 32, sums, sum_stride, add);
     }
 
-    // Store a tile's dS (keys, first..end) into the span at key `done`; zero from `start` to `first`, where queries
-    // attend to no key, and for missing keys.
+    // Store a tile's dS (keys, first..last) into the span at key `done`; zero elsewhere from `start` to `end`, where
+    // queries attend to no key, and for missing keys.
     static void store_score_gradients(const BFloat16* score_gradients, std::size_t keys, std::size_t done,
-                                      std::size_t start, std::size_t first, std::size_t end, std::size_t dim,
-                                      std::byte* span) {
+                                      std::size_t start, std::size_t first, std::size_t last, std::size_t end,
+                                      std::size_t dim, std::byte* span) {
         const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
                                              6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
         const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
         const auto row = [&](std::size_t key, std::size_t query) {
-            return key < keys && query >= first ? _mm512_load_si512(score_gradients + key * kWeightStride + query)
+            return key < keys && query >= first && query < last ? _mm512_load_si512(score_gradients + key * kWeightStride + query)
                                                 : _mm512_setzero_si512();
         };
         for (std::size_t query = start; query < end; query += 32) {
@@ -97,6 +103,12 @@ struct Bf16Backward : Bf16Products<Blocks> {
                                                     (end - first + 15) / 16, (keys + 31) / 32, kSteps,
                                                     sums + d * kSumStride + first, kSumStride, true);
         }
+    }
+
+    // sums += rows (count, dim), transposed.
+    static void add_queries(float* sums, const float* rows, std::size_t stride, std::size_t count, std::size_t dim) {
+        for (std::size_t i = 0; i < count; ++i)
+            for (std::size_t d = 0; d < dim; ++d) sums[d * kSumStride + i] += rows[i * stride + d];
     }
 
     static void finish_queries(const float* sums, std::size_t count, std::size_t dim, float scale, BFloat16* out,

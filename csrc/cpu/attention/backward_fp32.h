@@ -2,6 +2,7 @@
 template <class Lanes, class T>
 struct Fp32Backward : Fp32Products<Lanes, T> {
     using Forward = Fp32Products<Lanes, T>;
+    using Fp32 = Forward;
     using Forward::kLanes, Forward::kPanel, Forward::kScoreStride;
     static constexpr std::size_t kQueryStride = kScoreStride;
     // dS is read in place, one column of the tile at a time, and so are the tile's keys.
@@ -14,8 +15,6 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
     static void clear_queries(float* sums, std::size_t count, std::size_t dim) {
         std::fill_n(sums, count * round_up(dim, 16), 0.0F);
     }
-
-    static FASTBERT_INLINE void transpose(typename Lanes::Float (&rows)[kLanes]) { Lanes::transpose(rows); }
 
     static void load_tile(const T* k, std::size_t stride, std::size_t rows, std::size_t dim, float* to) {
         Forward::load_queries(k, stride, rows, dim, to);
@@ -52,7 +51,12 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
     }
 
     static void store_score_gradients(const float*, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t,
-                                      std::size_t, std::byte*) {}
+                                      std::size_t, std::size_t, std::byte*) {}
+
+    static void add_queries(float* sums, const float* rows, std::size_t stride, std::size_t count, std::size_t) {
+        for (std::size_t i = 0; i < count * stride; i += kLanes)
+            Lanes::store(sums + i, Lanes::add(Lanes::load(sums + i), Lanes::load(rows + i)));
+    }
 
     // sums (first..end, dim) += dS (keys, first..end)^T times the tile's keys.
     static void accumulate_over_keys(const float* score_gradients, const float* tile, const std::byte*,

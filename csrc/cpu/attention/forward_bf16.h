@@ -87,15 +87,26 @@ struct Bf16Products {
         }
     }
 
-    static void scores(const BFloat16* q, const BFloat16* k, std::size_t rows, std::size_t visible, std::size_t,
-                       std::size_t dim, float* s) {
-        const std::size_t steps = (dim + 31) / 32;
-        multiply<kQueryStride>(q, k, rows, (visible + 15) / 16, steps, steps, s, kScoreStride, false);
+    // The offset of a packed key, a multiple of 32, in elements.
+    static constexpr std::size_t packed_keys(std::size_t key, std::size_t dim) {
+        return key / 16 * ((dim + 31) / 32) * kSquare;
     }
 
-    static void accumulate(const BFloat16* weights, const BFloat16* v, std::size_t rows, std::size_t visible,
-                           std::size_t keys, std::size_t dim, float* sums, std::size_t sum_stride, bool add) {
-        multiply<kWeightStride>(weights, v, rows, (dim + 15) / 16, (visible + 31) / 32, (keys + 31) / 32, sums,
-                                sum_stride, add);
+    static FASTBERT_INLINE void transpose(__m512 (&rows)[16]) { transpose_lanes(rows); }
+
+    // s (rows, visible) = q k^T for the packed keys first..; `first` is a multiple of 32.
+    static void scores(const BFloat16* q, const BFloat16* k, std::size_t rows, std::size_t first, std::size_t visible,
+                       std::size_t, std::size_t dim, float* s, std::size_t s_stride) {
+        const std::size_t steps = (dim + 31) / 32;
+        multiply<kQueryStride>(q, k + packed_keys(first, dim), rows, (visible + 15) / 16, steps, steps, s, s_stride,
+                               false);
+    }
+
+    // sums (rows, dim) = weights v for the packed values first.. of `keys`, added if `add`.
+    static void accumulate(const BFloat16* weights, const BFloat16* v, std::size_t rows, std::size_t first,
+                           std::size_t visible, std::size_t keys, std::size_t dim, float* sums, std::size_t sum_stride,
+                           bool add) {
+        multiply<kWeightStride>(weights, v + first / 32 * kSquare, rows, (dim + 15) / 16, (visible + 31) / 32,
+                                (keys + 31) / 32, sums, sum_stride, add);
     }
 };

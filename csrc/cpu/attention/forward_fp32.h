@@ -92,19 +92,24 @@ struct Fp32Products {
         }
     }
 
-    // The extent of a packed operand that is used, and its stored extent.
+    // The offset of a packed key, a multiple of 32, in elements.
+    static constexpr std::size_t packed_keys(std::size_t key, std::size_t dim) { return key * dim; }
+
+    static FASTBERT_INLINE void transpose(typename Lanes::Float (&rows)[kLanes]) { Lanes::transpose(rows); }
+
+    // The extent of a packed operand that is used, its stored extent, and where the use begins.
     struct Extent {
-        std::size_t used, stored;
+        std::size_t used, stored, first = 0;
     };
 
-    // c (rows, columns.used) = a b over depth.used rows of b's panels.
+    // c (rows, columns.used) = a b over depth.used rows of b's panels, from depth.first on.
     static FASTBERT_INLINE void multiply(const float* a, const float* b, std::size_t rows, Extent columns, Extent depth,
                                          float* c, std::size_t c_stride, bool add) {
         for (std::size_t n = 0; n < columns.used; n += kPanel, b += kPanel * depth.stored) {
             if (columns.stored - n > kLanes) {
-                multiply_panel<2>(a, b, rows, depth.used, c + n, c_stride, add);
+                multiply_panel<2>(a, b + depth.first * kPanel, rows, depth.used, c + n, c_stride, add);
             } else {
-                multiply_panel<1>(a, b, rows, depth.used, c + n, c_stride, add);
+                multiply_panel<1>(a, b + depth.first * kLanes, rows, depth.used, c + n, c_stride, add);
             }
         }
     }
@@ -122,13 +127,16 @@ struct Fp32Products {
                                                                          c_stride, add);
     }
 
-    static void scores(const float* q, const float* k, std::size_t rows, std::size_t visible, std::size_t keys,
-                       std::size_t dim, float* s) {
-        multiply(q, k, rows, {visible, keys}, {dim, dim}, s, kScoreStride, false);
+    // s (rows, visible) = q k^T for the packed keys first.. of `keys`; `first` is a multiple of 32.
+    static void scores(const float* q, const float* k, std::size_t rows, std::size_t first, std::size_t visible,
+                       std::size_t keys, std::size_t dim, float* s, std::size_t s_stride) {
+        multiply(q, k + packed_keys(first, dim), rows, {visible, keys - first}, {dim, dim}, s, s_stride, false);
     }
 
-    static void accumulate(const float* weights, const float* v, std::size_t rows, std::size_t visible,
-                           std::size_t keys, std::size_t dim, float* sums, std::size_t sum_stride, bool add) {
-        multiply(weights, v, rows, {dim, dim}, {visible, keys}, sums, sum_stride, add);
+    // sums (rows, dim) = weights v for the packed values first.. of `keys`, added if `add`.
+    static void accumulate(const float* weights, const float* v, std::size_t rows, std::size_t first,
+                           std::size_t visible, std::size_t keys, std::size_t dim, float* sums, std::size_t sum_stride,
+                           bool add) {
+        multiply(weights, v, rows, {dim, dim}, {visible, keys, first}, sums, sum_stride, add);
     }
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,9 +27,8 @@ class Native(NativeBackend[AttentionArguments]):
             return Reason(f"head_dim={arguments.q.shape[2]} is not between 1 and {MAX_HEAD_DIM}")
         if not 1e-30 <= arguments.scale <= 1e30:
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
-        if arguments.features:
-            return Reason(f"{arguments.features[0]} has no kernel")
-        return buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias)
+        tables = (arguments.position_keys, arguments.position_queries, arguments.distance_bias)
+        return buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias, *tables)
 
     def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
         """Return out, contiguous, shape and dtype of q, and lse (heads, tokens_q) fp32, the rows' log-sum-exp.
@@ -37,6 +37,7 @@ class Native(NativeBackend[AttentionArguments]):
         take bf16 and fp32 operands as they are; sums and the softmax are fp32. Raises UserError for offsets that do not
         describe the tokens.
         """
+        arguments.check_positions()
         tokens, heads, dim = arguments.q.shape
         out = caching_allocator.empty((tokens, heads, dim), arguments.q.dtype)
         lse = caching_allocator.empty((heads, tokens) if with_lse else (0,), torch.float32)
@@ -55,13 +56,28 @@ class Native(NativeBackend[AttentionArguments]):
         rounded `out`, so dq and dk are zero where a query attends to one key. Sums are fp32, in one order on any number
         of threads. The bias gradient is summed over the sequences in their order, each head on one thread.
         """
-        dq, dk, dv = (caching_allocator.empty(x.shape, x.dtype) for x in arguments[:3])
+        q, k, _ = arguments[:3]
+        # Each head of queries writes its own gradients of keys and values, which are summed below.
+        shapes = (q.shape, (k.shape[0], *q.shape[1:]), (k.shape[0], *q.shape[1:]))
+        dq, dk, dv = (caching_allocator.empty(shape, q.dtype) for shape in shapes)
         dbias = None
         if arguments.bias is not None and wanted.bias:
             dbias = torch.zeros(arguments.bias.shape, dtype=torch.float32, device="cpu")
-        _write_gradients(arguments, out, lse, grad, (dq, dk, dv), dbias)
+        names = WantedGradients._fields[1:]
+        sums: list[Tensor | None] = [
+            torch.zeros(getattr(arguments, name).shape, dtype=torch.float32, device="cpu") if want else None
+            for name, want in zip(names, wanted[1:], strict=True)
+        ]
+        _write_gradients(arguments, out, lse, grad, (dq, dk, dv), dbias, sums)
         bias = None if dbias is None or arguments.bias is None else dbias.to(arguments.bias.dtype)
-        return AttentionGradients(dq, dk, dv, bias)
+        if arguments.key_value_heads != arguments.heads:
+            groups = (-1, arguments.key_value_heads, arguments.heads // arguments.key_value_heads, q.shape[2])
+            dk, dv = (x.view(groups).sum(2, dtype=torch.float32).to(q.dtype) for x in (dk, dv))
+        tables = {
+            name: None if total is None else total.to(getattr(arguments, name).dtype)
+            for name, total in zip(names, sums, strict=True)
+        }
+        return AttentionGradients(dq, dk, dv, bias, **tables)
 
     def backward_joined(self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
         """Return the gradients of q, k, v as one tensor (tokens, 3, heads, head_dim); all have the same tokens."""
@@ -83,6 +99,7 @@ def _write_gradients(
     grad: Tensor,
     gradients: tuple[Tensor, ...],
     dbias: Tensor | None,
+    tables: Sequence[Tensor | None] = (None, None, None),
 ) -> None:
     q = arguments.q
     if out.shape != q.shape or grad.shape != q.shape or out.dtype != q.dtype or grad.dtype != q.dtype:
@@ -104,6 +121,7 @@ def _write_gradients(
         _strided("grad", grad),
         (dq, dk, dv),
         0 if dbias is None else dbias.data_ptr(),
+        tuple(0 if table is None else table.data_ptr() for table in tables),  # type: ignore[arg-type]
     )
     if not valid:
         _refuse_offsets(arguments)
@@ -146,7 +164,34 @@ def _kernel_inputs(arguments: AttentionArguments) -> tuple[_C.AttentionArguments
         dropout,
         dropout_scale,
     )
-    return inputs, (q, k, v, cu_seqlens_q, cu_seqlens_k, bias, key)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, bias, key)
+    return inputs, (*tensors, *_set_positions(inputs, arguments)) if arguments.features else tensors
+
+
+def _set_positions(inputs: _C.AttentionArguments, arguments: AttentionArguments) -> tuple[Any, ...]:
+    """Add positions and grouped heads to the arguments of kernels; return the tensors that must outlive the call."""
+    rotary, positions, bias = arguments.rotary, arguments.rotary_positions, arguments.distance_bias
+    tables = [None if x is None else _contiguous_heads(x) for x in arguments[-3:-1]]
+    rotary = None if rotary is None else rotary.contiguous()
+    positions = None if positions is None else positions.contiguous()
+    # A copy in fp32 is small beside q.
+    bias = None if bias is None else bias.to(torch.float32).contiguous()
+    buckets = None if arguments.buckets is None else arguments.buckets.contiguous()
+    keys, queries = ((0, 0, 0) if x is None else _strided("relative positions", x) for x in tables)
+    inputs.set_positions(
+        group=arguments.heads // arguments.key_value_heads,
+        window=arguments.window,
+        rotary=(
+            buffers.address("rotary", rotary),
+            0 if rotary is None else rotary.shape[1],
+            buffers.address("rotary_positions", positions),
+        ),
+        distance_bias=(buffers.address("distance_bias", bias), 0 if bias is None else (bias.shape[1] + 1) // 2),
+        position_keys=keys,
+        position_queries=queries,
+        buckets=(buffers.address("buckets", buckets), 0 if buckets is None else (len(buckets) + 1) // 2),
+    )
+    return rotary, positions, bias, buckets, *tables
 
 
 def _strided(name: str, x: Tensor) -> tuple[int, int, int]:
