@@ -14,7 +14,7 @@ from fastbert.ops.dropout.op import dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
 from fastbert.ops.gelu.op import bias_gelu
 from fastbert.ops.linear.op import linear
-from fastbert.ops.norm.op import dropout_add_layer_norm, gelu_layer_norm, layer_norm
+from fastbert.ops.norm.op import dropout_add_layer_norm, dropout_add_rms_norm, gelu_layer_norm, layer_norm, rms_norm
 from fastbert.ops.softmax.op import softmax
 
 __all__ = [
@@ -24,11 +24,13 @@ __all__ = [
     "bias_gelu",
     "dropout",
     "dropout_add_layer_norm",
+    "dropout_add_rms_norm",
     "embedding_layer_norm",
     "gelu_layer_norm",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "rms_norm",
     "softmax",
 ]
 

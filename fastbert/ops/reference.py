@@ -170,10 +170,15 @@ def attention(
     return torch.cat(outputs) if outputs else q_thd[:0]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | float, eps: float) -> Tensor:
     """Compute (x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, equation 4)."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019, equation 4)."""
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

@@ -56,9 +56,6 @@ def refuse_unsupported(spec: LayerSpec) -> None:
                 f"similarity={attention.similarity!r}: attention has no such operation, and a layer's parameters hold"
                 " no perceptron; use 'dot'"
             )
-    for norm in (spec.attention_norm, spec.cross_attention_norm, spec.output_norm):
-        if norm is not None and norm.kind != "layer_norm":
-            raise UserError(f"kind={norm.kind!r}: this norm has no operation; use 'layer_norm'")
 
 
 def compose_layer(x: Tensor, layer: ComposableLayer, batch: LayerBatch, index: int) -> Tensor:
