@@ -188,6 +188,16 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
 
 
+def gated_activation(x: Tensor, activation: str) -> Tensor:
+    """Compute activation(gate) * value of the halves of x (Shazeer 2020, "GLU variants improve Transformer")."""
+    gate, value = x.chunk(2, dim=-1)
+    if activation == "relu":
+        return gate.clamp(min=0) * value
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate)) * value
+    return gelu(gate, "tanh" if activation == "gelu_tanh" else "none") * value
+
+
 def embed(input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
     """Compute token + position + segment embedding (Devlin et al. 2019, section 3)."""
     words, positions, types = tables
