@@ -136,7 +136,7 @@ void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight,
     require(gradient == activation_out.has_value(),
             "activation_out is required for gradients of activations, and only for them");
     require(pre_activation ? epilogue.activation != none && !norm : !gradient,
-            "pre_activation requires an activation without norm");
+            "pre_activation requires GELU or a gated activation, without norm");
     for (const auto& [name, matrix, to, stride, row] :
          {std::tuple{"pre_activation", &pre_activation, &epilogue.pre_activation, &epilogue.pre_activation_stride, inputs},
           std::tuple{"activation_out", &activation_out, &epilogue.activation_out, &epilogue.activation_out_stride,
