@@ -347,13 +347,22 @@ class PrepackedWeight:
     """A weight (columns, depth), prepacked for CPU matmuls. Matrices are (address, dtype, row stride in elements)."""
 
     def __init__(
-        self, weight: tuple[int, str, int], columns: int, depth: int, element: str, transposed: bool = False
+        self,
+        weight: tuple[int, str, int],
+        columns: int,
+        depth: int,
+        element: str,
+        transposed: bool = False,
+        gated: bool = False,
     ) -> None: ...
     @staticmethod
-    def empty(columns: int, depth: int, element: str) -> PrepackedWeight: ...
+    def empty(columns: int, depth: int, element: str, gated: bool = False) -> PrepackedWeight: ...
     def __bytes__(self) -> bytes: ...
     @property
     def columns(self) -> int: ...
+    @property
+    def gated_width(self) -> int:
+        """Outputs of a gated weight, 0 of another."""
     @property
     def depth(self) -> int: ...
     @property
@@ -514,17 +523,17 @@ def cross_entropy(
 
 def layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
-    weight: int, bias: int, vector_dtype: str, eps: float, y: int, mean: int, rstd: int, /,
+    weight: int, bias: int, vector_dtype: str, eps: float, rms: bool, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
 def dropout_add_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int, residual: int, residual_stride: int,
-    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, dropout: tuple[Any, ...] | None,
+    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, rms: bool, dropout: tuple[Any, ...] | None,
     total: int, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
 def layer_norm_backward(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, grad_total: int, grad_total_stride: int,
     total: int, total_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str,
-    dropout: tuple[Any, ...] | None, dx: int, dresidual: int, x_bias: bool, sums: int, /,
+    dropout: tuple[Any, ...] | None, dx: int, dresidual: int, bias: bool, x_bias: bool, rms: bool, sums: int, /,
 ) -> None: ...  # fmt: skip
 def bias_gelu(
     rows: int, width: int, dtype: str, x: int, x_stride: int, bias: int, vector_dtype: str, tanh: bool, y: int, /
@@ -533,13 +542,21 @@ def bias_gelu_backward(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int,
     bias: int, bias_dtype: str, tanh: bool, dx: int, y: int, sums: int, /,
 ) -> None: ...  # fmt: skip
+def gated_activation(
+    rows: int, width: int, dtype: str, x: int, x_stride: int,
+    bias: int, bias_dtype: str, activation: str, y: int, /,
+) -> None: ...  # fmt: skip
+def gated_activation_backward(
+    rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int,
+    bias: int, bias_dtype: str, activation: str, dx: int, sums: int, /,
+) -> None: ...  # fmt: skip
 def gelu_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
     x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, tanh: bool, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
 def gelu_layer_norm_backward(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int, x_bias: int,
-    weight: int, vector_dtype: str, tanh: bool, mean: int, rstd: int, dx: int, sums: int, /,
+    weight: int, vector_dtype: str, tanh: bool, mean: int, rstd: int, dx: int, norm_bias: bool, sums: int, /,
 ) -> None: ...  # fmt: skip
 def embedding_layer_norm(
     tokens: int, width: int, dtype: str, out_dtype: str, tables: Sequence[tuple[Any, ...]],

@@ -30,7 +30,8 @@ void require_fits(const PrepackedWeight* packed, bool transposed, std::size_t of
                   std::size_t columns) {
     require(packed && packed->element != Element::int8, "a copy must be a PrepackedWeight of bf16 or fp32");
     const std::size_t width = transposed ? packed->columns : packed->depth;
-    const std::size_t room = transposed ? packed->depth : packed->columns;
+    const std::size_t room = transposed ? packed->depth : packed->source_rows();
+    require(!transposed || !packed->gated_width, "a gated weight is not transposed");
     require(columns == width && rows <= room && offset <= room - rows, "a weight does not fit into its copy");
 }
 

@@ -31,15 +31,23 @@ const char* name_of(Element element) {
     return element == Element::bf16 ? "bf16" : element == Element::int8 ? "int8" : "fp32";
 }
 
-Epilogue::Activation activation_of(const std::optional<std::string>& name) {
+// Activations by name, with the gate of gated ones.
+std::pair<Epilogue::Activation, Activation> activation_of(const std::optional<std::string>& name) {
     using enum Epilogue::Activation;
-    if (!name) return none;
+    if (!name) return {none, {}};
+    for (const auto& [known, gate] :
+         {std::pair{"geglu", Activation::gelu}, std::pair{"geglu_tanh", Activation::gelu_tanh},
+          std::pair{"reglu", Activation::relu}, std::pair{"swiglu", Activation::silu}}) {
+        if (*name == known) return {gated, gate};
+        if (*name == std::string(known) + "_gradient") return {gated_gradient, gate};
+    }
     for (const auto& [known, activation] : {std::pair{"gelu", gelu}, std::pair{"gelu_tanh", gelu_tanh},
                                             std::pair{"gelu_gradient", gelu_gradient},
                                             std::pair{"gelu_tanh_gradient", gelu_tanh_gradient}}) {
-        if (*name == known) return activation;
+        if (*name == known) return {activation, {}};
     }
-    throw py::value_error("activation must be gelu, gelu_tanh or the gradient of one, not " + *name);
+    throw py::value_error(
+        "activation must be gelu, gelu_tanh, geglu, geglu_tanh, reglu, swiglu or the gradient of one, not " + *name);
 }
 
 // Require rows of `width` elements whose offsets fit into 64 bits.
@@ -52,27 +60,29 @@ void require_rows(const char* name, Address address, std::size_t rows, std::size
 }
 
 PrepackedWeight make_prepacked(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element,
-                               bool transposed) {
+                               bool transposed, bool gated) {
     const auto& [address, dtype, stride] = weight;
     require_rows("weight", address, transposed ? depth : columns, transposed ? columns : depth, stride);
     const Dtype from = dtype_of(dtype);
     const Element to = element_of(element);
     require(!transposed || to != Element::int8, "transposed weights are bf16 or fp32");
+    require(!gated || (!transposed && columns % 2 == 0), "gated weights have even columns and are not transposed");
     py::gil_scoped_release release;
-    return prepack(pointer<const void>(address), from, stride, columns, depth, to, transposed);
+    return prepack(pointer<const void>(address), from, stride, columns, depth, to, transposed, gated);
 }
 
-PrepackedWeight allocate(std::size_t columns, std::size_t depth, const std::string& element) {
+PrepackedWeight allocate(std::size_t columns, std::size_t depth, const std::string& element, bool gated) {
     constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 1024;
     require(columns <= kMost / std::max<std::size_t>(depth, 1), "the weight is larger than the memory");
     py::gil_scoped_release release;
-    return allocate_prepacked(columns, depth, element_of(element));
+    return allocate_prepacked(columns, depth, element_of(element), gated);
 }
 
 void call_repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const Matrix& weight, std::size_t first,
                  std::size_t last) {
     const auto& [address, dtype, stride] = weight;
     require_rows("weight", address, last, transposed ? packed.columns : packed.depth, stride);
+    require(!transposed || !packed.gated_width, "a gated weight is not transposed");
     repack(packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), stride, first, last);
 }
 
@@ -91,12 +101,21 @@ void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight,
     require(integers == (row_scales != 0), "row_scales are required for int8 weights, and only for them");
     if (!integers) call.x_dtype = dtype_of(std::get<1>(x));
     require_rows("x", std::get<0>(x), rows, weight.depth, call.x_stride);
-    require_rows("out", std::get<0>(out), rows, weight.columns, std::get<2>(out));
+    const auto [kind, gate] = activation_of(activation);
+    const bool is_gated = kind == Epilogue::Activation::gated, gates = kind == Epilogue::Activation::gated_gradient;
+    require(is_gated == (weight.gated_width > 0), "a gated activation is of a gated weight, and no other");
+    require(!(is_gated || gates) || (!residual && !norm), "a gated activation has no residual and no norm");
+    // Columns of `out`, and of the matmul's own result.
+    const std::size_t width = is_gated ? weight.gated_width : weight.columns;
+    const std::size_t columns = gates ? 2 * width : width, inputs = is_gated || gates ? 2 * width : width;
+    require_rows("out", std::get<0>(out), rows, columns, std::get<2>(out));
+    call.epilogue.gate = gate;
+    call.epilogue.gated_width = is_gated || gates ? width : 0;
     call.epilogue.out = pointer<void>(std::get<0>(out));
     call.epilogue.dtype = dtype_of(std::get<1>(out));
     call.epilogue.out_stride = std::get<2>(out);
     call.epilogue.bias = pointer<const float>(bias);
-    call.epilogue.activation = activation_of(activation);
+    call.epilogue.activation = kind;
     call.epilogue.row_scales = pointer<const float>(row_scales);
     if (residual) {
         require_rows("residual", std::get<0>(*residual), rows, weight.columns, std::get<2>(*residual));
@@ -113,16 +132,17 @@ void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight,
     call.blocking = {blocking.first, blocking.second};
     Epilogue& epilogue = call.epilogue;
     using enum Epilogue::Activation;
-    const bool gradient = epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient;
+    const bool gradient = gates || epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient;
     require(gradient == activation_out.has_value(),
-            "activation_out is required for gradients of GELU, and only for them");
+            "activation_out is required for gradients of activations, and only for them");
     require(pre_activation ? epilogue.activation != none && !norm : !gradient,
-            "pre_activation requires GELU without norm");
-    for (const auto& [name, matrix, to, stride] :
-         {std::tuple{"pre_activation", &pre_activation, &epilogue.pre_activation, &epilogue.pre_activation_stride},
-          std::tuple{"activation_out", &activation_out, &epilogue.activation_out, &epilogue.activation_out_stride}}) {
+            "pre_activation requires GELU or a gated activation, without norm");
+    for (const auto& [name, matrix, to, stride, row] :
+         {std::tuple{"pre_activation", &pre_activation, &epilogue.pre_activation, &epilogue.pre_activation_stride, inputs},
+          std::tuple{"activation_out", &activation_out, &epilogue.activation_out, &epilogue.activation_out_stride,
+                     width}}) {
         if (!*matrix) continue;
-        require_rows(name, std::get<0>(**matrix), rows, weight.columns, std::get<2>(**matrix));
+        require_rows(name, std::get<0>(**matrix), rows, row, std::get<2>(**matrix));
         require(dtype_of(std::get<1>(**matrix)) == epilogue.dtype, std::string(name) + " must have the dtype of out");
         *to = pointer<void>(std::get<0>(**matrix));
         *stride = std::get<2>(**matrix);
@@ -171,8 +191,9 @@ void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address
 void bind_classes(py::module_& module) {
     py::class_<PrepackedWeight>(module, "PrepackedWeight", "A weight (columns, depth), prepacked for CPU matmuls.")
         .def(py::init(&make_prepacked), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
-             py::arg("transposed") = false)
+             py::arg("transposed") = false, py::arg("gated") = false)
         .def_static("empty", &allocate, py::arg("columns"), py::arg("depth"), py::arg("element"),
+                    py::arg("gated") = false,
                     "Allocate a weight of bf16 or fp32 without contents; repack_all writes them.")
         .def("__bytes__",
              [](const PrepackedWeight& weight) {
@@ -180,6 +201,8 @@ void bind_classes(py::module_& module) {
                                   weight.padded_columns * weight.padded_depth * bytes_of(weight.element));
              })
         .def_property_readonly("columns", [](const PrepackedWeight& weight) { return weight.columns; })
+        .def_property_readonly("gated_width", [](const PrepackedWeight& weight) { return weight.gated_width; },
+                               "Outputs of a gated weight, 0 of another.")
         .def_property_readonly("depth", [](const PrepackedWeight& weight) { return weight.depth; })
         .def_property_readonly("element", [](const PrepackedWeight& weight) { return name_of(weight.element); })
         .def_property_readonly("scales", [](const PrepackedWeight& weight) {

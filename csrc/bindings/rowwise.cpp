@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/registration.h"
@@ -26,6 +27,15 @@ using Name = std::string_view;
 
 Gelu form_of(bool tanh) { return tanh ? Gelu::tanh : Gelu::erf; }
 
+Activation activation_of(Name name) {
+    for (const auto& [known, activation] :
+         {std::pair<Name, Activation>{"gelu", Activation::gelu}, {"gelu_tanh", Activation::gelu_tanh},
+          {"relu", Activation::relu}, {"silu", Activation::silu}}) {
+        if (name == known) return activation;
+    }
+    throw py::value_error("activation must be gelu, gelu_tanh, relu or silu, not " + std::string(name));
+}
+
 Vector vector_of(Address address, Name dtype) { return {pointer<const void>(address), dtype_of(dtype)}; }
 
 // Validate sizes and addresses, so that no kernel dereferences a null pointer.
@@ -35,13 +45,16 @@ void require_rows(std::int64_t rows, std::int64_t width, std::initializer_list<A
     for (const Address address : addresses) require(rows == 0 || address, "an address is 0");
 }
 
-RowNorm norm_of(Address weight, Address bias, Name dtype, double eps) {
-    require(weight && bias, "the address of weight or bias is 0");
-    return {vector_of(weight, dtype), vector_of(bias, dtype), static_cast<float>(eps)};
+// A bias of 0 is none.
+RowNorm norm_of(Address weight, Address bias, Name dtype, double eps, bool rms = false) {
+    require(weight, "the address of weight is 0");
+    return {vector_of(weight, dtype), vector_of(bias, dtype), static_cast<float>(eps), rms};
 }
 
-// Mean and rstd are either both stored or both omitted.
-void require_statistics(Address mean, Address rstd) { require(!mean == !rstd, "an address of mean or rstd is 0"); }
+// Mean and rstd are either both stored or both omitted; RMSNorm has no mean.
+void require_statistics(Address mean, Address rstd, bool rms = false) {
+    require(rms ? !mean : !mean == !rstd, "an address of mean or rstd is 0");
+}
 
 Ids ids_of(Address ids, std::int64_t stride, bool wide) { return {pointer(ids), stride, wide}; }
 
@@ -57,15 +70,15 @@ RowDropout dropout_of(const std::optional<PyDropout>& descriptions, std::int64_t
 }
 
 void call_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
-                     Address weight, Address bias, Name vector_dtype, double eps, Address y, Address mean,
+                     Address weight, Address bias, Name vector_dtype, double eps, bool rms, Address y, Address mean,
                      Address rstd) {
     require_rows(rows, width, {x, y});
-    require_statistics(mean, rstd);
+    require_statistics(mean, rstd, rms);
     const LayerNormCall call{static_cast<std::size_t>(rows),
                              static_cast<std::size_t>(width),
                              dtype_of(dtype),
                              {pointer(x), x_stride},
-                             norm_of(weight, bias, vector_dtype, eps),
+                             norm_of(weight, bias, vector_dtype, eps, rms),
                              pointer(y),
                              pointer<float>(mean),
                              pointer<float>(rstd)};
@@ -75,17 +88,18 @@ void call_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address 
 
 void call_dropout_add_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
                                  Address residual, std::int64_t residual_stride, Address x_bias, Address weight,
-                                 Address bias, Name vector_dtype, double eps, const std::optional<PyDropout>& dropout,
-                                 Address total, Address y, Address mean, Address rstd) {
+                                 Address bias, Name vector_dtype, double eps, bool rms,
+                                 const std::optional<PyDropout>& dropout, Address total, Address y, Address mean,
+                                 Address rstd) {
     require_rows(rows, width, {x, y});
-    require_statistics(mean, rstd);
+    require_statistics(mean, rstd, rms);
     const DropoutAddNormCall call{static_cast<std::size_t>(rows),
                                   static_cast<std::size_t>(width),
                                   dtype_of(dtype),
                                   {pointer(x), x_stride},
                                   {pointer(residual), residual_stride},
                                   vector_of(x_bias, vector_dtype),
-                                  norm_of(weight, bias, vector_dtype, eps),
+                                  norm_of(weight, bias, vector_dtype, eps, rms),
                                   pointer(total),
                                   pointer(y),
                                   dropout_of(dropout, rows),
@@ -113,6 +127,33 @@ void call_bias_gelu(std::int64_t rows, std::int64_t width, Name dtype, Address x
     const GeluCall call = gelu_of(rows, width, dtype, x, x_stride, bias, vector_dtype, tanh, y);
     py::gil_scoped_release release;
     bias_gelu(call);
+}
+
+GatedCall gated_of(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride, Address bias,
+                   Name bias_dtype, Name activation, Address y) {
+    require_rows(rows, width, {x});
+    return {static_cast<std::size_t>(rows), static_cast<std::size_t>(width), dtype_of(dtype), {pointer(x), x_stride},
+            vector_of(bias, bias_dtype),    activation_of(activation),       pointer(y)};
+}
+
+void call_gated_activation(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
+                           Address bias, Name bias_dtype, Name activation, Address y) {
+    require(rows == 0 || y, "an address is 0");
+    const GatedCall call = gated_of(rows, width, dtype, x, x_stride, bias, bias_dtype, activation, y);
+    py::gil_scoped_release release;
+    gated_activation(call);
+}
+
+void call_gated_activation_backward(std::int64_t rows, std::int64_t width, Name dtype, Address grad,
+                                    std::int64_t grad_stride, Address x, std::int64_t x_stride, Address bias,
+                                    Name bias_dtype, Name activation, Address dx, Address sums) {
+    require(rows == 0 || (grad && dx), "an address is 0");
+    const GatedBackwardCall call{gated_of(rows, width, dtype, x, x_stride, bias, bias_dtype, activation, 0),
+                                 {pointer(grad), grad_stride},
+                                 pointer(dx),
+                                 pointer<float>(sums)};
+    py::gil_scoped_release release;
+    gated_activation_backward(call);
 }
 
 void call_gelu_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
@@ -225,9 +266,10 @@ void call_dropout(std::int64_t rows, std::int64_t width, Name dtype, Address x, 
 void call_layer_norm_backward(std::int64_t rows, std::int64_t width, Name dtype, Address grad, std::int64_t grad_stride,
                               Address grad_total, std::int64_t grad_total_stride, Address total,
                               std::int64_t total_stride, Address mean, Address rstd, Address weight, Name weight_dtype,
-                              const std::optional<PyDropout>& dropout, Address dx, Address dresidual, bool x_bias,
-                              Address sums) {
-    require_rows(rows, width, {grad, total, mean, rstd, dx});
+                              const std::optional<PyDropout>& dropout, Address dx, Address dresidual, bool bias,
+                              bool x_bias, bool rms, Address sums) {
+    require_rows(rows, width, {grad, total, rstd, dx});
+    require(rows == 0 || rms == !mean, "an address is 0");
     require(weight && sums, "the address of weight or sums is 0");
     const LayerNormBackwardCall call{static_cast<std::size_t>(rows),
                                      static_cast<std::size_t>(width),
@@ -241,6 +283,7 @@ void call_layer_norm_backward(std::int64_t rows, std::int64_t width, Name dtype,
                                      dropout_of(dropout, rows),
                                      pointer(dx),
                                      pointer(dresidual),
+                                     bias,
                                      x_bias,
                                      pointer<float>(sums)};
     py::gil_scoped_release release;
@@ -262,7 +305,7 @@ void call_bias_gelu_backward(std::int64_t rows, std::int64_t width, Name dtype, 
 void call_gelu_layer_norm_backward(std::int64_t rows, std::int64_t width, Name dtype, Address grad,
                                    std::int64_t grad_stride, Address x, std::int64_t x_stride, Address x_bias,
                                    Address weight, Name vector_dtype, bool tanh, Address mean, Address rstd, Address dx,
-                                   Address sums) {
+                                   bool norm_bias, Address sums) {
     require(rows == 0 || (grad && mean && rstd && dx), "an address is 0");
     require(weight && sums, "the address of weight or sums is 0");
     const GeluNormBackwardCall call{gelu_of(rows, width, dtype, x, x_stride, x_bias, vector_dtype, tanh, 0),
@@ -271,6 +314,7 @@ void call_gelu_layer_norm_backward(std::int64_t rows, std::int64_t width, Name d
                                     pointer<const float>(rstd),
                                     vector_of(weight, vector_dtype),
                                     pointer(dx),
+                                    norm_bias,
                                     pointer<float>(sums)};
     py::gil_scoped_release release;
     gelu_layer_norm_backward(call);
@@ -327,6 +371,8 @@ const Registration registration{"rowwise", [](py::module_& module) {
     module.def("layer_norm_backward", &call_layer_norm_backward);
     module.def("bias_gelu", &call_bias_gelu);
     module.def("bias_gelu_backward", &call_bias_gelu_backward);
+    module.def("gated_activation", &call_gated_activation);
+    module.def("gated_activation_backward", &call_gated_activation_backward);
     module.def("gelu_layer_norm", &call_gelu_layer_norm);
     module.def("gelu_layer_norm_backward", &call_gelu_layer_norm_backward);
     module.def("embedding_layer_norm", &call_embedding_layer_norm,

@@ -12,9 +12,10 @@ from fastbert.ops.cross_entropy.op import linear_cross_entropy
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.op import dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
+from fastbert.ops.gated.op import gated_activation
 from fastbert.ops.gelu.op import bias_gelu
 from fastbert.ops.linear.op import linear
-from fastbert.ops.norm.op import dropout_add_layer_norm, gelu_layer_norm, layer_norm
+from fastbert.ops.norm.op import dropout_add_layer_norm, dropout_add_rms_norm, gelu_layer_norm, layer_norm, rms_norm
 from fastbert.ops.softmax.op import softmax
 
 __all__ = [
@@ -24,11 +25,14 @@ __all__ = [
     "bias_gelu",
     "dropout",
     "dropout_add_layer_norm",
+    "dropout_add_rms_norm",
     "embedding_layer_norm",
+    "gated_activation",
     "gelu_layer_norm",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
+    "rms_norm",
     "softmax",
 ]
 

@@ -170,10 +170,15 @@ def attention(
     return torch.cat(outputs) if outputs else q_thd[:0]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | float, eps: float) -> Tensor:
     """Compute (x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, equation 4)."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang and Sennrich 2019, equation 4)."""
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -181,6 +186,16 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def gated_activation(x: Tensor, activation: str) -> Tensor:
+    """Compute activation(gate) * value of the halves of x (Shazeer 2020, "GLU variants improve Transformer")."""
+    gate, value = x.chunk(2, dim=-1)
+    if activation == "relu":
+        return gate.clamp(min=0) * value
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate)) * value
+    return gelu(gate, "tanh" if activation == "gelu_tanh" else "none") * value
 
 
 def embed(input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, tables: tuple[Tensor, ...]) -> Tensor:

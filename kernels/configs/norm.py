@@ -1,4 +1,4 @@
-"""The default configurations of the LayerNorm kernels.
+"""The default configurations of the kernels of LayerNorm and RMSNorm.
 
 Whole rows stay in registers, so a class has as many columns as its widest row. Forward has 16 elements per thread, two
 accesses of 16 bytes to bf16 rows. Backward accumulates up to three sums per element: it has 8 elements per thread, but
@@ -58,6 +58,8 @@ def _table(memory: int, threads: int = 32, least: int = 2048) -> Table:
     return {
         "norm_forward": forward,
         "norm_backward": backward,
+        "rms_norm_forward": forward,
+        "rms_norm_backward": backward,
         "gelu_norm_forward": forward,
         "gelu_norm_backward": backward,
     }

@@ -1,1 +1,1 @@
-"""Triton kernels of the LayerNorm family."""
+"""Triton kernels of the LayerNorm family and of RMSNorm."""

@@ -1,4 +1,4 @@
-"""The variants of LayerNorm that are compiled ahead of time."""
+"""The variants of LayerNorm and RMSNorm that are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import torch
 
 from fastbert.kernels.configs.configuration import DTYPES
 from fastbert.kernels.dropout.compile_cases import example_dropout
-from fastbert.kernels.norm import gelu_layer_norm, layer_norm
+from fastbert.kernels.norm import gelu_layer_norm, layer_norm, rms_norm
 
 ROWS = 2048
+# Of encoders with RMSNorm, and of their heads.
+RMS_WIDTHS = (64, 768, 1152, 2304)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormCase:
-    """One variant: LayerNorm alone, of a sum with bias, residual and optional dropout, or of a GELU with bias."""
+    """One variant: LayerNorm alone, of a sum with bias, residual and optional dropout, or of a GELU with bias; RMSNorm
+    alone, or of a sum with residual and optional dropout but no bias, as in pre-norm layers."""
 
     dtype: str = "bf16"
     width: int = 768
@@ -37,6 +40,12 @@ class NormCase:
             _, mean, rstd = gelu_layer_norm.forward(x, vector, vector, vector, 1e-12, self.tanh, True)
             gelu_layer_norm.backward(x, x, vector, mean, rstd, vector, self.tanh)
             return
+        if self.kind.startswith("rms"):
+            residual, dropout = x if self.kind == "rms sum" else None, example_dropout(ROWS) if self.dropout else None
+            _, total, rstd = rms_norm.forward(x, None, residual, vector, 1e-6, dropout, True)
+            summed = residual is not None
+            rms_norm.backward(x, residual, total, rstd, vector, dropout, x_bias=False, residual=summed)
+            return
         summed = self.kind == "sum"
         dropout = example_dropout(ROWS) if self.dropout else None
         optional = (vector, x) if summed else (None, None)
@@ -49,7 +58,8 @@ def demanding() -> list[NormCase]:
     """Return the cases that need most registers."""
     wide = [NormCase(dtype="fp32", width=4096, dropout=True), NormCase(width=8192, dropout=True)]
     narrow = [NormCase(width=64, dropout=True), NormCase(dtype="fp32", width=33, dropout=True)]
-    return [NormCase(kind="alone"), NormCase(), NormCase(dropout=True), NormCase(kind="gelu"), *wide, *narrow]
+    rms = [NormCase(kind="rms"), NormCase(kind="rms sum", dropout=True)]
+    return [NormCase(kind="alone"), NormCase(), NormCase(dropout=True), NormCase(kind="gelu"), *rms, *wide, *narrow]
 
 
 def every() -> list[NormCase]:
@@ -63,9 +73,11 @@ def every() -> list[NormCase]:
     tanh = [NormCase(dtype=dtype, width=width, kind="gelu", tanh=True) for dtype, width in choices if width <= 4096]
     weights = [NormCase(dtype=dtype, width=768, dropout=True, weights=dtype) for dtype in ("bf16", "fp16")]
     sums = [NormCase(dtype=dtype, width=width, dropout=drop) for dtype, width in choices for drop in (False, True)]
-    return kinds + tanh + weights + sums
+    rms = [NormCase(kind=kind, width=width) for kind in ("rms", "rms sum") for width in RMS_WIDTHS]
+    rms += [NormCase(kind="rms sum", dropout=True), NormCase(dtype="fp32", kind="rms sum", dropout=True)]
+    return kinds + tanh + weights + sums + rms
 
 
 def brief() -> list[NormCase]:
     """Return few cases in which every kernel appears."""
-    return [NormCase(dropout=True), NormCase(kind="gelu")]
+    return [NormCase(dropout=True), NormCase(kind="gelu"), NormCase(kind="rms sum", dropout=True)]

@@ -45,6 +45,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AMX)
 #include "cpu/simd/vector_avx512.h"
 #include "cpu/simd/vector_math.h"
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/epilogue_rows.h"
 #include "cpu/simd/transpose_avx512.h"
@@ -230,13 +231,17 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
     while (previous.left) previous.next();
 }
 
-// Call body(rows) with the rows of a block that its epilogue has to finish; none for null.
+// Call body(rows) with the rows of a block that its epilogue has to finish; none for null. Gated rows are finished like
+// partial ones.
 template <Element kElement, class Body>
 FASTBERT_INLINE void with_rows(const Block* block, const Epilogue& epilogue, const Body& body) {
     using enum Epilogue::Activation;
-    if (block && block->columns < kColumns) return body(PartialRows(*block, epilogue));
+    const bool whole = epilogue.activation != gated && epilogue.activation != gated_gradient;
+    if (block && (block->columns < kColumns || !whole)) return body(PartialRows(*block, epilogue));
     switch (epilogue.activation) {
         case none:
+        case gated:
+        case gated_gradient:
             return body(BlockRows<kElement, none>(block, epilogue));
         case gelu:
             return body(BlockRows<kElement, gelu>(block, epilogue));

@@ -23,6 +23,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_BF16)
 #include "cpu/simd/vector_math.h"
 // After both.
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/gemm/epilogue.h"
 #include "cpu/simd/transpose_avx512.h"
 #include "cpu/gemm/pack_panel.h"

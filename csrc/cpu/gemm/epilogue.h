@@ -1,5 +1,5 @@
 // The epilogue of a block, generic over the vector type. Included inside a target region, after a vector type,
-// vector_math.h and gelu_gradient.h.
+// vector_math.h, gelu_gradient.h and activations.h.
 
 // Load the first `count` elements at p, at most one vector.
 template <class V, typename Value>
@@ -75,6 +75,73 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
     }
 }
 
+// A block of a gated weight: the sums of kPanel gates, then of their values.
+template <class V, Activation kGate>
+void finish_gated_rows_by(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
+    using F = typename V::Float;
+    const std::size_t width = epilogue.gated_width;
+    for (std::size_t row = first; row < last; ++row) {
+        const std::size_t at = block.first_row + row;
+        for (std::size_t column = 0; column < kPanel; column += V::kLanes) {
+            const std::size_t output = block.first_column / 2 + column;
+            if (output >= width) break;
+            const std::size_t count = width - output;
+            F gate = block_sums<V>(block, epilogue, row, column);
+            F value = block_sums<V>(block, epilogue, row, kPanel + column);
+            if (epilogue.bias) {
+                gate = V::add(gate, load_some<V>(epilogue.bias + output, count));
+                value = V::add(value, load_some<V>(epilogue.bias + width + output, count));
+            }
+            if (epilogue.pre_activation) {
+                const std::size_t to = at * epilogue.pre_activation_stride + output;
+                store_as<V>(epilogue.dtype, epilogue.pre_activation, to, gate, count);
+                store_as<V>(epilogue.dtype, epilogue.pre_activation, to + width, value, count);
+                gate = load_as<V>(epilogue.dtype, epilogue.pre_activation, to, count);
+                value = load_as<V>(epilogue.dtype, epilogue.pre_activation, to + width, count);
+            }
+            const F product = V::mul(activation_of<V, kGate>(gate), value);
+            store_as<V>(epilogue.dtype, epilogue.out, at * epilogue.out_stride + output, product, count);
+        }
+    }
+}
+
+template <class V, Activation kGate>
+void finish_gated_gradient_rows_by(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
+    using F = typename V::Float;
+    const std::size_t width = epilogue.gated_width;
+    for (std::size_t row = first; row < last; ++row) {
+        const std::size_t at = block.first_row + row, from = at * epilogue.pre_activation_stride + block.first_column;
+        const std::size_t out = at * epilogue.out_stride + block.first_column;
+        const std::size_t activation_out = at * epilogue.activation_out_stride + block.first_column;
+        for (std::size_t column = 0; column < block.columns; column += V::kLanes) {
+            const std::size_t count = block.columns - column;
+            const F gradient = block_sums<V>(block, epilogue, row, column);
+            const F gate = load_as<V>(epilogue.dtype, epilogue.pre_activation, from + column, count);
+            const F value = load_as<V>(epilogue.dtype, epilogue.pre_activation, from + width + column, count);
+            const F activated = activation_of<V, kGate>(gate);
+            const F dgate = V::mul(V::mul(gradient, value), activation_gradient_of<V, kGate>(gate));
+            store_as<V>(epilogue.dtype, epilogue.activation_out, activation_out + column, V::mul(activated, value),
+                        count);
+            store_as<V>(epilogue.dtype, epilogue.out, out + column, dgate, count);
+            store_as<V>(epilogue.dtype, epilogue.out, out + width + column, V::mul(gradient, activated), count);
+        }
+    }
+}
+
+template <class V>
+void finish_gated_rows(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
+    using Finish = void (*)(const Block&, const Epilogue&, std::size_t, std::size_t);
+    using enum Activation;
+    // In the order of Activation.
+    static constexpr Finish kForward[] = {finish_gated_rows_by<V, gelu>, finish_gated_rows_by<V, gelu_tanh>,
+                                          finish_gated_rows_by<V, relu>, finish_gated_rows_by<V, silu>};
+    static constexpr Finish kGradient[] = {
+        finish_gated_gradient_rows_by<V, gelu>, finish_gated_gradient_rows_by<V, gelu_tanh>,
+        finish_gated_gradient_rows_by<V, relu>, finish_gated_gradient_rows_by<V, silu>};
+    const bool gradient = epilogue.activation == Epilogue::Activation::gated_gradient;
+    (gradient ? kGradient : kForward)[static_cast<std::size_t>(epilogue.gate)](block, epilogue, first, last);
+}
+
 // Prefetch the rows that a block's epilogue will read, one block ahead, to overlap their latencies.
 FASTBERT_INLINE void prefetch_rows_of(const Block& block, const void* rows, std::size_t stride, Dtype dtype) {
     const std::size_t size = size_of(dtype), bytes = block.columns * size;
@@ -87,6 +154,12 @@ FASTBERT_INLINE void prefetch_operands(const Block& block, const Epilogue& epilo
     using enum Epilogue::Activation;
     if (epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient)
         prefetch_rows_of(block, epilogue.pre_activation, epilogue.pre_activation_stride, epilogue.dtype);
+    if (epilogue.activation == gated_gradient) {
+        const std::size_t bytes = epilogue.gated_width * size_of(epilogue.dtype);
+        const auto* gates = static_cast<const std::byte*>(epilogue.pre_activation);
+        prefetch_rows_of(block, gates, epilogue.pre_activation_stride, epilogue.dtype);
+        prefetch_rows_of(block, gates + bytes, epilogue.pre_activation_stride, epilogue.dtype);
+    }
     if (epilogue.residual)
         prefetch_rows_of(block, epilogue.residual, epilogue.residual_stride, epilogue.residual_dtype);
 }
@@ -106,5 +179,8 @@ void finish_rows(const Block& block, const Epilogue& epilogue, std::size_t first
             return finish_rows_by<V, gelu_gradient>(block, epilogue, first, last);
         case gelu_tanh_gradient:
             return finish_rows_by<V, gelu_tanh_gradient>(block, epilogue, first, last);
+        case gated:
+        case gated_gradient:
+            return finish_gated_rows<V>(block, epilogue, first, last);
     }
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "cpu/rowwise/activation.h"
 #include "cpu/simd/bfloat16.h"
 
 namespace fastbert {
@@ -29,15 +30,21 @@ inline constexpr std::size_t kStep = 64;     // bytes of depth per tile; depth i
 // sequence of groups of inputs, each group 16 outputs side by side: [columns / 16][depth / group][16][group]. 16
 // consecutive groups of 64 bytes are one AMX tile. Columns are zero-padded to a multiple of 32 and depth to a multiple
 // of kStep bytes. The memory is aligned to 64 bytes.
+//
+// A gated weight, the rows of all gates and then of all values, is interleaved: each block of 32 columns holds the gates
+// of 16 outputs and their values, so that an epilogue multiplies them; outputs are zero-padded to a multiple of 16.
 struct PrepackedWeight {
     Element element = Element::bf16;
     std::size_t columns = 0, depth = 0;                // logical size
     std::size_t padded_columns = 0, padded_depth = 0;  // stored size
+    std::size_t gated_width = 0;                       // outputs of a gated weight; 0 if it is not
     std::unique_ptr<std::byte[], void (*)(std::byte*)> bytes{nullptr, [](std::byte*) {}};
     // int8 only, one per padded output: the quantization scale, and the sum of a row's integers.
     std::unique_ptr<float[]> scales;
     std::unique_ptr<std::int32_t[]> sums;
 
+    // Rows of the weight that was packed, or for a transposed one its columns.
+    std::size_t source_rows() const { return gated_width ? 2 * gated_width : columns; }
     std::size_t panel_bytes() const { return padded_depth * kPanel * bytes_of(element); }
     const std::byte* panel(std::size_t index) const { return bytes.get() + index * panel_bytes(); }
 };
@@ -47,8 +54,16 @@ struct PrepackedWeight {
 struct Epilogue {
     const float* bias = nullptr;  // (columns,)
     // GELU gradients multiply the sums by GELU's derivative at `pre_activation` and store its GELU to `activation_out`.
-    enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
+    // `gated` multiplies the activation `gate` of a gated weight's gates with their values: `out` has gated_width columns,
+    // bias and `pre_activation` twice as many, and there is no residual. `gated_gradient` is of a plain weight with
+    // gated_width columns, whose sums are the gradient of that product: `out` receives those of gates and values, (rows, 2
+    // * gated_width), and `activation_out` the product.
+    enum class Activation : int {
+        none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient, gated, gated_gradient
+    };
     Activation activation = Activation::none;
+    fastbert::Activation gate = fastbert::Activation::gelu;
+    std::size_t gated_width = 0;
     // (rows, columns) in `dtype`: written by GELU, whose rounded input it is, and read by its gradients.
     void* pre_activation = nullptr;
     std::size_t pre_activation_stride = 0;  // elements
@@ -119,12 +134,12 @@ const MicroKernel& micro_kernel(Element element);
 
 // Prepack a weight (columns, depth) with rows `stride` elements apart. bf16: round to nearest, ties to even. int8: one
 // scale max|row| / 127 per output; a row with a NaN or an infinity has scale NaN, so its whole output is NaN.
-// `transposed`: the weight is (depth, columns); not for int8.
+// `transposed`: the weight is (depth, columns); not for int8. `gated`: half of the columns are gates, not if transposed.
 PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                        Element element, bool transposed = false);
+                        Element element, bool transposed = false, bool gated = false);
 
 // Allocate a prepacked weight of bf16 or fp32 for `repack` to write: only the padding is initialised, to zero.
-PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element);
+PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element, bool gated = false);
 
 // Rewrite rows first..last of a weight (out, in) in a prepacked copy, whose row `offset` is the weight's row 0: columns
 // offset + first.. over the whole depth or, for a transposed copy, that range of depth for all columns. Runs on the

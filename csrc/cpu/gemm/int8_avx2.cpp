@@ -19,6 +19,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 #include "cpu/simd/vector_avx2.h"
 #include "cpu/simd/vector_math.h"
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/int8_madd.h"
 

@@ -13,6 +13,7 @@ namespace {
 #include "cpu/simd/vector_portable.h"
 #include "cpu/simd/vector_math.h"
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/gemm/epilogue.h"
 
 constexpr std::size_t kRows = 4;

@@ -24,6 +24,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_VNNI)
 #include "cpu/simd/vector_avx512.h"
 #include "cpu/simd/vector_math.h"
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/gemm/epilogue.h"
 
 std::size_t panel_bytes(std::size_t padded_depth) { return padded_depth * kPanelRows; }

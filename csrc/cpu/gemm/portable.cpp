@@ -19,6 +19,7 @@ namespace {
 #include "cpu/simd/vector_math.h"
 // After both.
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/gemm/epilogue.h"
 // After all of them.
 #include "cpu/gemm/fma_kernel.h"

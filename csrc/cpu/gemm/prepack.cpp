@@ -70,7 +70,13 @@ template <typename Value>
 void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight& packed, std::size_t first,
                        std::size_t last) {
     for (std::size_t output = first; output < last; ++output) {
-        const Value* row = weight + output * stride;
+        std::size_t source = output;
+        if (const std::size_t width = packed.gated_width) {
+            source = output / kColumns * kPanel + output % kPanel;
+            if (source >= width) continue;
+            if (output % kColumns >= kPanel) source += width;
+        }
+        const Value* row = weight + source * stride;
         std::byte* to = packed.bytes.get() + output / kPanel * packed.panel_bytes() + output % kPanel * 4;
         const float scale = int8_scale(row, packed.depth);
         packed.scales[output] = scale;
@@ -78,8 +84,25 @@ void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight&
     }
 }
 
+// Rows offset + first.. of a gated weight, in runs of neighbouring columns.
+void pack_gated_rows(PrepackedWeight& packed, std::size_t offset, const void* weight, Dtype dtype, std::size_t stride,
+                     std::size_t first, std::size_t last) {
+    const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
+    const std::size_t width = packed.gated_width;
+    for (std::size_t row = first; row < last;) {
+        const bool is_value = offset + row >= width;
+        const std::size_t output = offset + row - (is_value ? width : 0), lane = output % kPanel;
+        const std::size_t count = std::min({kPanel - lane, width - output, last - row});
+        const PackSource rows{static_cast<const std::byte*>(weight) + row * stride * size_of(dtype), dtype, stride,
+                              count, packed.depth};
+        pack_kernel().columns(rows, to, output / kPanel * kColumns + (is_value ? kPanel : 0) + lane);
+        row += count;
+    }
+}
+
 void pack_rows(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
                std::size_t stride, std::size_t first, std::size_t last) {
+    if (packed.gated_width) return pack_gated_rows(packed, offset, weight, dtype, stride, first, last);
     const PackSource rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
                           last - first, transposed ? packed.columns : packed.depth};
     const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
@@ -88,15 +111,20 @@ void pack_rows(PrepackedWeight& packed, bool transposed, std::size_t offset, con
 }
 
 void clear_padding(PrepackedWeight& packed, std::size_t first, std::size_t last) {
+    // The last outputs of a gated weight.
+    const std::size_t partial = packed.gated_width / kPanel * 2;
     for (std::size_t panel = first; panel < last; ++panel) {
-        if ((panel + 1) * kPanel > packed.columns || packed.depth < packed.padded_depth)
+        if ((packed.gated_width && panel >= partial) || (panel + 1) * kPanel > packed.columns || packed.depth < packed.padded_depth)
             std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
     }
 }
 
-PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element) {
+PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element, bool gated) {
+    if (gated && columns % 2) throw std::invalid_argument("a gated weight has a gate per value: its rows are even");
     PrepackedWeight packed;
     packed.element = element;
+    packed.gated_width = gated ? columns / 2 : 0;
+    if (gated) columns = 2 * round_up(columns / 2, kPanel);
     packed.columns = columns;
     packed.depth = depth;
     packed.padded_columns = round_up(columns, kColumns);
@@ -113,16 +141,17 @@ PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element
 
 }  // namespace
 
-PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element) {
+PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element, bool gated) {
     if (element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
-    PrepackedWeight packed = allocate(columns, depth, element);
+    PrepackedWeight packed = allocate(columns, depth, element, gated);
     clear_padding(packed, 0, packed.padded_columns / kPanel);
     return packed;
 }
 
 PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                        Element element, bool transposed) {
-    PrepackedWeight packed = allocate(columns, depth, element);
+                        Element element, bool transposed, bool gated) {
+    if (transposed && gated) throw std::invalid_argument("a transposed weight is not gated");
+    PrepackedWeight packed = allocate(columns, depth, element, gated);
     if (element == Element::int8) {
         packed.scales = std::make_unique<float[]>(packed.padded_columns);
         packed.sums = std::make_unique<std::int32_t[]>(packed.padded_columns);
@@ -131,7 +160,8 @@ PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std
     if (element == Element::int8) {
         parallel_ranges(packed.padded_columns / kPanel, 8, [&](std::size_t first, std::size_t last) {
             clear(first, last);
-            const std::size_t begin = std::min(columns, first * kPanel), end = std::min(columns, last * kPanel);
+            const std::size_t begin = std::min(packed.columns, first * kPanel);
+            const std::size_t end = std::min(packed.columns, last * kPanel);
             if (dtype == Dtype::bf16)
                 pack_integer_rows(static_cast<const BFloat16*>(weight), stride, packed, begin, end);
             else
@@ -139,7 +169,7 @@ PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std
         });
         return packed;
     }
-    if (packed.padded_columns > columns || packed.padded_depth > depth)
+    if (packed.padded_columns > columns || packed.padded_depth > depth)  // columns: of the source, also if gated
         parallel_ranges(packed.padded_columns / kPanel, 8, clear);
     // Each thread packs whole groups of rows, so that threads never write to the same group.
     const std::size_t rows = transposed ? depth : columns, groups = (rows + kColumns - 1) / kColumns;
@@ -152,8 +182,9 @@ PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std
 void repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
             std::size_t stride, std::size_t first, std::size_t last) {
     if (packed.element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
-    if (offset > (transposed ? packed.depth : packed.columns) || first > last ||
-        last > (transposed ? packed.depth : packed.columns) - offset)
+    const std::size_t rows = transposed ? packed.depth : packed.source_rows();
+    if (transposed && packed.gated_width) throw std::invalid_argument("a transposed weight is not gated");
+    if (offset > rows || first > last || last > rows - offset)
         throw std::invalid_argument("rows beyond the packed weight");
     pack_rows(packed, transposed, offset, weight, dtype, stride, first, last);
 }

@@ -79,7 +79,7 @@ void layer_norm_backward(const LayerNormBackwardCall& arguments) {
     LayerNormBackwardCall call = arguments;
     const Fp32Vector weight(call.weight, call.width);
     const std::size_t scratch = call.dropout.keys ? call.width : 0;
-    run(kernels().norm[index(call.dtype)], call, call.rows, call.width, scratch, (call.x_bias ? 3 : 2) * call.width);
+    run(kernels().norm[index(call.dtype)], call, call.rows, call.width, scratch, call.vectors() * call.width);
 }
 
 void bias_gelu_backward(const GeluBackwardCall& arguments) {
@@ -89,12 +89,19 @@ void bias_gelu_backward(const GeluBackwardCall& arguments) {
     run(kernels().gelu[index(forward.dtype)], call, forward.rows, forward.width, 0, call.sums ? forward.width : 0);
 }
 
+void gated_activation_backward(const GatedBackwardCall& arguments) {
+    GatedBackwardCall call = arguments;
+    const GatedCall& forward = call.forward;
+    const Fp32Vector bias(call.forward.bias, 2 * forward.width);
+    const std::size_t count = call.sums ? 2 * forward.width : 0;
+    run(kernels().gated[index(forward.dtype)], call, forward.rows, 2 * forward.width, 0, count);
+}
+
 void gelu_layer_norm_backward(const GeluNormBackwardCall& arguments) {
     GeluNormBackwardCall call = arguments;
     const std::size_t width = call.gelu.width;
     const Fp32Vector weight(call.weight, width), bias(call.gelu.bias, width);
-    const std::size_t vectors = call.gelu.bias.data ? 3 : 2;
-    run(kernels().gelu_norm[index(call.gelu.dtype)], call, call.gelu.rows, width, 2 * width, vectors * width);
+    run(kernels().gelu_norm[index(call.gelu.dtype)], call, call.gelu.rows, width, 2 * width, call.vectors() * width);
 }
 
 void embedding_layer_norm_backward(const EmbeddingNormBackwardCall& arguments) {

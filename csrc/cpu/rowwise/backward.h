@@ -12,21 +12,23 @@
 
 namespace fastbert {
 
-// Backward of y = LayerNorm(total), total = dropout(x + x_bias) + residual: the gradient of total is that through y
+// Backward of y = norm(total), total = dropout(x + x_bias) + residual: the gradient of total is that through y
 // plus grad_total; dresidual equals it, and dx is it times the dropout mask.
 struct LayerNormBackwardCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of grad, grad_total, total, dx and dresidual
     RowsView grad, grad_total;  // the latter may be null
     RowsView total;
-    const float* mean = nullptr;  // (rows,), as forward kept them
+    const float* mean = nullptr;  // (rows,), as forward kept them; null for RMSNorm
     const float* rstd = nullptr;
     Vector weight;
     RowDropout dropout;
     void* dx = nullptr;
     void* dresidual = nullptr;  // may be null
-    bool x_bias = false;
-    float* sums = nullptr;  // (2, width): dweight, dbias; with x_bias (3, width): dx_bias too
+    bool bias = true, x_bias = false;
+    float* sums = nullptr;  // rows of `width`: dweight, with a bias dbias, with x_bias dx_bias
+
+    std::size_t vectors() const { return 1 + (bias ? 1 : 0) + (x_bias ? 1 : 0); }
 };
 
 // Backward of y = GELU(x + bias): dx, its sums over rows unless null, and y again unless null.
@@ -37,6 +39,14 @@ struct GeluBackwardCall {
     float* sums = nullptr;  // (width,)
 };
 
+// Backward of a gated activation: dx (rows, 2 * width) and its sums over rows unless null.
+struct GatedBackwardCall {
+    GatedCall forward;  // without y
+    RowsView grad;      // of x's dtype, as dx
+    void* dx = nullptr;
+    float* sums = nullptr;  // (2 * width,)
+};
+
 // Backward of y = LayerNorm(GELU(x + bias)).
 struct GeluNormBackwardCall {
     GeluCall gelu;  // without y
@@ -45,7 +55,10 @@ struct GeluNormBackwardCall {
     const float* rstd = nullptr;
     Vector weight;
     void* dx = nullptr;
-    float* sums = nullptr;  // (2, width): dweight, dbias; with a bias (3, width): its gradient too
+    bool norm_bias = true;
+    float* sums = nullptr;  // rows of `width`: dweight, with norm_bias dbias, with a bias of GELU its gradient
+
+    std::size_t vectors() const { return 1 + (norm_bias ? 1 : 0) + (gelu.bias.data ? 1 : 0); }
 };
 
 // Backward of y = dropout(LayerNorm(sum)): the gradient of the sum of embeddings, fp32 (tokens, width).
@@ -72,6 +85,7 @@ struct SoftmaxBackwardCall {
 
 void layer_norm_backward(const LayerNormBackwardCall& call);
 void bias_gelu_backward(const GeluBackwardCall& call);
+void gated_activation_backward(const GatedBackwardCall& call);
 void gelu_layer_norm_backward(const GeluNormBackwardCall& call);
 void embedding_layer_norm_backward(const EmbeddingNormBackwardCall& call);
 void softmax_backward(const SoftmaxBackwardCall& call);

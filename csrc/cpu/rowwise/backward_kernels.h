@@ -1,5 +1,5 @@
 // The kernels of backward.h, generic over the vector type. Included inside a target region, after a vector type,
-// vector_math.h, gelu_gradient.h, row_loops.h and softmax_kernels.h.
+// vector_math.h, gelu_gradient.h, activations.h, row_loops.h and softmax_kernels.h.
 
 // sum[i..] += x.
 template <class Part, class F>
@@ -8,13 +8,14 @@ FASTBERT_INLINE void add_at(const Part& part, float* sum, F x) {
     part.store(sum, U::add(part.load(static_cast<const float*>(sum)), x));
 }
 
-// The projection that LayerNorm's backward subtracts: rstd * (g - mean - normalized * slope), with g = grad * weight.
+// The projection that a norm's backward subtracts: rstd * (g - mean - normalized * slope), with g = grad * weight. RMSNorm
+// is a norm whose means are 0.
 struct NormProjection {
     float mean, slope;
 };
 
 // Compute a row's projection, its normalized values being (value(i) - mean) * rstd and its upstream gradient grad(i),
-// and accumulate dweight and dbias.
+// and accumulate dweight and, unless null, dbias.
 template <class V, class Value, class Grad>
 FASTBERT_INLINE NormProjection norm_projection(std::size_t width, float mean, float rstd, const float* weight,
                                                float* dweight, float* dbias, const Value& value, const Grad& grad) {
@@ -23,7 +24,7 @@ FASTBERT_INLINE NormProjection norm_projection(std::size_t width, float mean, fl
     Sums<V> means, slopes;
     for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
         const F g = grad(i, part), normalized = V::mul(V::sub(value(i, part), middle), factor);
-        add_at(part, dbias + i, g);
+        if (dbias) add_at(part, dbias + i, g);
         part.store(dweight + i, V::fma(g, normalized, part.load(static_cast<const float*>(dweight) + i)));
         const F weighted = V::mul(g, part.load(weight + i));
         means.partial[slot] = V::add(means.partial[slot], weighted);
@@ -54,17 +55,19 @@ void layer_norm_backward_rows(const LayerNormBackwardCall& call, std::size_t fir
     using F = typename V::Float;
     const std::size_t width = call.width;
     const auto* weight = static_cast<const float*>(call.weight.data);
-    float *dweight = sums, *dbias = sums + width, *dx_bias = call.x_bias ? sums + 2 * width : nullptr;
+    float *dweight = sums, *dbias = call.bias ? sums + width : nullptr;
+    float* dx_bias = call.x_bias ? sums + (call.bias ? 2 : 1) * width : nullptr;
     const float* mask = call.dropout.keys ? scratch : nullptr;
     for (std::size_t row = first; row < last; ++row) {
         const T *total = row_of<T>(call.total, row), *upstream = row_of<T>(call.grad, row);
         const T* total_gradient = call.grad_total.data ? row_of<T>(call.grad_total, row) : nullptr;
         T* dx = static_cast<T*>(call.dx) + row * width;
         T* dresidual = call.dresidual ? static_cast<T*>(call.dresidual) + row * width : nullptr;
-        const float mean = call.mean[row], rstd = call.rstd[row];
+        const float mean = call.mean ? call.mean[row] : 0.0F, rstd = call.rstd[row];
         const auto value = [&](std::size_t i, auto part) FASTBERT_INLINE_BODY { return part.load(total + i); };
         const auto grad = [&](std::size_t i, auto part) FASTBERT_INLINE_BODY { return part.load(upstream + i); };
-        const NormProjection projection = norm_projection<V>(width, mean, rstd, weight, dweight, dbias, value, grad);
+        NormProjection projection = norm_projection<V>(width, mean, rstd, weight, dweight, dbias, value, grad);
+        if (!call.mean) projection.mean = 0.0F;
         if (mask) call.dropout.mask(row, width, scratch);
         const auto to = [&](std::size_t i, auto part, F gradient) FASTBERT_INLINE_BODY {
             if (total_gradient) gradient = V::add(gradient, part.load(total_gradient + i));
@@ -127,6 +130,49 @@ void bias_gelu_backward_rows(const GeluBackwardCall& call, std::size_t first, st
     bias_gelu_backward_by<V, T, Gelu::tanh>(call, first, last, sums);
 }
 
+template <class V, class T, Activation kForm>
+void gated_backward_rows_by(const GatedBackwardCall& call, std::size_t first, std::size_t last, float* sums) {
+    const GatedCall& forward = call.forward;
+    const std::size_t width = forward.width;
+    const auto* bias = static_cast<const float*>(forward.bias.data);
+    for (std::size_t row = first; row < last; ++row) {
+        const T *gates = row_of<T>(forward.x, row), *values = gates + width, *grad = row_of<T>(call.grad, row);
+        T *dgates = static_cast<T*>(call.dx) + row * 2 * width, *dvalues = dgates + width;
+        for_each_vector_pair<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+            using U = typename decltype(part)::Vector;
+            typename U::Float gate = part.load(gates + i), value = part.load(values + i);
+            if (bias) {
+                gate = U::add(gate, part.load(bias + i));
+                value = U::add(value, part.load(bias + width + i));
+            }
+            const auto g = part.load(grad + i);
+            const auto dgate = U::mul(U::mul(g, value), activation_gradient_of<U, kForm>(gate));
+            const auto dvalue = U::mul(g, activation_of<U, kForm>(gate));
+            if (sums) {
+                add_at(part, sums + i, dgate);
+                add_at(part, sums + width + i, dvalue);
+            }
+            part.store(dgates + i, dgate);
+            part.store(dvalues + i, dvalue);
+        });
+    }
+}
+
+template <class V, class T>
+void gated_backward_rows(const GatedBackwardCall& call, std::size_t first, std::size_t last, float*, float* sums) {
+    if (!call.sums) sums = nullptr;
+    switch (call.forward.form) {
+        case Activation::gelu:
+            return gated_backward_rows_by<V, T, Activation::gelu>(call, first, last, sums);
+        case Activation::gelu_tanh:
+            return gated_backward_rows_by<V, T, Activation::gelu_tanh>(call, first, last, sums);
+        case Activation::relu:
+            return gated_backward_rows_by<V, T, Activation::relu>(call, first, last, sums);
+        case Activation::silu:
+            return gated_backward_rows_by<V, T, Activation::silu>(call, first, last, sums);
+    }
+}
+
 // The two scratch rows hold the GELU of a row and its derivative.
 template <class V, class T, Gelu kForm>
 FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormBackwardCall& call, std::size_t first, std::size_t last,
@@ -136,7 +182,8 @@ FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormBackwardCall& call, std
     const auto* bias = static_cast<const float*>(call.gelu.bias.data);
     const auto* weight = static_cast<const float*>(call.weight.data);
     float *gelus = scratch, *slopes = scratch + width;
-    float *dweight = sums, *dbias = sums + width, *dx_bias = bias ? sums + 2 * width : nullptr;
+    float *dweight = sums, *dbias = call.norm_bias ? sums + width : nullptr;
+    float* dx_bias = bias ? sums + (call.norm_bias ? 2 : 1) * width : nullptr;
     for (std::size_t row = first; row < last; ++row) {
         const T* upstream = row_of<T>(call.grad, row);
         T* dx = static_cast<T*>(call.dx) + row * width;
@@ -241,6 +288,7 @@ constexpr RowGradientKernels row_gradient_kernels_of() {
     return {
         {layer_norm_backward_rows<V, float>, layer_norm_backward_rows<V, B>},
         {bias_gelu_backward_rows<V, float>, bias_gelu_backward_rows<V, B>},
+        {gated_backward_rows<V, float>, gated_backward_rows<V, B>},
         {gelu_layer_norm_backward_rows<V, float>, gelu_layer_norm_backward_rows<V, B>},
         {{embedding_layer_norm_backward_rows<V, float, float>, embedding_layer_norm_backward_rows<V, float, B>},
          {embedding_layer_norm_backward_rows<V, B, float>, embedding_layer_norm_backward_rows<V, B, B>}},

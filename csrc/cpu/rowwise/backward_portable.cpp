@@ -17,6 +17,7 @@ namespace {
 #include "cpu/simd/vector_portable.h"
 #include "cpu/simd/vector_math.h"
 #include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/rowwise/row_loops.h"
 #include "cpu/rowwise/softmax_kernels.h"
 #include "cpu/rowwise/backward_kernels.h"

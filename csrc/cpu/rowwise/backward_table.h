@@ -15,6 +15,7 @@ struct RowGradientKernels {
 
     Kernel<LayerNormBackwardCall> norm[2];
     Kernel<GeluBackwardCall> gelu[2];
+    Kernel<GatedBackwardCall> gated[2];
     Kernel<GeluNormBackwardCall> gelu_norm[2];
     Kernel<EmbeddingNormBackwardCall> embedding_norm[2][2];  // by the dtypes of the tables and of the gradient
     void (*softmax[2])(const SoftmaxBackwardCall& call, std::size_t first, std::size_t last, float* scratch);

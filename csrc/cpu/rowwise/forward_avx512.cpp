@@ -20,6 +20,8 @@ namespace {
 
 #include "cpu/simd/vector_avx512.h"
 #include "cpu/simd/vector_math.h"
+#include "cpu/rowwise/gelu_gradient.h"
+#include "cpu/rowwise/activations.h"
 #include "cpu/rowwise/row_loops.h"
 #include "cpu/rowwise/softmax_kernels.h"
 #include "cpu/rowwise/forward_kernels.h"

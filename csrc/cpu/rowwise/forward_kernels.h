@@ -1,14 +1,15 @@
 // The kernels of rowwise.h, generic over the vector type. Included inside a target region, after a vector type,
-// vector_math.h, row_loops.h and softmax_kernels.h.
+// vector_math.h, gelu_gradient.h, activations.h, row_loops.h and softmax_kernels.h.
 
 template <class V, class T>
 void layer_norm_rows(const LayerNormCall& call, std::size_t first, std::size_t last, float*) {
     for (std::size_t row = first; row < last; ++row) {
         const T* x = row_of<T>(call.x, row);
         Sums<V> sums;
-        for_each_vector<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
-            sums.partial[slot] = V::add(sums.partial[slot], part.load(x + i));
-        });
+        if (!call.norm.rms)
+            for_each_vector<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
+                sums.partial[slot] = V::add(sums.partial[slot], part.load(x + i));
+            });
         const Statistics statistics =
             norm_row<V>(x, sums.total(), call.width, call.norm, static_cast<T*>(call.y) + row * call.width);
         store_statistics(statistics, row, call.mean, call.rstd);
@@ -78,6 +79,38 @@ void bias_gelu_rows(const GeluCall& call, std::size_t first, std::size_t last, f
     bias_gelu_by<V, T, Gelu::tanh>(call, first, last);
 }
 
+template <class V, class T, Activation kForm>
+void gated_rows_by(const GatedCall& call, std::size_t first, std::size_t last) {
+    const auto* bias = static_cast<const float*>(call.bias.data);
+    for (std::size_t row = first; row < last; ++row) {
+        const T *gates = row_of<T>(call.x, row), *values = gates + call.width;
+        T* y = static_cast<T*>(call.y) + row * call.width;
+        for_each_vector_pair<V>(call.width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+            using U = typename decltype(part)::Vector;
+            typename U::Float gate = part.load(gates + i), value = part.load(values + i);
+            if (bias) {
+                gate = U::add(gate, part.load(bias + i));
+                value = U::add(value, part.load(bias + call.width + i));
+            }
+            part.store(y + i, U::mul(activation_of<U, kForm>(gate), value));
+        });
+    }
+}
+
+template <class V, class T>
+void gated_rows(const GatedCall& call, std::size_t first, std::size_t last, float*) {
+    switch (call.form) {
+        case Activation::gelu:
+            return gated_rows_by<V, T, Activation::gelu>(call, first, last);
+        case Activation::gelu_tanh:
+            return gated_rows_by<V, T, Activation::gelu_tanh>(call, first, last);
+        case Activation::relu:
+            return gated_rows_by<V, T, Activation::relu>(call, first, last);
+        case Activation::silu:
+            return gated_rows_by<V, T, Activation::silu>(call, first, last);
+    }
+}
+
 template <class V, class T, Gelu kForm>
 FASTBERT_INLINE void gelu_layer_norm_by(const GeluNormCall& call, std::size_t first, std::size_t last,
                                         float* scratch) {
@@ -133,6 +166,7 @@ constexpr RowKernels row_kernels_of() {
         {layer_norm_rows<V, float>, layer_norm_rows<V, B>},
         {dropout_add_layer_norm_rows<V, float>, dropout_add_layer_norm_rows<V, B>},
         {bias_gelu_rows<V, float>, bias_gelu_rows<V, B>},
+        {gated_rows<V, float>, gated_rows<V, B>},
         {gelu_layer_norm_rows<V, float>, gelu_layer_norm_rows<V, B>},
         {{embedding_layer_norm_rows<V, float, float>, embedding_layer_norm_rows<V, float, B>},
          {embedding_layer_norm_rows<V, B, float>, embedding_layer_norm_rows<V, B, B>}},

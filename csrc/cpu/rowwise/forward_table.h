@@ -16,6 +16,7 @@ struct RowKernels {
     Kernel<LayerNormCall> layer_norm[2];
     Kernel<DropoutAddNormCall> dropout_add_layer_norm[2];
     Kernel<GeluCall> bias_gelu[2];
+    Kernel<GatedCall> gated[2];
     Kernel<GeluNormCall> gelu_layer_norm[2];
     Kernel<EmbeddingCall> embedding_layer_norm[2][2];  // by the dtypes of the tables and of the result
     Kernel<SoftmaxCall> softmax[2];

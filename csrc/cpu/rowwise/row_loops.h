@@ -138,13 +138,14 @@ struct Statistics {
     float mean, rstd;
 };
 
-// The final step of every LayerNorm: y from a row and its sum, multiplied by a dropout mask unless null. The mean is
-// rounded; the sum of the deviations corrects it, so that rows far from zero lose no accuracy.
+// The final step of every norm: y from a row and its sum, multiplied by a dropout mask unless null. The mean is rounded;
+// the sum of the deviations corrects it, so that rows far from zero lose no accuracy. RMSNorm is that of mean 0.
 template <class V, class In, class Out>
 FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width, const RowNorm& norm, Out* y,
                                     const float* mask = nullptr) {
     using F = typename V::Float;
     const auto count = static_cast<float>(width);
+    if (norm.rms) sum = 0.0F;
     const F mean = V::broadcast(sum / count);
     Sums<V> deviations, squares;
     for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
@@ -152,7 +153,7 @@ FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width,
         deviations.partial[slot] = V::add(deviations.partial[slot], d);
         squares.partial[slot] = V::fma(d, d, squares.partial[slot]);
     });
-    const float off = deviations.total() / count;
+    const float off = norm.rms ? 0.0F : deviations.total() / count;
     float variance = squares.total() / count - off * off;
     if (variance < 0.0F) variance = 0.0F;
     const float rstd = 1.0F / std::sqrt(variance + norm.eps);
@@ -161,7 +162,8 @@ FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width,
     const auto* bias = static_cast<const float*>(norm.bias.data);
     for_each_vector<V>(width, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
         const F normed = V::fma(V::sub(part.load(row + i), mean), factor, shift);
-        F value = V::fma(normed, part.load(weight + i), part.load(bias + i));
+        F value = bias ? V::fma(normed, part.load(weight + i), part.load(bias + i))
+                       : V::mul(normed, part.load(weight + i));
         if (mask) value = V::mul(value, part.load(mask + i));
         part.store(y + i, value);
     });
@@ -175,9 +177,8 @@ FASTBERT_INLINE const T* row_of(const RowsView& view, std::size_t row) {
 
 // Store a row's statistics unless null.
 FASTBERT_INLINE void store_statistics(const Statistics& statistics, std::size_t row, float* mean, float* rstd) {
-    if (!mean) return;
-    mean[row] = statistics.mean;
-    rstd[row] = statistics.rstd;
+    if (mean) mean[row] = statistics.mean;
+    if (rstd) rstd[row] = statistics.rstd;
 }
 
 // The ids were validated, but another thread may have modified them since: clamp to a row of the table.

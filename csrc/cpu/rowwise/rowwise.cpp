@@ -103,6 +103,12 @@ void bias_gelu(const GeluCall& arguments) {
     run(kernel, call, 1, rest, 0);
 }
 
+void gated_activation(const GatedCall& arguments) {
+    GatedCall call = arguments;
+    const Fp32Vector bias(call.bias, 2 * call.width);
+    run(kernels().gated[index(call.dtype)], call, call.rows, call.width, 0);
+}
+
 void gelu_layer_norm(const GeluNormCall& arguments) {
     GeluNormCall call = arguments;
     GeluCall& gelu = call.gelu;

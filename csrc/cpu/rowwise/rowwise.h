@@ -1,4 +1,5 @@
-// Row-wise operations: LayerNorm, alone or fused after a sum, GELU or embeddings; GELU; softmax; dropout.
+// Row-wise operations: LayerNorm and RMSNorm, alone or fused after a sum, GELU or embeddings; GELU; gated activations;
+// softmax; dropout.
 //
 // Every row is computed independently, in an order that depends on its width alone, so its bits depend neither on the
 // other rows nor on the threads. Sums and statistics are fp32. Strides count elements between rows, and results are
@@ -11,6 +12,7 @@
 #include <span>
 
 #include "cpu/dropout/dropout.h"
+#include "cpu/rowwise/activation.h"
 #include "cpu/simd/bfloat16.h"
 
 namespace fastbert {
@@ -52,13 +54,15 @@ struct RowDropout {
     void mask(std::size_t row, std::size_t width, float* out) const;
 };
 
-// The affine part of LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias.
+// LayerNorm, y = (x - mean) / sqrt(variance + eps) * weight + bias, or RMSNorm, y = x / sqrt(mean of squares + eps) *
+// weight + bias. The bias may be null.
 struct RowNorm {
     Vector weight, bias;
     float eps = 0.0F;
+    bool rms = false;
 };
 
-// y = LayerNorm(x). Here and below, the statistics mean and rstd (rows,) may be null.
+// y = norm(x). Here and below, the statistics mean and rstd (rows,) may be null; RMSNorm has no mean.
 struct LayerNormCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of x and y
@@ -69,7 +73,7 @@ struct LayerNormCall {
     float* rstd = nullptr;
 };
 
-// total = dropout(x + x_bias) + residual, rounded once; y = LayerNorm(total). `total` and `residual` may be null.
+// total = dropout(x + x_bias) + residual, rounded once; y = norm(total). `total` and `residual` may be null.
 struct DropoutAddNormCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of x, residual, total and y
@@ -90,6 +94,16 @@ struct GeluCall {
     RowsView x;
     Vector bias;
     Gelu form = Gelu::erf;
+    void* y = nullptr;
+};
+
+// y = activation(gate + its bias) * (value + its bias): a row of x and the bias hold the gates, then the values.
+struct GatedCall {
+    std::size_t rows = 0, width = 0;  // of y; x has 2 * width columns
+    Dtype dtype = Dtype::fp32;        // of x and y
+    RowsView x;
+    Vector bias;  // (2 * width,); may be null
+    Activation form = Activation::gelu;
     void* y = nullptr;
 };
 
@@ -154,6 +168,7 @@ struct DropoutCall {
 void layer_norm(const LayerNormCall& call);
 void dropout_add_layer_norm(const DropoutAddNormCall& call);
 void bias_gelu(const GeluCall& call);
+void gated_activation(const GatedCall& call);
 void gelu_layer_norm(const GeluNormCall& call);
 // Validates all ids first: if one is outside its table, returns it and writes nothing.
 std::optional<BadId> embedding_layer_norm(const EmbeddingCall& call);

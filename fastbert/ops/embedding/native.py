@@ -42,12 +42,12 @@ class Native(NativeBackend[EmbeddingArguments]):
         ids, tables, weight, bias, eps, dtype, token_dropout = arguments
         tokens, width = ids[0].shape[0], tables[0].shape[1]
         y, (mean, rstd) = empty((tokens, width), dtype), rowwise.empty_statistics(tokens, save)
-        weight, bias, _, vector_dtype = rowwise.as_vectors(weight, bias)
+        weight, shift, _, vector_dtype = rowwise.as_vectors(weight, bias)
         dropout, _tensors = rowwise.dropout_arguments(token_dropout, tokens)
         element, out_element = buffers.DTYPES[tables[0].dtype], buffers.DTYPES[dtype]
         invalid = _C.embedding_layer_norm(
-            tokens, width, element, out_element, _table_values(ids, tables), weight.data_ptr(), bias.data_ptr(),
-            vector_dtype, eps, dropout, y.data_ptr(), mean.data_ptr(), rstd.data_ptr(),
+            tokens, width, element, out_element, _table_values(ids, tables), weight.data_ptr(),
+            buffers.address("bias", shift), vector_dtype, eps, dropout, y.data_ptr(), mean.data_ptr(), rstd.data_ptr(),
         )  # fmt: skip
         if invalid is not None:
             table, position, index = invalid

@@ -14,6 +14,7 @@ from fastbert.errors import UserError
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, Activation, LayerSpec, NormSpec
+from fastbert.ops.gated.op import gated_activation
 from fastbert.ops.gelu.op import bias_gelu
 
 
@@ -56,9 +57,6 @@ def refuse_unsupported(spec: LayerSpec) -> None:
                 f"similarity={attention.similarity!r}: attention has no such operation, and a layer's parameters hold"
                 " no perceptron; use 'dot'"
             )
-    for norm in (spec.attention_norm, spec.cross_attention_norm, spec.output_norm):
-        if norm is not None and norm.kind != "layer_norm":
-            raise UserError(f"kind={norm.kind!r}: this norm has no operation; use 'layer_norm'")
 
 
 def compose_layer(x: Tensor, layer: ComposableLayer, batch: LayerBatch, index: int) -> Tensor:
@@ -94,9 +92,7 @@ def activate(product: Tensor, bias: Tensor | None, activation: Activation, *, ga
     `gated`: the activation of the first half of the columns times the second half, (tokens, width / 2).
     """
     if gated:
-        total = product if bias is None else product + bias.to(product.dtype)
-        first, second = total.chunk(2, dim=-1)
-        return activate(first, None, activation) * second
+        return gated_activation(product, bias, activation)
     if activation in ("relu", "silu"):
         total = product if bias is None else product + bias.to(product.dtype)
         return torch.relu(total) if activation == "relu" else F.silu(total)

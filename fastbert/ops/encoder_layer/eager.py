@@ -14,7 +14,7 @@ from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments
 from fastbert.ops.encoder_layer.composition import activate, compose_layer, refuse_unsupported
 from fastbert.ops.encoder_layer.spec import NormSpec
 from fastbert.ops.linear.op import linear
-from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.ops.norm.op import dropout_add_layer_norm, dropout_add_rms_norm, layer_norm, rms_norm
 from fastbert.ops.operation import EagerBackend
 
 
@@ -37,7 +37,9 @@ def _check_parameters(arguments: EncoderLayerArguments) -> None:
     if spec.cross_attention is not None:
         raise UserError("cross_attention: LayerParameters hold no cross-attention; use cross_attention=None")
     norms = [norm for norm in (spec.attention_norm, spec.output_norm) if norm is not None]
-    biases = (attention.projection_bias, attention.output_bias, network.bias, *[norm.bias for norm in norms])
+    # RMSNorm has no bias: what is given for one is not read.
+    norm_biases = [norm.bias or norm.kind == "rms_norm" for norm in norms]
+    biases = (attention.projection_bias, attention.output_bias, network.bias, *norm_biases)
     if not all(biases):
         raise UserError("the spec lacks a bias, but LayerParameters hold every bias: give zeros, and the spec the bias")
     groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
@@ -81,6 +83,8 @@ class _Layer:
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         spec: NormSpec = getattr(self.spec, name)
+        if spec.kind == "rms_norm":
+            return rms_norm(x, self.parameters[name], spec.eps)
         return layer_norm(x, self.parameters[name], self.parameters[f"{name}_bias"], spec.eps)
 
     def add_norm(
@@ -91,4 +95,6 @@ class _Layer:
             return residual + dropout(product + bias.to(product.dtype), token_dropout)
         spec: NormSpec = getattr(self.spec, norm)
         weight, norm_bias = self.parameters[norm], self.parameters[f"{norm}_bias"]
+        if spec.kind == "rms_norm":
+            return dropout_add_rms_norm(product, residual, weight, spec.eps, token_dropout, x_bias=bias)
         return dropout_add_layer_norm(product, residual, weight, norm_bias, spec.eps, token_dropout, x_bias=bias)

@@ -86,6 +86,7 @@ class NormSpec:
     place: Literal["post", "pre"] = "post"
     kind: Literal["layer_norm", "rms_norm"] = "layer_norm"
     bias: bool = True
+    """True if LayerNorm has a bias; RMSNorm never has one."""
 
 
 @dataclass(frozen=True)

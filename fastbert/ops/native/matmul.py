@@ -3,9 +3,16 @@
 A row's result has the same bits in every batch and on any number of threads. Sums are fp32 in the order of the depth,
 or exact for int8 operands with one scale per row; bias, GELU, residual and LayerNorm follow in fp32 before the result
 is rounded once to its dtype.
+
+A gated weight holds the rows of all gates, then those of their values. Its copy is interleaved, so that the epilogue
+multiplies the activation of each gate with its value, and the result has half as many columns.
+
+One file: matmuls, their gradients, and the checks that all of them share.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -21,24 +28,37 @@ from fastbert.ops.native.buffers import DTYPES
 
 _ELEMENTS = ("bf16", "fp32", "int8")
 _ACTIVATIONS = ("gelu", "gelu_tanh")
+GATED_ACTIVATIONS = {"gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu", "silu": "swiglu"}
+"""Activations of gated weights by the activation of the gate."""
 
 
-def prepack(weight: Tensor, element: str, transposed: bool = False) -> PrepackedWeight:
+def prepack(weight: Tensor, element: str, transposed: bool = False, *, gated: bool = False) -> PrepackedWeight:
     """Return a prepacked copy of `weight` (out, in), bf16 or fp32, in elements `"bf16"`, `"fp32"` or `"int8"`.
 
     bf16 rounds to nearest. int8 has one scale per output, the row's largest magnitude / 127; an output whose weights
     have a NaN or an infinity is NaN. The copy does not follow later changes of `weight`. `transposed`, for bf16 and
-    fp32, packs the weight's transpose, the operand of dx = dy weight.
+    fp32, packs the weight's transpose, the operand of dx = dy weight. `gated` interleaves gates and values; the
+    transpose of a gated weight is packed like any other.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if element not in _ELEMENTS:
         raise UserError(f"element={element!r} must be one of {', '.join(map(repr, _ELEMENTS))}")
     if transposed and element == "int8":
         raise UserError("element='int8' has no transposed copy: gradients are summed in bf16 or fp32")
+    if transposed and gated:
+        raise UserError("a transposed copy is not interleaved: leave out gated")
     weight = weight.detach().resolve_neg()
     _check_matrix("weight", weight, None)
+    if gated:
+        check_gated(weight.shape[0])
     columns, depth = reversed(weight.shape) if transposed else weight.shape
-    return PrepackedWeight(_matrix(weight), columns, depth, element, transposed)
+    return PrepackedWeight(_matrix(weight), columns, depth, element, transposed, gated)
+
+
+def check_gated(rows: int) -> None:
+    """Raise UserError for a number of rows that is not one of gates and as many values."""
+    if rows < 2 or rows % 2:
+        raise UserError(f"a gated weight has {rows} rows: it must have as many values as gates, and at least one")
 
 
 def repack(
@@ -53,7 +73,9 @@ def repack(
     if packed.element == "int8":
         raise UserError("packed holds int8: prepack() the whole weight again")
     weight = weight.detach().resolve_neg()
-    rows, width = (packed.depth, packed.columns) if transposed else (packed.columns, packed.depth)
+    if transposed and packed.gated_width:
+        raise UserError("packed is gated, and thus not transposed")
+    rows, width = (packed.depth, packed.columns) if transposed else (input_columns(packed), packed.depth)
     _check_matrix("weight", weight, (weight.shape[0] if weight.dim() else 0, width))
     if not 0 <= first <= last <= weight.shape[0]:
         raise UserError(f"rows {first} to {last} are not in weight, which has {weight.shape[0]}")
@@ -61,6 +83,16 @@ def repack(
         raise UserError(f"offset={offset} places rows up to {last} beyond the copy, which has {rows}")
     buffers.address("weight", weight)
     _native_repack(packed, transposed, offset, _matrix(weight), first, last)
+
+
+def output_columns(packed: PrepackedWeight) -> int:
+    """Return the columns of a matmul's result: half of those of `input_columns` if the weight is gated."""
+    return packed.gated_width or packed.columns
+
+
+def input_columns(packed: PrepackedWeight) -> int:
+    """Return the columns of a matmul before the activation, which are the rows of the weight."""
+    return 2 * packed.gated_width or packed.columns
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,15 +131,21 @@ def matmul(
     int8, x is rounded by `quantize_rows`, and a row with a NaN or an infinity gives NaN. The result has `out_dtype`,
     by default the dtype of x, or is written to `out`, which may be `residual` itself. With `pre_activation` (rows,
     out), of the result's dtype, x weight^T + bias is rounded and written there, and the activation computed from it.
+    A gated weight of 2 x out rows needs an activation of `GATED_ACTIVATIONS`; bias and `pre_activation` then have 2 x
+    out columns, gates before values, and `residual` and `norm` must be None.
     `blocking` (rows, columns), the block that a thread keeps in its L2 cache, changes the time only; zeros choose it.
     Raises UserError, a ValueError, that names the wrong argument.
     """
-    if activation is not None and activation not in _ACTIVATIONS:
-        raise UserError(f"activation={activation!r} must be None, {' or '.join(map(repr, _ACTIVATIONS))}")
+    if packed.gated_width:
+        _check_gate(activation, GATED_ACTIVATIONS.values(), " for a gated weight")
+        if residual is not None or norm is not None:
+            raise UserError("a gated activation has no residual and no norm: add them afterwards")
+    elif activation is not None:
+        _check_gate(activation, _ACTIVATIONS, ", or None, for a weight that is not gated")
     if min(blocking) < 0:
         raise UserError(f"blocking={blocking} must not be negative: zeros choose by the shape")
     x = x.detach().resolve_neg()
-    rows, columns = x.shape[0] if x.dim() else 0, packed.columns
+    rows, columns = x.shape[0] if x.dim() else 0, output_columns(packed)
     _check_matrix("x", x, (rows, packed.depth))
     buffers.address("x", x)
     if out is None:
@@ -126,8 +164,9 @@ def matmul(
     if pre_activation is not None:
         if activation is None or norm is not None:
             raise UserError("pre_activation needs an activation, and no norm")
-        _check_result("pre_activation", pre_activation, (rows, columns), out.dtype, x=x, out=out, residual=residual)
-    bias = None if bias is None else _vector("bias", bias, columns)
+        shape = (rows, input_columns(packed))
+        _check_result("pre_activation", pre_activation, shape, out.dtype, x=x, out=out, residual=residual)
+    bias = None if bias is None else _vector("bias", bias, input_columns(packed))
     scale = None
     if norm is not None:
         weight, shift, eps = norm
@@ -172,23 +211,59 @@ def matmul_gelu_backward(
     approximation. Results are written to `out` (du) and `activation_out` (h), one of which may be u itself.
     Raises UserError, a ValueError, that names the wrong argument.
     """
+    x, u, out, activation_out = _gradient_operands(x, packed, u, out, activation_out, packed.columns)
+    matmul_gelu_backward_unchecked(x, packed, u, tanh, out, activation_out)
+    return out, activation_out
+
+
+def matmul_gated_backward(
+    x: Tensor,
+    packed: PrepackedWeight,
+    u: Tensor,
+    activation: str,
+    *,
+    out: Tensor | None = None,
+    activation_out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return du and h of h = act(gate) * value, u = (gate, value) (rows, 2 x out), for the gradient x weight^T of h.
+
+    With dh = x weight^T (rows, out), du is (dh value act'(gate), dh act(gate)), (rows, 2 x out), and h (rows, out) has
+    the bits of `matmul` with a gated weight and a `pre_activation` of u. `activation` is one of `GATED_ACTIVATIONS`;
+    `packed` is the transposed copy of the weight that follows. dtypes and rounding are those of `matmul_gelu_backward`.
+    Results are written to `out` (du), which may be u itself, and `activation_out` (h).
+    Raises UserError, a ValueError, that names the wrong argument.
+    """
+    _check_gate(activation, GATED_ACTIVATIONS.values())
+    x, u, out, activation_out = _gradient_operands(x, packed, u, out, activation_out, 2 * packed.columns)
+    if _overlap(activation_out, u):
+        raise UserError("activation_out overlaps u in memory: pass separate memory")
+    matmul_gated_backward_unchecked(x, packed, u, activation, out, activation_out)
+    return out, activation_out
+
+
+def _gradient_operands(
+    x: Tensor, packed: PrepackedWeight, u: Tensor, out: Tensor | None, activation_out: Tensor | None, inputs: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return x, u (rows, inputs) and the two results of a gradient through an activation, allocated unless given."""
     x, u = x.detach().resolve_neg(), u.detach().resolve_neg()
     rows, columns = x.shape[0] if x.dim() else 0, packed.columns
     if packed.element == "int8":
         raise UserError("packed holds int8: gradients are summed in bf16 or fp32")
+    if packed.gated_width:
+        raise UserError("packed is gated: the gradient is of the weight behind the activation")
     _check_matrix("x", x, (rows, packed.depth))
-    _check_matrix("u", u, (rows, columns))
+    _check_matrix("u", u, (rows, inputs))
     if u.dtype != x.dtype:
         raise UserError(f"u has dtype {u.dtype}, x {x.dtype}: cast one")
-    out = caching_allocator.empty((rows, columns), x.dtype) if out is None else out
+    out = caching_allocator.empty((rows, inputs), x.dtype) if out is None else out
     if activation_out is None:
         activation_out = caching_allocator.empty((rows, columns), x.dtype)
-    for name, result, others in (("out", out, {}), ("activation_out", activation_out, {"out": out})):
-        _check_result(name, result, (rows, columns), x.dtype, x=x, **others)
+    _check_result("out", out, (rows, inputs), x.dtype, x=x)
+    _check_result("activation_out", activation_out, (rows, columns), x.dtype, x=x, out=out)
+    for name, result in (("out", out), ("activation_out", activation_out)):
         if _overlap(result, u) and _matrix(result) != _matrix(u):
             raise UserError(f"{name} overlaps u in memory: pass separate memory, or u itself")
-    matmul_gelu_backward_unchecked(x, packed, u, tanh, out, activation_out)
-    return out, activation_out
+    return x, u, out, activation_out
 
 
 def weight_gradient(
@@ -239,7 +314,7 @@ def matmul_unchecked(
     pre_activation: Tensor | None = None,
 ) -> Tensor:
     """Write `matmul` of floats to `out`, and return it."""
-    bias = None if bias is None else _vector("bias", bias, packed.columns)
+    bias = None if bias is None else _vector("bias", bias, input_columns(packed))
     _native_matmul(
         _matrix(x),
         x.shape[0],
@@ -268,6 +343,21 @@ def matmul_gelu_backward_unchecked(
     )
 
 
+def matmul_gated_backward_unchecked(
+    x: Tensor, packed: PrepackedWeight, u: Tensor, activation: str, out: Tensor, activation_out: Tensor
+) -> None:
+    """Write `matmul_gated_backward` to `out` and `activation_out`."""
+    _native_matmul(
+        _matrix(x),
+        x.shape[0],
+        packed,
+        _matrix(out),
+        activation=f"{activation}_gradient",
+        pre_activation=_matrix(u),
+        activation_out=_matrix(activation_out),
+    )
+
+
 def weight_gradient_unchecked(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | None, accumulate: bool = False) -> None:
     """Write `weight_gradient` to `out`, or add it, and write the column sums of a to `sums`."""
     _native_weight_gradient(
@@ -285,6 +375,12 @@ def weight_gradient_unchecked(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | 
 def row_contiguous(rows: Tensor) -> Tensor:
     """Return a matrix with contiguous rows that do not overlap, a copy only if it must be."""
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
+
+
+def _check_gate(activation: str | None, known: Iterable[str], remark: str = "") -> None:
+    """Raise UserError for an activation that is not among the known ones."""
+    if activation not in known:
+        raise UserError(f"activation={activation!r} must be {' or '.join(map(repr, known))}{remark}")
 
 
 def _check_result(

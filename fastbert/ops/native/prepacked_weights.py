@@ -55,7 +55,7 @@ class _Copies:
     """The weights by `id`."""
 
 
-# By the first of the weights, then by element, layout, the identities of the others, and counts.
+# By the first of the weights, then by element, layout, the identities of the others, counts, and which are gated.
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.RLock()
 # Of one weight: elements, layouts, and the weights that it is packed with.
@@ -66,24 +66,34 @@ HASHED_ROWS = {"fp32": 2048, "bf16": 4096, "int8": 8192}
 """Rows of a matmul, by its element, from which hashing the weights takes at most a few per cent of its time."""
 
 
-def prepacked(weight: Tensor, element: str, transposed: bool = False, *, rows: int = 0) -> _C.PrepackedWeight:
+def prepacked(
+    weight: Tensor, element: str, transposed: bool = False, *, rows: int = 0, gated: bool = False
+) -> _C.PrepackedWeight:
     """Return a weight (out, in), fp32 or bf16 on the CPU, prepacked for matmuls of `element`.
 
-    `transposed` packs the operand of dx = dy weight; `rows` is as in `prepacked_group`.
+    `transposed` packs the operand of dx = dy weight; `rows` is as in `prepacked_group`, and `gated` as in `prepack`.
     """
-    return prepacked_group((weight,), (1,), element, transposed, rows=rows)[0]
+    return prepacked_group((weight,), (1,), element, transposed, rows=rows, gated=(0,) if gated else ())[0]
 
 
 def prepacked_group(
-    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool = False, *, rows: int = 0
+    weights: Sequence[Tensor],
+    counts: tuple[int, ...],
+    element: str,
+    transposed: bool = False,
+    *,
+    rows: int = 0,
+    gated: tuple[int, ...] = (),
 ) -> tuple[_C.PrepackedWeight, ...]:
     """Return the weights of several matmuls, prepacked: the first `counts[0]` concatenated by rows, and so on.
 
     `transposed` transposes each concatenation. Copies are made on the first call and when a weight has changed, which
     one check finds out for all weights. `rows` is the number of rows of a matmul in inference: large ones hash all
-    bytes.
+    bytes. `gated` holds the positions, among the copies, of gated weights (gates before values); transposed copies of
+    them are plain.
     """
-    first, key = weights[0], (element, transposed, tuple(map(id, weights[1:])), counts)
+    gated = () if transposed else gated
+    first, key = weights[0], (element, transposed, tuple(map(id, weights[1:])), counts, gated)
     state = _state(weights)
     content_hash = _content_hash(weights) if CHECK_ALL or rows >= HASHED_ROWS[element] else None
     copies = _copies.get(first, {}).get(key)
@@ -101,11 +111,14 @@ def prepacked_group(
                 return copies.packed
             del _copies[first][key]
         del copies  # frees its memory before the new copies are allocated
-    packed = _pack_in_place(weights, counts, element, transposed)
+    packed = _pack_in_place(weights, counts, element, transposed, gated)
     if packed is None:
         groups = _groups([weight.detach() for weight in weights], counts)
         joined = (torch.cat(group) if len(group) > 1 else group[0] for group in groups)
-        packed = [matmul.prepack(weight.contiguous(), element, transposed) for weight in joined]
+        packed = [
+            matmul.prepack(weight.contiguous(), element, transposed, gated=i in gated)
+            for i, weight in enumerate(joined)
+        ]
     references, identities = tuple(map(TensorWeakRef, weights)), frozenset(map(id, weights))
     copies = _Copies(references, counts, transposed, tuple(packed), state, True, content_hash, identities)
     with _lock:
@@ -125,15 +138,17 @@ def _groups(weights: Sequence[Tensor], counts: tuple[int, ...]) -> list[list[Ten
 
 
 def _pack_in_place(
-    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool
+    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool, gated: tuple[int, ...]
 ) -> list[_C.PrepackedWeight] | None:
     """Return new copies without concatenating weights first; None for weights that this does not support."""
     if element not in ("bf16", "fp32") or any(weight.dim() != 2 for weight in weights):
         return None
     packed = []
-    for group in _groups(weights, counts):
+    for i, group in enumerate(_groups(weights, counts)):
         rows, width = sum(weight.shape[0] for weight in group), group[0].shape[1]
-        packed.append(_C.PrepackedWeight.empty(*((width, rows) if transposed else (rows, width)), element))
+        if i in gated:
+            matmul.check_gated(rows)
+        packed.append(_C.PrepackedWeight.empty(*((width, rows) if transposed else (rows, width)), element, i in gated))
     parts = _parts(packed, counts, transposed, weights)
     if parts is None:
         return None
@@ -172,7 +187,7 @@ def _parts(
     """Return the rows of each copy that each weight fills; None if a weight does not fit."""
     parts = []
     for packed, group in zip(copies, _groups(weights, counts), strict=True):
-        offset, (rows, width) = 0, (packed.columns, packed.depth)
+        offset, (rows, width) = 0, (matmul.input_columns(packed), packed.depth)
         if transposed:
             rows, width = width, rows
         for weight in group:

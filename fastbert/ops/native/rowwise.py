@@ -45,18 +45,19 @@ def as_rows(x: Tensor) -> tuple[Tensor, int, int]:
     return x, x.numel() // width, width
 
 
-def as_vectors(weight: Tensor, bias: Tensor, x_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None, str]:
-    """Return vectors, contiguous and of one dtype, and the name of that dtype."""
+def as_vectors(
+    weight: Tensor, bias: Tensor | None, x_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None, str]:
+    """Return vectors, contiguous and of one dtype, and the name of that dtype; absent ones are None."""
     buffers.address("weight", weight)
     buffers.address("bias", bias)
-    same = weight.dtype == bias.dtype
-    if x_bias is not None:
-        buffers.address("x_bias", x_bias)
-        same = same and x_bias.dtype == bias.dtype
-        x_bias = (x_bias if same else x_bias.float()).contiguous()
+    buffers.address("x_bias", x_bias)
+    same = all(vector is None or vector.dtype == weight.dtype for vector in (bias, x_bias))
     if not same:
-        weight, bias = weight.float(), bias.float()
-    return weight.contiguous(), bias.contiguous(), x_bias, buffers.DTYPES[weight.dtype]
+        weight = weight.float()
+        bias, x_bias = (None if vector is None else vector.float() for vector in (bias, x_bias))
+    bias, x_bias = (None if vector is None else vector.contiguous() for vector in (bias, x_bias))
+    return weight.contiguous(), bias, x_bias, buffers.DTYPES[weight.dtype]
 
 
 def empty_statistics(rows: int, save: bool) -> Statistics:

@@ -1,1 +1,1 @@
-"""LayerNorm and its fusions."""
+"""LayerNorm, RMSNorm and their fusions."""

@@ -1,4 +1,4 @@
-"""The arguments of the LayerNorm family, as every backend receives them.
+"""The arguments of LayerNorm, RMSNorm and their fusions, as every backend receives them.
 
 x and residual are (..., width), the vectors (width,), each of any floating dtype.
 """
@@ -15,15 +15,17 @@ from fastbert.ops.dropout.arguments import TokenDropout
 
 
 class LayerNormArguments(NamedTuple):
-    """LayerNorm of residual + dropout(x + x_bias), or of x alone; with a `dropout` x is (tokens, width)."""
+    """The norm of residual + dropout(x + x_bias), or of x alone; with a `dropout` x is (tokens, width)."""
 
     x: Tensor
     x_bias: Tensor | None
     residual: Tensor | None
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     eps: float
     dropout: TokenDropout | None
+    rms: bool = False
+    """True for RMSNorm, which has no bias and, among its statistics, an empty mean."""
 
     @property
     def is_sum(self) -> bool:
@@ -32,8 +34,8 @@ class LayerNormArguments(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
-        x, residual, vectors = self.x, self.residual, {"weight": self.weight, "bias": self.bias}
-        _check(x, vectors if self.x_bias is None else vectors | {"x_bias": self.x_bias}, self.eps)
+        x, residual = self.x, self.residual
+        _check(x, {"weight": self.weight}, {"bias": self.bias, "x_bias": self.x_bias}, self.eps)
         if residual is not None:
             if residual.shape != x.shape or not residual.dtype.is_floating_point:
                 raise UserError(
@@ -53,18 +55,18 @@ class GeluLayerNormArguments(NamedTuple):
     x: Tensor
     x_bias: Tensor | None
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     eps: float
     tanh: bool
 
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
-        vectors = {"weight": self.weight, "norm_bias": self.bias}
-        _check(self.x, vectors if self.x_bias is None else {"bias": self.x_bias} | vectors, self.eps)
+        _check(self.x, {"weight": self.weight}, {"bias": self.x_bias, "norm_bias": self.bias}, self.eps)
 
 
-def _check(x: Tensor, vectors: dict[str, Tensor], eps: float) -> None:
-    """Raise UserError for x, vectors or eps that no backend supports."""
+def _check(x: Tensor, vectors: dict[str, Tensor], optional: dict[str, Tensor | None], eps: float) -> None:
+    """Raise UserError for x, vectors, which may be None if they are optional, or eps that no backend supports."""
+    vectors = vectors | {name: vector for name, vector in optional.items() if vector is not None}
     check_tensor("x", x, "floating", ("...", "width"))
     for name, vector in vectors.items():
         check_tensor(name, vector, "floating", x.shape[-1:], ", the last axis of x")

@@ -1,6 +1,8 @@
-"""The LayerNorm family composed of PyTorch operations."""
+"""LayerNorm, RMSNorm and their fusions composed of PyTorch operations."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
@@ -15,17 +17,17 @@ from fastbert.ops.operation import EagerBackend
 
 
 class LayerNorm(EagerBackend[LayerNormArguments]):
-    """LayerNorm in fp32, or in float64 if one of the dtypes is, of a sum that is rounded to the dtype of x."""
+    """The norm in fp32, or in float64 if one of the dtypes is, of a sum that is rounded to the dtype of x."""
 
     def forward(self, arguments: LayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor]:
         """Return the norm and the sum, shape and dtype of x."""
-        x, x_bias, residual, weight, bias, eps, token_dropout = arguments
+        x, x_bias, residual, weight, bias, eps, token_dropout, rms = arguments
         if x_bias is not None:
             x = x + x_bias.to(x.dtype)
         total = dropout(x, token_dropout)
         if residual is not None:
             total = total + residual.to(x.dtype)
-        return _layer_norm(total, weight, bias, eps), total
+        return _rms_norm(total, weight, eps) if rms else _layer_norm(total, weight, bias, eps), total
 
 
 class GeluLayerNorm(EagerBackend[GeluLayerNormArguments]):
@@ -37,16 +39,26 @@ class GeluLayerNorm(EagerBackend[GeluLayerNormArguments]):
         return _layer_norm(EagerBiasGelu().forward(BiasGeluArguments(x, x_bias, tanh)), weight, bias, eps)
 
 
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    trained = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    with without_autocast(x.device):
+        y = x.to(wide)
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * weight.to(wide)
+    return y.to(x.dtype)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    vectors = [weight] if bias is None else [weight, bias]
+    trained = torch.is_grad_enabled() and any(vector.requires_grad for vector in vectors)
     # PyTorch's CPU kernel accepts bf16 rows with fp32 weights, but sums the weights' gradients in bf16.
     mixed = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not trained
     # An int also while torch.jit traces: the ONNX exporter rejects a width that depends on the input.
     shape = (int(weight.shape[0]),)
     with without_autocast(x.device):
-        alike = x.dtype == weight.dtype == bias.dtype
-        if alike or (mixed and weight.dtype == bias.dtype == torch.float32):
+        dtypes = {vector.dtype for vector in vectors}
+        if dtypes == {x.dtype} or (mixed and dtypes == {torch.float32}):
             return F.layer_norm(x, shape, weight, bias, eps)
         # Two half-precision dtypes promote to fp32: nothing is rounded before the norm.
-        wide = torch.promote_types(x.dtype, torch.promote_types(weight.dtype, bias.dtype))
-        return F.layer_norm(x.to(wide), shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
+        wide = functools.reduce(torch.promote_types, dtypes, x.dtype)
+        wide_bias = None if bias is None else bias.to(wide)
+        return F.layer_norm(x.to(wide), shape, weight.to(wide), wide_bias, eps).to(x.dtype)

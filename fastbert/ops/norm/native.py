@@ -1,4 +1,4 @@
-"""The LayerNorm family by the row-wise C++ kernels.
+"""LayerNorm, RMSNorm and their fusions by the row-wise C++ kernels.
 
 `forward` computes results alone, of any shape; `forward_rows` also what backward reads, of x (rows, width).
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastbert import _C
 from fastbert.ops.dropout.arguments import TokenDropout
-from fastbert.ops.native import buffers, rowwise
+from fastbert.ops.native import buffers, caching_allocator, rowwise
 from fastbert.ops.native.caching_allocator import empty
 from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
 from fastbert.ops.operation import NativeBackend, Reason
@@ -21,7 +21,7 @@ class LayerNorm(NativeBackend[LayerNormArguments]):
 
     def supports(self, arguments: LayerNormArguments) -> Reason | None:
         """Support bf16 and fp32 outside of compilers, tracers and transforms."""
-        x, x_bias, residual, weight, bias, _, _ = arguments
+        x, x_bias, residual, weight, bias, *_ = arguments
         return rowwise.unsupported(x, weight, bias, residual, x_bias)
 
     def forward(self, arguments: LayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor | None]:
@@ -32,21 +32,25 @@ class LayerNorm(NativeBackend[LayerNormArguments]):
     def forward_rows(self, arguments: LayerNormArguments, save: bool) -> tuple[Tensor, ...]:
         """Return norm, sum, and mean and rstd fp32 (rows,), which are empty without `save`, and so is the sum.
 
-        The sum is rounded once, before it is normed; where nothing is added to x or dropped, it is x itself.
+        RMSNorm's mean is empty. The sum is rounded once, before it is normed; where nothing is added to x or dropped,
+        it is x itself.
         """
         x = arguments.x
         total = empty(x.shape if save else (0,), x.dtype) if arguments.is_sum else x
         mean, rstd = rowwise.empty_statistics(x.shape[0], save)
-        return self._norm(arguments, total.data_ptr(), (mean.data_ptr(), rstd.data_ptr())), total, mean, rstd
+        if arguments.rms:
+            mean = caching_allocator.empty((0,), torch.float32)
+        addresses = (0 if arguments.rms else mean.data_ptr(), rstd.data_ptr())
+        return self._norm(arguments, total.data_ptr(), addresses), total, mean, rstd
 
     def _norm(self, arguments: LayerNormArguments, total: int, statistics: tuple[int, int]) -> Tensor:
         """Return the norm; the sum, mean and rstd are written to addresses that are not 0."""
-        x, x_bias, residual, weight, bias, eps, token_dropout = arguments
+        x, x_bias, residual, weight, bias, eps, token_dropout, rms = arguments
         y = empty(x.shape, x.dtype)
         x, rows, stride = rowwise.as_rows(x)
         weight, bias, x_bias, vector_dtype = rowwise.as_vectors(weight, bias, x_bias)
         x_values = (rows, x.shape[-1], buffers.DTYPES[x.dtype], x.data_ptr(), stride)
-        vectors = (weight.data_ptr(), bias.data_ptr(), vector_dtype, eps)
+        vectors = (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), vector_dtype, eps, rms)
         if not arguments.is_sum:
             _C.layer_norm(*x_values, *vectors, y.data_ptr(), *statistics)
             return y
@@ -72,8 +76,10 @@ class LayerNorm(NativeBackend[LayerNormArguments]):
         *,
         x_bias: bool,
         residual: bool,
+        bias: bool = True,
+        rms: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return dx, dresidual, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 (2 or 3, width).
+        """Return dx, dresidual, and the rows dweight, dbias with a bias, dx_bias with x_bias of one fp32 tensor.
 
         grad, grad_total and total (rows, width), of any strides; mean and rstd fp32 (rows,). dx and dresidual have the
         dtype of `total`; dresidual is None without a residual, and where it equals dx.
@@ -85,15 +91,15 @@ class LayerNorm(NativeBackend[LayerNormArguments]):
             grad_total, _, grad_total_stride = rowwise.as_rows(grad_total.to(total.dtype))
         dx = empty(total.shape, total.dtype)
         dresidual = empty(total.shape, total.dtype) if residual and token_dropout is not None else None
-        sums = empty((3 if x_bias else 2, total.shape[1]), torch.float32)
+        sums = empty((1 + bias + x_bias, total.shape[1]), torch.float32)
         buffers.address("weight", weight)
         mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
         dropout, _tensors = rowwise.dropout_arguments(token_dropout, rows)
         _C.layer_norm_backward(
             rows, total.shape[1], buffers.DTYPES[total.dtype], grad.data_ptr(), grad_stride,
             buffers.address("grad_total", grad_total), grad_total_stride, total.data_ptr(), total_stride,
-            mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), buffers.DTYPES[weight.dtype], dropout,
-            dx.data_ptr(), 0 if dresidual is None else dresidual.data_ptr(), x_bias, sums.data_ptr(),
+            0 if rms else mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), buffers.DTYPES[weight.dtype], dropout,
+            dx.data_ptr(), 0 if dresidual is None else dresidual.data_ptr(), bias, x_bias, rms, sums.data_ptr(),
         )  # fmt: skip
         return dx, dresidual, sums
 
@@ -113,7 +119,8 @@ class GeluLayerNorm(NativeBackend[GeluLayerNormArguments]):
         weight, bias, x_bias, vector_dtype = rowwise.as_vectors(weight, bias, x_bias)
         _C.gelu_layer_norm(
             rows, x.shape[-1], buffers.DTYPES[x.dtype], x.data_ptr(), stride, buffers.address("bias", x_bias),
-            weight.data_ptr(), bias.data_ptr(), vector_dtype, eps, tanh, y.data_ptr(), *statistics,
+            weight.data_ptr(), 0 if bias is None else bias.data_ptr(), vector_dtype, eps, tanh, y.data_ptr(),
+            *statistics,
         )  # fmt: skip
         return y
 
@@ -123,19 +130,27 @@ class GeluLayerNorm(NativeBackend[GeluLayerNormArguments]):
         return self.forward(arguments, (mean.data_ptr(), rstd.data_ptr())), mean, rstd
 
     def backward(
-        self, grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
+        self,
+        grad: Tensor,
+        x: Tensor,
+        x_bias: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor,
+        tanh: bool,
+        bias: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return dx, shape and dtype of x, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 tensor."""
+        """Return dx, shape and dtype of x, and dweight, dbias with a bias, dx_bias with x_bias as rows of fp32."""
         x, rows, x_stride = rowwise.as_rows(x)
         grad, _, grad_stride = rowwise.as_rows(grad.to(x.dtype))
-        dx, sums = empty(x.shape, x.dtype), empty((2 if x_bias is None else 3, x.shape[1]), torch.float32)
+        dx, sums = empty(x.shape, x.dtype), empty((1 + bias + (x_bias is not None), x.shape[1]), torch.float32)
         buffers.address("weight", weight)
         mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
         if x_bias is not None:
-            weight, x_bias, _, _ = rowwise.as_vectors(weight, x_bias)
+            weight, _, x_bias, _ = rowwise.as_vectors(weight, None, x_bias)
         _C.gelu_layer_norm_backward(
             rows, x.shape[1], buffers.DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
             buffers.address("bias", x_bias), weight.data_ptr(), buffers.DTYPES[weight.dtype], tanh,
-            mean.data_ptr(), rstd.data_ptr(), dx.data_ptr(), sums.data_ptr(),
+            mean.data_ptr(), rstd.data_ptr(), dx.data_ptr(), bias, sums.data_ptr(),
         )  # fmt: skip
         return dx, sums

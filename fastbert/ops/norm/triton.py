@@ -1,7 +1,8 @@
-"""The LayerNorm family by the Triton kernels, which are imported when they first run. x is (rows, width)."""
+"""LayerNorm, RMSNorm and their fusions by the Triton kernels, imported when they first run. x is (rows, width)."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fastbert.kernels.configs.norm import WIDEST
@@ -17,15 +18,19 @@ class LayerNorm(TritonBackend[LayerNormArguments]):
 
     def supports(self, arguments: LayerNormArguments) -> Reason | None:
         """Support half precision and fp32 up to WIDEST columns on GPUs, and in Triton's interpreter."""
-        x, x_bias, residual, weight, bias, _, _ = arguments
+        x, x_bias, residual, weight, bias, *_ = arguments
         return _unsupported(x, weight, bias, residual, x_bias)
 
     def forward_rows(self, arguments: LayerNormArguments, save: bool) -> tuple[Tensor, ...]:
         """Return norm, sum, and mean and rstd fp32 (rows,); all but the norm are empty without `save`."""
-        from fastbert.kernels.norm import layer_norm as kernels
+        from fastbert.kernels.norm import layer_norm, rms_norm
 
-        x, x_bias, residual, weight, bias, eps, dropout = arguments
-        return kernels.forward(x, x_bias, residual, weight, bias, eps, kernel_inputs(dropout), save)
+        x, x_bias, residual, weight, bias, eps, dropout, rms = arguments
+        if rms:
+            y, total, rstd = rms_norm.forward(x, x_bias, residual, weight, eps, kernel_inputs(dropout), save)
+            return y, total, rstd.new_empty(0), rstd
+        bias = torch.zeros_like(weight) if bias is None else bias
+        return layer_norm.forward(x, x_bias, residual, weight, bias, eps, kernel_inputs(dropout), save)
 
     def backward(
         self,
@@ -39,15 +44,22 @@ class LayerNorm(TritonBackend[LayerNormArguments]):
         *,
         x_bias: bool,
         residual: bool,
+        bias: bool = True,
+        rms: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return dx, dresidual, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 tensor.
+        """Return dx, dresidual, and the rows dweight, dbias with a bias, dx_bias with x_bias of one fp32 tensor.
 
         dresidual is None without a residual, and where it equals dx.
         """
-        from fastbert.kernels.norm import layer_norm as kernels
+        from fastbert.kernels.norm import layer_norm, rms_norm
 
         inputs = kernel_inputs(dropout)
-        return kernels.backward(grad, grad_total, total, mean, rstd, weight, inputs, x_bias=x_bias, residual=residual)
+        if rms:
+            return rms_norm.backward(grad, grad_total, total, rstd, weight, inputs, x_bias=x_bias, residual=residual)
+        dx, dresidual, sums = layer_norm.backward(
+            grad, grad_total, total, mean, rstd, weight, inputs, x_bias=x_bias, residual=residual
+        )
+        return dx, dresidual, sums if bias else _without_bias(sums)
 
 
 class GeluLayerNorm(TritonBackend[GeluLayerNormArguments]):
@@ -61,15 +73,31 @@ class GeluLayerNorm(TritonBackend[GeluLayerNormArguments]):
         """Return the norm, and mean and rstd of the GELU, fp32 (rows,), which are empty without `save`."""
         from fastbert.kernels.norm import gelu_layer_norm as kernels
 
-        return kernels.forward(*arguments, save)
+        x, x_bias, weight, bias, eps, tanh = arguments
+        bias = torch.zeros_like(weight) if bias is None else bias
+        return kernels.forward(x, x_bias, weight, bias, eps, tanh, save)
 
     def backward(
-        self, grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
+        self,
+        grad: Tensor,
+        x: Tensor,
+        x_bias: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor,
+        tanh: bool,
+        bias: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return dx; dweight, dbias and, with x_bias, dx_bias as rows of one fp32 tensor."""
+        """Return dx; dweight, dbias with a bias, dx_bias with x_bias as rows of one fp32 tensor."""
         from fastbert.kernels.norm import gelu_layer_norm as kernels
 
-        return kernels.backward(grad, x, x_bias, mean, rstd, weight, tanh)
+        dx, sums = kernels.backward(grad, x, x_bias, mean, rstd, weight, tanh)
+        return dx, sums if bias else _without_bias(sums)
+
+
+def _without_bias(sums: Tensor) -> Tensor:
+    """Return the rows dweight and, where there is one, dx_bias: the kernels of LayerNorm always sum the bias too."""
+    return torch.cat([sums[:1], sums[2:]])
 
 
 def _unsupported(x: Tensor, *others: Tensor | None) -> Reason | None:

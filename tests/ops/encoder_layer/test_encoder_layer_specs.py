@@ -8,6 +8,7 @@ import torch
 
 from fastbert import use_backend
 from fastbert.errors import UserError
+from fastbert.ops import reference
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.op import encoder_layer
 from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec, bert_layer
@@ -47,7 +48,6 @@ def batch() -> LayerBatch:
         pytest.param(replace(BERT, feed_forward=replace(NETWORK, bias=False)), "lacks a bias", id="feed-forward"),
         pytest.param(replace(BERT, feed_forward=replace(NETWORK, gated=True)), "intermediate has shape", id="gated"),
         pytest.param(replace(BERT, output_norm=NormSpec(1e-12, bias=False)), "lacks a bias", id="norm"),
-        pytest.param(replace(BERT, output_norm=NormSpec(1e-12, kind="rms_norm")), "kind='rms_norm'", id="rms-norm"),
         pytest.param(bert_layer(32, 4, INNER, "gelu", 1e-12), r"query has shape \(64, 64\).*\(32, 32\)", id="width"),
     ],
 )
@@ -81,6 +81,32 @@ def test_a_layer_with_a_relu_is_the_formula() -> None:
     for backend in (None, "eager"):
         with use_backend(backend):
             torch.testing.assert_close(encoder_layer(x, weights, spec, batch()), expected.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("place", ["post", "pre"])
+def test_a_layer_of_rms_norms_is_the_formula(place: Any) -> None:
+    norm = NormSpec(1e-6, place=place, kind="rms_norm")
+    spec, x = replace(BERT, attention_norm=norm, output_norm=norm), torch.randn(6, WIDTH)
+    weights = parameters()
+    weights = LayerParameters(*[tensor * 0.2 for tensor in weights])
+    ours = encoder_layer(x, weights, spec, batch())
+    w = LayerParameters(*[tensor.double() for tensor in weights])
+
+    def normed(rows: torch.Tensor, weight: torch.Tensor, of: str) -> torch.Tensor:
+        return reference.rms_norm(rows, weight, 1e-6) if of == place else rows
+
+    x = x.double()
+    y = normed(x, w.attention_norm, "pre")
+    q, k, v = (
+        (y @ weight.T + bias).view(6, 4, 16)
+        for weight, bias in ((w.query, w.query_bias), (w.key, w.key_bias), (w.value, w.value_bias))
+    )
+    offsets = batch().cu_seqlens
+    context = reference.attention(q, k, v, offsets, offsets).flatten(1)
+    x = normed(x + context @ w.attention_output.T + w.attention_output_bias, w.attention_norm, "post")
+    inner = reference.gelu(normed(x, w.output_norm, "pre") @ w.intermediate.T + w.intermediate_bias)
+    x = normed(x + inner @ w.output.T + w.output_bias, w.output_norm, "post")
+    torch.testing.assert_close(ours.double(), x, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

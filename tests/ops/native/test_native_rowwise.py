@@ -199,7 +199,7 @@ def test_nothing_outside_is_touched(
             assert torch.equal(fenced.tensor, values)
 
     with use_backend("native"):
-        _C.layer_norm(*head, x.address, width, *norm, y.address, *statistics)
+        _C.layer_norm(*head, x.address, width, *norm, False, y.address, *statistics)
         expect(ops.layer_norm(x.tensor, weight.tensor, bias.tensor))
         _C.dropout_add_layer_norm(
             *head,
@@ -209,6 +209,7 @@ def test_nothing_outside_is_touched(
             width,
             x_bias.address,
             *norm,
+            False,
             None,
             total.address,
             y.address,
@@ -303,13 +304,13 @@ def test_compiled_calls_stay_with_torch(level: str, seed: int) -> None:
         pytest.param({3: 0}, "address", id="x"),
         pytest.param({5: 0}, "address", id="weight"),
         pytest.param({7: "int8"}, "'int8'", id="dtype-of-vectors"),
-        pytest.param({9: 0}, "address", id="y"),
-        pytest.param({10: 8}, "address of mean or rstd", id="mean-alone"),
+        pytest.param({10: 0}, "address", id="y"),
+        pytest.param({11: 8}, "address of mean or rstd", id="mean-alone"),
     ],
 )
 def test_the_binding_refuses_what_would_crash(change: dict[int, Any], message: str) -> None:
     x, y, one = torch.zeros(2, 4), torch.zeros(2, 4), torch.ones(4)
-    operands = [2, 4, "fp32", x.data_ptr(), 4, one.data_ptr(), one.data_ptr(), "fp32", 1e-12, y.data_ptr(), 0, 0]
+    operands = [2, 4, "fp32", x.data_ptr(), 4, one.data_ptr(), one.data_ptr(), "fp32", 1e-12, False, y.data_ptr(), 0, 0]
     _C.layer_norm(*operands)
     for position, value in change.items():
         operands[position] = value

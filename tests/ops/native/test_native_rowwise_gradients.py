@@ -1,4 +1,7 @@
-"""Gradients of the row-wise C++ kernels of CPUs at every dispatch level, against float64 and eager torch."""
+"""Gradients of the row-wise C++ kernels of CPUs at every dispatch level, against float64 and eager torch.
+
+One file: all operations share the inputs, shapes, levels and checks.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,7 +85,37 @@ def dropout(x: Tensor) -> tuple[Tensor, ...]:
     return (ops.dropout(x, dropping(x.shape[0], x.shape[1])),)
 
 
-FUNCTIONS = [layer_norm, of_sum, of_dropped, gelu, gelu_tanh, gelu_alone, gelu_norm, gelu_norm_alone, dropout]
+def norm_unbiased(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (ops.layer_norm(x, weight, None),)
+
+
+def norm_unbiased_of_dropped(x: Tensor, residual: Tensor, weight: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    dropout = dropping(x.shape[0], x.shape[1])
+    return ops.dropout_add_layer_norm(x, residual, weight, None, 1e-5, dropout, x_bias=x_bias, return_sum=True)
+
+
+def gelu_norm_unbiased(x: Tensor, weight: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    return (ops.gelu_layer_norm(x, x_bias, weight),)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (ops.rms_norm(x, weight),)
+
+
+def rms_norm_of_sum(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return ops.dropout_add_rms_norm(x, residual, weight, return_sum=True)
+
+
+def rms_norm_of_dropped(x: Tensor, residual: Tensor, weight: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    dropout = dropping(x.shape[0], x.shape[1])
+    return ops.dropout_add_rms_norm(x, residual, weight, token_dropout=dropout, x_bias=x_bias, return_sum=True)
+
+
+UNBIASED = [norm_unbiased, norm_unbiased_of_dropped, gelu_norm_unbiased, rms_norm, rms_norm_of_sum, rms_norm_of_dropped]
+WITH_SUM = (of_sum, of_dropped, norm_unbiased_of_dropped, rms_norm_of_sum, rms_norm_of_dropped)
+FUNCTIONS = [
+    layer_norm, of_sum, of_dropped, gelu, gelu_tanh, gelu_alone, gelu_norm, gelu_norm_alone, dropout, *UNBIASED
+]  # fmt: skip
 Function = Callable[..., tuple[Tensor, ...]]
 
 
@@ -104,7 +137,7 @@ def inputs(function: Function, rows: int, width: int, dtype: torch.dtype, seed: 
 
 def upstream(function: Function, rows: int, width: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
     draw = Draw(seed + 1)
-    return [draw.normal(rows, width, dtype=dtype) for _ in range(2 if function in (of_sum, of_dropped) else 1)]
+    return [draw.normal(rows, width, dtype=dtype) for _ in range(2 if function in WITH_SUM else 1)]
 
 
 def run(
@@ -277,16 +310,20 @@ def test_the_operators_keep_their_promises(with_all: bool, level: str, seed: int
         (drops.p, drops.key, drops.sequence_ids, drops.offsets, drops.site) if with_all else (0.0, None, None, None, 0)
     )
     optional = x_bias if with_all else None
-    torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True, "native"))
-    torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2], "native"))
-    torch.library.opcheck(
-        operators.dropout_add_layer_norm.default, (x, optional, residual, weight, bias, 1e-5, *parts, True, "native")
-    )
-    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *parts, with_all, "native")
-    torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
+    for norm_bias, rms in ((bias, False), (None, False), (None, True)):
+        has_bias, middle = norm_bias is not None, mean[:0] if rms else mean
+        torch.library.opcheck(operators.layer_norm.default, (x, weight, norm_bias, 1e-5, rms, True, "native"))
+        arguments = (grad, bare[0], middle, rstd, bare[2], has_bias, rms, "native")
+        torch.library.opcheck(operators.layer_norm_backward.default, arguments)
+        arguments = (x, optional, residual, weight, norm_bias, 1e-5, *parts, rms, True, "native")
+        torch.library.opcheck(operators.dropout_add_layer_norm.default, arguments)
+        arguments = (
+            grad, grad if with_all else None, bare[0], middle, rstd, bare[2], *parts, has_bias, with_all, rms, "native"
+        )  # fmt: skip
+        torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
     arguments = (x, optional, weight, bias, 1e-5, with_all, True, "native")
     torch.library.opcheck(operators.gelu_layer_norm.default, arguments)
-    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, "native")
+    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, True, "native")
     torch.library.opcheck(operators.gelu_layer_norm_backward.default, arguments)
     torch.library.opcheck(operators.bias_gelu.default, (x, optional, with_all, "native"))
     torch.library.opcheck(
@@ -316,7 +353,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
     head, statistics = (rows, width, NAMES[dtype]), (mean.address, rstd.address)
     _C.layer_norm_backward(
         *head, grad.address, width, beside.address, width, x.address, width, *statistics, weight.address,
-        NAMES[dtype], dropout, dx.address, dresidual.address, True, sums.address,
+        NAMES[dtype], dropout, dx.address, dresidual.address, True, True, False, sums.address,
     )  # fmt: skip
     expected = LayerNorm().backward(
         grad.tensor, beside.tensor, x.tensor, mean.tensor, rstd.tensor, weight.tensor, drops, x_bias=True, residual=True
@@ -334,10 +371,10 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
         assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), expected))
         _C.gelu_layer_norm_backward(
             *head, grad.address, width, x.address, width, bias.address, weight.address, NAMES[dtype], tanh,
-            *statistics, dx.address, sums.address,
+            *statistics, dx.address, True, sums.address,
         )  # fmt: skip
         of_norm = GeluLayerNorm().backward(
-            grad.tensor, x.tensor, bias.tensor, mean.tensor, rstd.tensor, weight.tensor, tanh
+            grad.tensor, x.tensor, bias.tensor, mean.tensor, rstd.tensor, weight.tensor, tanh, True
         )
         assert torch.equal(dx.tensor, of_norm[0])
         assert torch.equal(sums.tensor, of_norm[1])

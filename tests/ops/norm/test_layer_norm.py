@@ -26,6 +26,30 @@ def test_layer_norm(rows: int, width: int, dtype: torch.dtype, seed: int) -> Non
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_and_norms_without_a_bias(dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    for rows, width in ((1, 1), (0, 8), (127, 768), (33, 1023)):
+        tensors = [torch.randn(rows, width) * 3 + 1, torch.randn(width)]
+        for operation, eager, oracle in (
+            (
+                lambda x, w: ops.rms_norm(x, w, 1e-6),
+                lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
+                lambda x, w: reference.rms_norm(x, w, 1e-6),
+            ),
+            (
+                lambda x, w: ops.layer_norm(x, w, eps=1e-5),
+                lambda x, w: F.layer_norm(x, w.shape, w, None, 1e-5),
+                lambda x, w: reference.layer_norm(x, w, 0.0, 1e-5),
+            ),
+        ):
+            check(operation, eager, oracle, tensors, dtype, seed)
+    x, weight = tensors[0].to(dtype), tensors[1]
+    mixed, wide = ops.rms_norm(x, weight), ops.rms_norm(x.double(), weight.double())
+    assert mixed.dtype == dtype
+    assert_as_accurate(mixed, wide.to(dtype), wide)
+
+
 @pytest.mark.parametrize("rows", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("biases", [torch.float32, torch.bfloat16])

@@ -117,17 +117,23 @@ def test_the_operators_keep_their_promises(with_all: bool, seed: int) -> None:
     operators = torch.ops.fastbert
     bare = [tensor.detach() for tensor in (x, x_bias, weight)]
     if not with_all:
-        torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True, "triton"))
-        torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2], "triton"))
+        torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, False, True, "triton"))
+        arguments = (grad, bare[0], mean, rstd, bare[2], True, False, "triton")
+        torch.library.opcheck(operators.layer_norm_backward.default, arguments)
     dropout = flatten(token_dropout(5, seed) if with_all else None)
     optional = x_bias if with_all else None
-    arguments = (x, optional, residual, weight, bias, 1e-5, *dropout, True, "triton")
-    torch.library.opcheck(operators.dropout_add_layer_norm.default, arguments)
-    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *dropout, with_all, "triton")
-    torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
+    for norm_bias, rms in ((bias, False), (None, False), (None, True)):
+        middle = mean[:0] if rms else mean
+        arguments = (x, optional, residual, weight, norm_bias, 1e-5, *dropout, rms, True, "triton")
+        torch.library.opcheck(operators.dropout_add_layer_norm.default, arguments)
+        flags = (norm_bias is not None, with_all, rms)
+        arguments = (
+            grad, grad if with_all else None, bare[0], middle, rstd, bare[2], *dropout, *flags, "triton"
+        )  # fmt: skip
+        torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
     arguments = (x, optional, weight, bias, 1e-5, with_all, True, "triton")
     torch.library.opcheck(operators.gelu_layer_norm.default, arguments)
-    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, "triton")
+    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, True, "triton")
     torch.library.opcheck(operators.gelu_layer_norm_backward.default, arguments)
 
 

@@ -1,0 +1,1 @@
+"""Gated activations (GeGLU, SwiGLU and their kin)."""
