@@ -105,7 +105,8 @@ def check_config(kind: type[LoadableModel], config: BertConfig, weights: Weights
         key = key_map.file_name(name)
         stored = next((tensors[k] for k in (key, f"{kind.base_model_prefix}.{key}") if k in tensors), None)
         width = config.token_embedding_size if name.startswith("embeddings.") else config.hidden_size
-        shape = (getattr(config, field), width)
+        rows = config.intermediate_outputs if field == "intermediate_size" else getattr(config, field)
+        shape = (rows, width)
         if stored is not None and stored.shape != shape:
             raise CheckpointError(f"{path}: {key} has shape {stored.shape}, but config.json says {shown(shape)}")
     layers = key_map.count_layers(tensors)

@@ -19,12 +19,15 @@ from fastbert.models import loading
 from fastbert.models.architecture import Architecture, TransformersLayout
 from fastbert.models.base import PreTrainedModel, match_weights
 from fastbert.models.bert.architecture import BERT
+from fastbert.models.deberta_v2.architecture import DEBERTA_V2
 from fastbert.models.distilbert.architecture import DISTILBERT
 from fastbert.models.electra.architecture import ELECTRA
 from fastbert.models.elmo.architecture import ELMO
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.gpt2.architecture import GPT2
 from fastbert.models.heads.base import ModelWithHead
+from fastbert.models.modernbert.architecture import MODERNBERT
+from fastbert.models.mpnet.architecture import MPNET
 from fastbert.models.openai_gpt.architecture import OPENAI_GPT
 from fastbert.models.roberta.architecture import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from fastbert.models.roberta_prelayernorm.architecture import PRE_NORM
@@ -33,10 +36,11 @@ from fastbert.models.seq2seq.transformer.model import TransformerForSequenceToSe
 
 logger = logging.getLogger("fastbert")
 
-ARCHITECTURES: dict[str, Architecture] = {
-    architecture.name: architecture
-    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM)
-}
+_RECORDS = (
+    BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM, MPNET, MODERNBERT,
+    DEBERTA_V2,
+)  # fmt: skip
+ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in _RECORDS}
 
 
 # Models that are not an encoder with a head, by the `model_type` of their configs.

@@ -37,12 +37,18 @@ def _check_parameters(arguments: EncoderLayerArguments) -> None:
     if spec.cross_attention is not None:
         raise UserError("cross_attention: LayerParameters hold no cross-attention; use cross_attention=None")
     norms = [norm for norm in (spec.attention_norm, spec.output_norm) if norm is not None]
-    biases = (attention.projection_bias, attention.output_bias, network.bias, *[norm.bias for norm in norms])
+    biases = (
+        attention.projection_bias,
+        attention.output_bias,
+        network.bias,
+        network.first_bias,
+        *[norm.bias for norm in norms],
+    )
     if not all(biases):
         raise UserError("the spec lacks a bias, but LayerParameters hold every bias: give zeros, and the spec the bias")
     groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
-    inner = network.intermediate_size * (2 if network.gated else 1)
-    widths = {"query": attention.heads * attention.head_dim, "key": groups * attention.head_dim, "intermediate": inner}
+    inner = attention.heads * attention.head_dim
+    widths = {"query": inner, "key": groups * attention.head_dim, "intermediate": network.first_width}
     expected = {name: (width, spec.hidden_size) for name, width in widths.items()}
     for name, shape in expected.items():
         weight: Tensor = getattr(parameters, name)
