@@ -220,6 +220,16 @@ class BertConfig:
         return self.hidden_dropout_prob
 
     @property
+    def distinct_layers(self) -> int:
+        """Return the number of layers with parameters of their own."""
+        return self.num_hidden_layers
+
+    @property
+    def ties_prediction_head(self) -> bool:
+        """Return whether the masked-LM head multiplies with the token embedding."""
+        return True
+
+    @property
     def intermediate_outputs(self) -> int:
         """Return the outputs of the first linear layer of feed-forward networks."""
         return self.intermediate_size

@@ -237,6 +237,10 @@ class Architecture:
     """Returns a file's weights as the key map knows them, where files join or transpose them."""
     to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     """The inverse of `from_file`, for tensors by their names in files."""
+    replaces_remote_code: bool = False
+    """True if folders of this architecture that ask for remote code (`auto_map`) have what the record describes."""
+    describes: Callable[[dict[str, Any]], bool] | None = None
+    """Tells whether a config.json with the `model_type` of another architecture is of this one."""
     replacements: Mapping[type, type] = field(default_factory=dict)
     """Classes of its own for kinds of models: of `EncoderModel`, where the encoder has no transformer layers."""
     heads: tuple[type, ...] = ()

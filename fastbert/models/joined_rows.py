@@ -16,6 +16,16 @@ from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 
 
+def renamed(weights: Weights, renames: tuple[tuple[str, str], ...]) -> Weights:
+    """Return a file's weights with parts of their names replaced, in order."""
+    tensors = {}
+    for name, tensor in weights.tensors.items():
+        for part, replacement in renames:
+            name = name.replace(part, replacement)
+        tensors[name] = tensor
+    return replace(weights, tensors=tensors)
+
+
 @dataclass(frozen=True)
 class JoinedRows:
     """A linear layer `joined`, whose outputs are those of `parts` in their order, as many of each."""

@@ -24,6 +24,7 @@ DEBERTA = SHAPE | {
 MODERN = SHAPE | {"local_attention": 8, "pad_token_id": 0, "num_hidden_layers": 4, "cls_token_id": 1}
 MODERN |= {"bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
 BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True}
+EURO = SHAPE | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3, "num_key_value_heads": 2}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA |= {"original_max_position_embeddings": 16}
@@ -47,6 +48,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "conv_kernel_size": 5,
         },
     ),
+    "nomic": ("NomicBert", SHAPE),
+    "eurobert": ("EuroBert", EURO),
+    "eurobert-biases-linear": (
+        "EuroBert",
+        EURO | {
+            "attention_bias": True, "mlp_bias": True, "head_dim": 6, "hidden_act": "gelu",
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        },
+    ),
+    "albert": ("Albert", SHAPE | {"embedding_size": 24, "num_hidden_groups": 2}),
+    "jina-v3": ("JinaEmbeddingsV3", SHAPE),
     "deberta-absolute": ("DebertaV2", SHAPE | {"pos_att_type": ["c2p", "p2c"]}),
 }  # fmt: skip
 every_case = pytest.mark.parametrize("case", CASES)
