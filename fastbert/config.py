@@ -1,4 +1,7 @@
-"""The configuration of a BERT model, with transformers' field names, and the published sizes."""
+"""The configuration of a BERT model, with transformers' field names, and the published sizes.
+
+One file: the fields, their checks and both directions of config.json are one class.
+"""
 
 from __future__ import annotations
 
@@ -84,6 +87,8 @@ class BertConfig:
     """The fields with other names in config.json, and these names (transformers' `attribute_map`)."""
     constants: ClassVar[frozenset[str]] = frozenset()
     """Fields that are the same in every model of the architecture, and not in config.json."""
+    may_be_zero: ClassVar[frozenset[str]] = frozenset()
+    """Sizes that may be 0: of tables that the architecture need not have."""
     activations: ClassVar[tuple[str, ...]] = tuple(ACTIVATIONS)
     """The activations that the architecture's feed-forward networks may have, by transformers' names."""
 
@@ -127,7 +132,8 @@ class BertConfig:
             "num_labels",
         ):
             value = getattr(self, name)
-            if name not in self.constants and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            least = 0 if name in self.may_be_zero else 1
+            if name not in self.constants and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise UserError(f"{name}={shown(value)} must be a positive integer")
         if self.num_labels > MOST_LABELS:
             raise UserError(f"num_labels={shown(self.num_labels)} is more than the maximum, {MOST_LABELS:,}")
@@ -199,6 +205,11 @@ class BertConfig:
         return ACTIVATIONS[self.hidden_act]
 
     @property
+    def prediction_activation(self) -> str:
+        """Return the activation in the masked-LM head, by the names of `fastbert.ops.encoder_layer.spec`."""
+        return "gelu_tanh" if self.prediction_gelu_approximation == "tanh" else "gelu"
+
+    @property
     def prediction_gelu_approximation(self) -> str:
         """Return the approximation of the GELU in the masked-LM head."""
         return self.gelu_approximation
@@ -207,6 +218,31 @@ class BertConfig:
     def attention_output_dropout_prob(self) -> float:
         """Return the dropout probability behind the projection of attention."""
         return self.hidden_dropout_prob
+
+    @property
+    def distinct_layers(self) -> int:
+        """Return the number of layers with parameters of their own."""
+        return self.num_hidden_layers
+
+    @property
+    def ties_prediction_head(self) -> bool:
+        """Return whether the masked-LM head multiplies with the token embedding."""
+        return True
+
+    @property
+    def intermediate_outputs(self) -> int:
+        """Return the outputs of the first linear layer of feed-forward networks."""
+        return self.intermediate_size
+
+    @property
+    def feed_forward_dropout_prob(self) -> float:
+        """Return the dropout probability behind feed-forward networks."""
+        return self.hidden_dropout_prob
+
+    @property
+    def intermediate_dropout_prob(self) -> float:
+        """Return the dropout probability behind the activation of feed-forward networks."""
+        return 0.0
 
     @property
     def embedding_dropout_prob(self) -> float:

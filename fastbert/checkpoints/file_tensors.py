@@ -77,13 +77,41 @@ class FileTensor:
         """Return what identifies the elements: tensors with equal locations have equal elements."""
         return self.file, self.offset, self.dtype, self.shape, self.stride
 
+    def targets(self, tensor: Tensor) -> list[tuple[FileTensor, Tensor]]:
+        """Return the tensors in files that fill a tensor of this shape, each with its part of it."""
+        return [(self, tensor)]
+
+
+@dataclass(frozen=True)
+class JoinedTensor(FileTensor):
+    """Tensors of files, equal in dtype and in all sizes but the first, as one: `parts` one behind the other."""
+
+    parts: tuple[FileTensor, ...] = ()
+
+    @classmethod
+    def of(cls, parts: tuple[FileTensor, ...]) -> JoinedTensor:
+        """Join tensors along their first axis."""
+        first, rows = parts[0], sum(part.shape[0] for part in parts)
+        shape = (rows, *first.shape[1:])
+        stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))  # strided: it cannot be mapped
+        return cls(first.file, first.offset, first.dtype, shape, stride, parts=parts)
+
+    def location(self) -> tuple[object, ...]:
+        """Return what identifies the elements: the locations of all parts."""
+        return tuple(part.location() for part in self.parts)
+
+    def targets(self, tensor: Tensor) -> list[tuple[FileTensor, Tensor]]:
+        """Return the parts, each with its rows of the tensor."""
+        rows = tensor.split([part.shape[0] for part in self.parts])
+        return [pair for part, target in zip(self.parts, rows, strict=True) for pair in part.targets(target)]
+
 
 def fill(pairs: Iterable[tuple[FileTensor, Tensor]]) -> None:
     """Read file tensors into contiguous CPU tensors of the same shapes, converting dtypes, on several threads.
 
     Raises `CheckpointError` for truncated files and wrong checksums.
     """
-    work = list(pairs)
+    work = [target for stored, tensor in pairs for target in stored.targets(tensor.detach())]
     with ExitStack() as stack:
         paths = {stored.file for stored, _ in work}
         files = {path: stack.enter_context(UntrustedFile(path)) for path in paths}

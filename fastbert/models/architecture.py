@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
+from fastbert.errors import UserError
 from fastbert.models.key_map import BERT_NAMES, KeyMap
 from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
 
@@ -31,6 +32,61 @@ class EmbeddingsSpec:
     """The position of the first token: RoBERTa's positions begin behind that of its padding."""
     token_types: int = 0
     norm: NormSpec | None = None
+    projects_before_norm: bool = False
+    """True if that projection, without a bias, is part of the embeddings: in front of their norm (DeBERTa)."""
+
+
+@dataclass(frozen=True)
+class RelativeBiasSpec:
+    """A bias of the scores by bucketed distance, one per head, that all layers share (Raffel et al. 2020; MPNet)."""
+
+    rows: int
+    """Rows of the table."""
+    buckets: int = 32
+    """Buckets of both directions, at most `rows`."""
+    longest: int = 128
+    """The distance from which on all are in the last bucket."""
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.buckets <= self.rows or self.buckets % 4:
+            raise UserError(
+                f"relative positions have {self.buckets} buckets, which do not fit a table of {self.rows} rows: give it"
+                f" {max(self.buckets, 4)} or more"
+            )
+
+
+@dataclass(frozen=True)
+class RelativeEmbeddingsSpec:
+    """Embeddings of relative positions, which the layers project to keys and queries (He et al. 2021, DeBERTa)."""
+
+    span: int
+    """Half the rows of the table: those of one direction."""
+    buckets: int | None = None
+    """Buckets of both directions together, logarithmic beyond half of them; None: one row per distance."""
+    longest: int = 512
+    """The distance of the last bucket."""
+    norm: NormSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.span < 1 or (self.buckets is not None and (self.buckets < 4 or self.buckets // 2 >= self.longest - 1)):
+            raise UserError(
+                f"position_buckets={self.buckets}: relative positions up to {self.longest} need 4 buckets or more, and"
+                " fewer than twice the longest distance"
+            )
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """A convolution of the embeddings, added behind the first layer and normalised (DeBERTa-v2)."""
+
+    kernel_size: int
+    groups: int
+    activation: Literal["tanh", "gelu", "relu"]
+    norm: NormSpec
+
+    def __post_init__(self) -> None:
+        if self.kernel_size < 1 or not self.kernel_size % 2:
+            raise UserError(f"conv_kernel_size={self.kernel_size} must be odd: tokens keep their number")
 
 
 @dataclass(frozen=True)
@@ -39,12 +95,19 @@ class ArchitectureSpec:
 
     embeddings: EmbeddingsSpec
     layers: tuple[LayerSpec, ...]
-    shares_layers: bool = False
-    """True if all layers have the same parameters (ALBERT)."""
-    relative_tables: tuple[str, ...] = ()
-    """Names of position tables that the encoder owns and its layers read (MPNet, DeBERTa)."""
+    shared: tuple[int, ...] | None = None
+    """Where layers share parameters (ALBERT): of each application in turn, the number of the layer; None: each layer of
+    `layers` once."""
+    relative: RelativeBiasSpec | RelativeEmbeddingsSpec | None = None
+    """The table of relative positions that the encoder owns and its layers read (MPNet, DeBERTa)."""
+    convolution: ConvolutionSpec | None = None
+    last_layer_repeats: int = 0
+    """Further applications of the last layer, whose keys and values are of what the last layer reads (DeBERTa's
+    z-steps)."""
     final_norm: NormSpec | None = None
     pooler: bool = True
+    bare_pooler: bool = True
+    """False if only models with a head that reads it have the pooler (NomicBERT)."""
     scales_residuals: bool = False
     """True if the initial weights of the projections to the residual stream are divided by the root of their number
     (GPT-2)."""
@@ -57,13 +120,18 @@ class ArchitectureSpec:
     @property
     def unsupported(self) -> str | None:
         """Return the part that our own encoder has no modules for; None if it has all."""
-        if not self.embeddings.positions:
-            return "embeddings without positions"
-        if self.shares_layers or self.relative_tables:
-            return "shared layers, or relative position tables"
-        return next(
-            (layer.unfused for layer in self.layers if layer.unfused is not None and not layer.is_pre_norm), None
-        )
+        return next((part for part in map(_unsupported, self.layers) if part is not None), None)
+
+
+def _unsupported(layer: LayerSpec) -> str | None:
+    """Return the part of a layer that there are no modules for; None if there are for all."""
+    if layer.cross_attention is not None:
+        return "cross-attention"
+    norms = (layer.attention_norm, layer.output_norm)
+    places = {norm.place for norm in norms if norm is not None}
+    if norms[1] is None or len(places) > 1 or (norms[0] is None and places == {"post"}):
+        return "layers without a norm, or with norms in different places"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +237,10 @@ class Architecture:
     """Returns a file's weights as the key map knows them, where files join or transpose them."""
     to_file: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda tensors: tensors
     """The inverse of `from_file`, for tensors by their names in files."""
+    replaces_remote_code: bool = False
+    """True if folders of this architecture that ask for remote code (`auto_map`) have what the record describes."""
+    describes: Callable[[dict[str, Any]], bool] | None = None
+    """Tells whether a config.json with the `model_type` of another architecture is of this one."""
     replacements: Mapping[type, type] = field(default_factory=dict)
     """Classes of its own for kinds of models: of `EncoderModel`, where the encoder has no transformer layers."""
     heads: tuple[type, ...] = ()

@@ -142,7 +142,7 @@ def embeddings_step(embeddings: nn.Module) -> Embed | None:
     if not (isinstance(embeddings, Embeddings) and runs_as_written(embeddings, Embeddings)):
         return None
     tokens, positions, offset = embeddings.word_embeddings, embeddings.position_embeddings, embeddings.position_offset
-    if embeddings.LayerNorm is not None or embeddings.token_type_embeddings is not None or offset:
+    if embeddings.LayerNorm is not None or embeddings.token_type_embeddings is not None or offset or positions is None:
         return None
     if not (is_plain_table(tokens) and is_plain_table(positions) and tokens.weight.dtype == positions.weight.dtype):
         return None

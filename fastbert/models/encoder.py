@@ -20,6 +20,7 @@ from fastbert.models.modules import Embeddings, Encoder, Layer, Pooler
 from fastbert.models.outputs import EncoderOutput
 from fastbert.models.packed import read_inputs
 from fastbert.models.padded import PaddedBatch, is_readable
+from fastbert.models.positions import Positions
 from fastbert.models.unsupported_arguments import TransformersArguments
 from fastbert.ops.dropout.arguments import Site
 from fastbert.packing import PackedBatch
@@ -63,20 +64,29 @@ class EncoderModel(PreTrainedModel):
     `BertModel`; files have the architecture's own names.
     """
 
-    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
-        """Make a model with new weights, from torch's global generator; without a pooler there is no pooled output."""
+    def __init__(self, config: BertConfig, add_pooling_layer: bool | None = None) -> None:
+        """Make a model with new weights, from torch's global generator; without a pooler there is no pooled output.
+
+        `add_pooling_layer` None: with a pooler if the architecture's own encoder has one.
+        """
         super().__init__(config)
         spec = self.architecture.spec(config)
         assert spec.unsupported is None, f"{self.architecture.name}: no modules for {spec.unsupported}"
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
         self.causal = spec.causal
         self.position_offset = spec.embeddings.position_offset
-        self.embeddings = Embeddings(spec.embeddings)
+        self.embeddings = Embeddings(spec.embeddings, config.hidden_size)
         width = spec.embeddings.embedding_size
-        self.embeddings_project = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
-        self.encoder = Encoder(spec.layers, drops=drops, final_norm=spec.final_norm)
+        projects = width != config.hidden_size and not spec.embeddings.projects_before_norm
+        self.embeddings_project = nn.Linear(width, config.hidden_size) if projects else None
+        self.encoder = Encoder(
+            spec.layers, drops=drops, final_norm=spec.final_norm, shared=spec.shared, convolution=spec.convolution,
+            last_layer_repeats=spec.last_layer_repeats,
+        )  # fmt: skip
+        self.positions = Positions(spec, config.max_sequence_length)
         self.scales_residuals = spec.scales_residuals
-        self.pooler = Pooler(config.hidden_size) if add_pooling_layer and spec.pooler else None
+        pools = spec.bare_pooler if add_pooling_layer is None else add_pooling_layer
+        self.pooler = Pooler(config.hidden_size) if pools and spec.pooler else None
         self.embed_settings: EmbeddingSettings | None = None
         """Defaults of `embed`: a `fastbert.embeddings.settings.EmbedSettings`, saved for sentence-transformers."""
         self.init_weights()
@@ -168,8 +178,9 @@ class EncoderModel(PreTrainedModel):
         """Return the encoder's output and hidden states."""
         config = self.config
         layers = layer_batch(
-            batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training,
-            attention_output_p=config.attention_output_dropout_prob, other_p=config.embedding_dropout_prob,
+            batch, config.feed_forward_dropout_prob, config.attention_probs_dropout_prob, self.training,
+            attention_output_p=config.attention_output_dropout_prob, inner_p=config.intermediate_dropout_prob,
+            other_p=config.embedding_dropout_prob, positions=self.positions(batch),
         )  # fmt: skip
         embeds = () if inputs_embeds is None else (inputs_embeds,)
         dropout = layers.token_dropout(Site.EMBEDDING, p=config.embedding_dropout_prob if self.training else 0.0)
@@ -199,10 +210,12 @@ class EncoderModel(PreTrainedModel):
         Raises `UserError` that names the field, the value and the cure.
         """
         config, offset = self.config, self.position_offset
+        positions = config.max_position_embeddings if self.positions.has_table else 0
+        self.positions.check_length(batch)
         truncate = f"truncate to {config.max_sequence_length} tokens"
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),
-            ("position_ids", batch.position_ids, config.max_position_embeddings, truncate),
+            ("position_ids", batch.position_ids, positions, truncate),
             ("token_type_ids", batch.token_type_ids, config.type_vocab_size, "use types below type_vocab_size"),
         ):
             ignored = name == "token_type_ids" and size < 2  # by models without segments, or with a single one

@@ -20,7 +20,7 @@ DECODER, DECODER_BIAS, OUTPUT_BIAS = (
     "cls.predictions.bias",
 )
 # Models with a head have the encoder's prefix before these.
-_ENCODER = re.compile(r"(?:\w+\.)?(?:embeddings|embeddings_project|encoder|transformer)\.")
+_ENCODER = re.compile(r"(?:\w+\.)?(?:embeddings|embeddings_project|encoder|transformer|positions)\.")
 
 
 @dataclass(frozen=True)

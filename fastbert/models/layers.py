@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from fastbert.errors import UserError
 from fastbert.models.fusibility import project, project_without_bias
 from fastbert.models.keyed import KeyedBatch, KeyedLayerBatch
 from fastbert.models.padded import PaddedBatch, padded_attention
@@ -26,7 +27,12 @@ from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.dropout.op import dropout
 from fastbert.ops.encoder_layer import op as encoder_layer
-from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.arguments import (
+    EncoderLayerArguments,
+    LayerBatch,
+    LayerParameters,
+    LayerPositions,
+)
 from fastbert.ops.encoder_layer.composition import activate
 from fastbert.ops.encoder_layer.native import unsupported_layer
 from fastbert.ops.encoder_layer.spec import LayerSpec
@@ -62,18 +68,21 @@ def layer_batch(
     training: bool,
     *,
     attention_output_p: float | None = None,
+    inner_p: float = 0.0,
     other_p: float = 0.0,
+    positions: LayerPositions | None = None,
 ) -> LayerBatch:
     """Return the layers' view of a batch. Where something is dropped and the batch has no keys, they are drawn.
 
-    `attention_output_p` is the probability behind attention, `hidden_p` if None; `other_p` that of dropout outside of
-    the layers.
+    `attention_output_p` is the probability behind attention, `hidden_p` if None; `inner_p` that inside of feed-forward
+    networks; `other_p` that of dropout outside of the layers.
     """
-    tensors: dict[str, Any] = {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen}
-    if training and (hidden_p or attention_p or other_p):
+    tensors: dict[str, Any] = {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen, "positions": positions}
+    behind_attention = hidden_p if attention_output_p is None else attention_output_p
+    if training and (hidden_p or attention_p or behind_attention or inner_p or other_p):
         key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
-        behind_attention = hidden_p if attention_output_p is None else attention_output_p
         tensors |= {"attention_p": attention_p, "attention_output_p": behind_attention, "output_p": hidden_p}
+        tensors["inner_p"] = inner_p
         tensors |= {"dropout_key": key, "sequence_ids": batch.sequence_ids, "offsets": batch.offsets_in_sequence}
     if isinstance(batch, KeyedBatch):
         return KeyedLayerBatch(**tensors, keyed=batch)
@@ -142,15 +151,18 @@ class ModuleLayer:
         activation: Callable[[Tensor], Tensor] | None = None,
         inner_p: float = 0.0,
         similarity: PackedAttention | None = None,
+        memory: Tensor | None = None,
     ) -> None:
-        """`activation` replaces the spec's; `inner_p` is the probability of torch.nn's dropout behind it."""
+        """`activation` replaces the spec's; `inner_p` is the probability of torch.nn's dropout behind it; `memory`
+        (tokens, width) has the keys and values, None: what the layer normalises or reads."""
         self.spec, self.modules, self.batch, self.index = spec, modules, batch, index
         self.is_plain_norm, self.activation, self.inner_p = is_plain_norm, activation, inner_p
-        self.similarity = similarity
+        self.similarity, self.memory = similarity, memory
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return the linear layer of x (tokens, in), with its bias."""
-        return project(self.modules[name], x)
+        source = x if self.memory is None or name not in ("key", "value") else self.memory
+        return project(self.modules[name], source)
 
     def expand(self, x: Tensor) -> Tensor:
         """Return the activation of the intermediate linear layer."""
@@ -160,7 +172,9 @@ class ModuleLayer:
             inner = activate(product, bias, network.activation, gated=network.gated)
         else:
             inner = self.activation(product if bias is None else product + bias.to(product.dtype))
-        return F.dropout(inner, self.inner_p) if self.inner_p else inner
+        if self.inner_p:
+            return F.dropout(inner, self.inner_p)
+        return dropout(inner, self.batch.row_dropout(Site.INTERMEDIATE, self.index, self.batch.inner_p))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return self-attention of (tokens, heads, head_dim) each."""
@@ -180,7 +194,7 @@ class ModuleLayer:
         prefix = "" if attention.shares_position_projections else "position_"
         wanted = {"key": attention.position_keys, "query": attention.position_queries}
         keys, queries = (
-            self.linear(prefix + name, embeddings).unflatten(-1, (-1, attention.head_dim)) if want else None
+            project(self.modules[prefix + name], embeddings).unflatten(-1, (-1, attention.head_dim)) if want else None
             for name, want in wanted.items()
         )
         return keys, queries
@@ -234,6 +248,8 @@ def self_attention(
     causal, site = spec.self_attention.causal, Site.ATTENTION.of_layer(index)
     attention_spec, positions = spec.self_attention, batch.positions
     relative: dict[str, Any] = {"window": attention_spec.window, **batch.rotary_arguments(attention_spec)}
+    if attention_spec.position in ("alibi", "relative", "disentangled") and positions is None:
+        raise UserError(f"position={attention_spec.position!r}: the batch has no positions of this layer")
     if positions is not None and attention_spec.position in ("alibi", "relative"):
         relative["distance_bias"] = positions.distance_bias
     if positions is not None and attention_spec.position == "disentangled":
@@ -247,11 +263,12 @@ def self_attention(
     if isinstance(batch, PaddedLayerBatch):
         return padded_attention(
             q, k, v, batch.padded, causal=causal, dropout_p=batch.attention_p, dropout_key=batch.dropout_key,
-            dropout_site=site,
+            dropout_site=site, scale=attention_spec.scale, **relative,
         )  # fmt: skip
     cu_seqlens_k = batch.cu_seqlens
     if isinstance(batch, KeyedLayerBatch):
         keyed = batch.keyed
+        q, k, relative = keyed.without_positions(q, k, relative)
         k, v = k.index_select(0, keyed.key_indices), v.index_select(0, keyed.key_indices)
         cu_seqlens_k = keyed.cu_seqlens_k
     return attention(

@@ -105,14 +105,15 @@ def check_config(kind: type[LoadableModel], config: BertConfig, weights: Weights
         key = key_map.file_name(name)
         stored = next((tensors[k] for k in (key, f"{kind.base_model_prefix}.{key}") if k in tensors), None)
         width = config.token_embedding_size if name.startswith("embeddings.") else config.hidden_size
-        shape = (getattr(config, field), width)
+        rows = config.intermediate_outputs if field == "intermediate_size" else getattr(config, field)
+        shape = (rows, width)
         if stored is not None and stored.shape != shape:
             raise CheckpointError(f"{path}: {key} has shape {stored.shape}, but config.json says {shown(shape)}")
     layers = key_map.count_layers(tensors)
-    if 0 < layers < config.num_hidden_layers:
+    if 0 < layers < config.distinct_layers:
+        name = "num_hidden_layers" if config.distinct_layers == config.num_hidden_layers else "num_hidden_groups"
         raise CheckpointError(
-            f"{path}: holds {layers} encoder layers, but config.json says"
-            f" num_hidden_layers={shown(config.num_hidden_layers)}"
+            f"{path}: holds {layers} encoder layers, but config.json says {name}={shown(config.distinct_layers)}"
         )
     check_size(config, weights)
 
@@ -120,7 +121,7 @@ def check_config(kind: type[LoadableModel], config: BertConfig, weights: Weights
 def check_size(config: BertConfig, weights: Weights) -> None:
     """Raise `CheckpointError` for a config.json that needs far more weights than the files hold."""
     total = sum(stored.numel for stored in weights.tensors.values())
-    if config.num_parameters() > 4 * total + MAX_NEW_ELEMENTS or config.num_hidden_layers > len(weights.tensors):
+    if config.num_parameters() > 4 * total + MAX_NEW_ELEMENTS or config.distinct_layers > len(weights.tensors):
         raise CheckpointError(
             f"{weights.path}: config.json needs {shown(config.num_parameters())} weights in"
             f" {shown(config.num_hidden_layers)} layers, but the files hold {total:,}; they belong to different models"

@@ -14,18 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastbert.models.architecture import EmbeddingsSpec
+from fastbert.models.architecture import ConvolutionSpec, EmbeddingsSpec
 from fastbert.models.base import Checkpointing, Quantization
+from fastbert.models.convolution import Convolution
 from fastbert.models.fusibility import (
     has_hooks,
     is_plain,
     is_plain_table,
+    is_plain_without_bias,
     project,
     project_without_bias,
     runs_as_written,
 )
 from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, saving_matmuls
-from fastbert.models.norm import Norm, is_plain_norm
+from fastbert.models.norm import Norm, is_plain_norm, norm_of
 from fastbert.models.pre_norm import PreNormLayer
 from fastbert.models.self_attention import SelfAttention
 from fastbert.models.similarity import similarity_of
@@ -40,47 +42,54 @@ from fastbert.packing import PackedBatch
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and, if there are segments, segment embeddings, with LayerNorm, if there is one, and
-    dropout."""
+    """The sum of token, position and segment embeddings, as far as there are such, with LayerNorm, if there is one, and
+    dropout. Some models project the sum to the width of the layers, `hidden_size`, in front of the norm."""
 
-    def __init__(self, spec: EmbeddingsSpec) -> None:
+    def __init__(self, spec: EmbeddingsSpec, hidden_size: int | None = None) -> None:
         super().__init__()
         width = spec.embedding_size
+        hidden_size = width if hidden_size is None else hidden_size
+        projects = spec.projects_before_norm and width != hidden_size
         self.word_embeddings = nn.Embedding(spec.vocab_size, width)
-        self.position_embeddings = nn.Embedding(spec.positions, width)
+        self.position_embeddings = nn.Embedding(spec.positions, width) if spec.positions else None
         self.token_type_embeddings = nn.Embedding(spec.token_types, width) if spec.token_types else None
-        self.LayerNorm = None if spec.norm is None else Norm(width, spec.norm.eps)
+        self.projection = nn.Linear(width, hidden_size, bias=False) if projects else None
+        self.LayerNorm = None if spec.norm is None else norm_of(spec.norm, hidden_size if projects else width)
         self.position_offset = spec.position_offset
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Return embeddings (tokens, hidden_size); `inputs_embeds` of that shape replaces rows of the token table."""
         offset = self.position_offset
-        positions = batch.position_ids + offset if offset else batch.position_ids
-        ids, tables = [batch.input_ids, positions], [self.word_embeddings, self.position_embeddings]
+        ids, tables = [batch.input_ids], [self.word_embeddings]
+        if self.position_embeddings is not None:
+            ids.append(batch.position_ids + offset if offset else batch.position_ids)
+            tables.append(self.position_embeddings)
         if self.token_type_embeddings is not None:
             types, is_single = batch.token_type_ids, self.token_type_embeddings.num_embeddings == 1
             ids.append(torch.zeros_like(types) if is_single else types)
             tables.append(self.token_type_embeddings)
         norm = self.LayerNorm
-        plain = inputs_embeds is None and all(is_plain_table(table) for table in tables)
+        plain = inputs_embeds is None and self.projection is None and all(is_plain_table(table) for table in tables)
         if plain and norm is not None and is_plain_norm(norm):
             weights = tuple(table.weight for table in tables)
             return embedding_layer_norm(tuple(ids), weights, norm.weight, norm.bias, norm.eps, dropout)
         rows = [table(indices) for table, indices in zip(tables[1:], ids[1:], strict=True)]
         if inputs_embeds is not None:
-            total = inputs_embeds + sum(rows[1:], rows[0])
+            total = inputs_embeds + sum(rows[1:], rows[0]) if rows else inputs_embeds
         else:
             total = sum(rows, self.word_embeddings(batch.input_ids))
+        if self.projection is not None:
+            total = project(self.projection, total)
         return apply_dropout(total if norm is None else norm(total), dropout)
 
 
 class Output(nn.Module):
     """A projection back to the model's width, with the LayerNorm behind its residual connection."""
 
-    def __init__(self, inner: int, hidden_size: int, norm: NormSpec) -> None:
+    def __init__(self, inner: int, hidden_size: int, norm: NormSpec, *, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(inner, hidden_size)
-        self.LayerNorm = Norm(hidden_size, norm.eps)
+        self.dense = nn.Linear(inner, hidden_size, bias=bias)
+        self.LayerNorm = norm_of(norm, hidden_size)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
         """Return LayerNorm(residual + dropout(dense(x))), (tokens, hidden_size), of x (tokens, inner)."""
@@ -99,22 +108,24 @@ class Attention(nn.Module):
     def __init__(self, hidden_size: int, norm: NormSpec, spec: AttentionSpec | None = None) -> None:
         super().__init__()
         self.self = SelfAttention(hidden_size, spec)
-        self.output = Output(hidden_size, hidden_size, norm)
+        inner, bias = (hidden_size, True) if spec is None else (spec.heads * spec.head_dim, spec.output_bias)
+        self.output = Output(inner, hidden_size, norm, bias=bias)
 
 
 class Intermediate(nn.Module):
-    """The widening half of the feed-forward network."""
+    """The widening half of the feed-forward network; of a gated one the activated half, then that it is multiplied
+    by."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
-        self.dense = nn.Linear(spec.hidden_size, spec.feed_forward.intermediate_size)
+        network = spec.feed_forward
+        self.dense = nn.Linear(spec.hidden_size, network.first_width, bias=network.first_bias)
 
 
 class Layer(nn.Module):
     """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm.
 
-    `index` counts the layer's dropout sites; `drops` tells whether its config has dropout. Only post-LN layers with
-    every bias, as BERT's, have modules so far.
+    `index` counts the layer's dropout sites; `drops` tells whether its config has dropout.
     """
 
     def __init__(self, spec: LayerSpec, index: int, *, drops: bool = False) -> None:
@@ -122,37 +133,49 @@ class Layer(nn.Module):
         attention_norm, output_norm = post_norms(spec)
         self.attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
         self.intermediate = Intermediate(spec)
-        self.output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
+        network = spec.feed_forward
+        self.output = Output(network.intermediate_size, spec.hidden_size, output_norm, bias=network.bias)
         self.index = index
         self.spec = spec
         self.causal_spec = causal_spec(spec)
         self.drops = drops
         self.quantization: Quantization | None = None
 
-    def forward(self, x: Tensor, batch: LayerBatch, spec: LayerSpec | None = None, recompute: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        batch: LayerBatch,
+        spec: LayerSpec | None = None,
+        recompute: bool = False,
+        index: int | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
         """Compute the layer: x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens
         `batch.token_indices` alone.
 
-        `spec` replaces the layer's own, for example by a causal one. `recompute` keeps less for backward.
+        `spec` replaces the layer's own, for example by a causal one. `recompute` keeps less for backward. `index`
+        replaces the layer's own, where it is applied repeatedly; `memory` (tokens, hidden_size) has the keys and
+        values, None: x.
         """
-        spec = self.spec if spec is None else spec
-        parameters = self.fusible_parameters()
-        if parameters is None and batch.token_indices is not None:
+        spec, index = self.spec if spec is None else spec, self.index if index is None else index
+        modules = self.plain_modules()
+        if modules is None and batch.token_indices is not None:
             # Adapters, hooks and replaced modules receive every token.
             whole = replace(batch, token_indices=None)
-            return batch.gather(self.forward(x, whole, spec, recompute))
-        if parameters is not None:
+            return batch.gather(self.forward(x, whole, spec, recompute, index, memory))
+        parameters = self.fusible_parameters() if modules is not None and spec.unfused is None else None
+        if parameters is not None and memory is None:
             int8 = self.quantization == "int8"
-            fused = fused_layer(x, parameters, spec, batch, self.index, int8=int8, recompute=recompute)
+            fused = fused_layer(x, parameters, spec, batch, index, int8=int8, recompute=recompute)
             if fused is not None:
                 return fused
-        layer = ComposedLayer(self, spec, batch)
+        layer = ComposedLayer(self, spec, batch, index, memory)
         if recompute:
             return checkpoint(
-                compose_layer, x, layer, batch, self.index, use_reentrant=False, preserve_rng_state=False,
+                compose_layer, x, layer, batch, index, use_reentrant=False, preserve_rng_state=False,
                 context_fn=saving_matmuls,
             )  # fmt: skip
-        return compose_layer(x, layer, batch, self.index)
+        return compose_layer(x, layer, batch, index)
 
     def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
         """Return whether the CPU's kernels compute this layer of so many tokens, in matmuls of `dtype`."""
@@ -163,7 +186,20 @@ class Layer(nn.Module):
         return is_native(parameters, self.spec, tokens, dtype, int8=self.quantization == "int8", trains=trains)
 
     def fusible_parameters(self) -> LayerParameters | None:
-        """Return the layer's parameters if they alone decide what it computes: no hooks, adapters, replaced modules."""
+        """Return the layer's parameters if they alone decide what it computes, and no bias is absent: no hooks,
+        adapters, replaced modules."""
+        modules = self.plain_modules()
+        if modules is None:
+            return None
+        linears, norms = modules
+        if not all(is_plain(linear) for linear in linears) or not all(is_plain_norm(norm) for norm in norms):
+            return None
+        assert self.spec.output_norm is not None
+        eps = self.spec.output_norm.eps
+        return layer_parameters(linears, norms) if norms[0].eps == norms[1].eps == eps else None
+
+    def plain_modules(self) -> tuple[tuple[nn.Module, ...], tuple[Any, Any]] | None:
+        """Return the layer's linear layers and norms if their parameters alone decide what it computes; else None."""
         modules: Any = self._modules  # read where modules keep them, as in `is_plain`
         attention, intermediate, last = modules["attention"], modules["intermediate"], modules["output"]
         projections, first = attention._modules["self"], attention._modules["output"]
@@ -172,29 +208,28 @@ class Layer(nn.Module):
             first._modules["dense"], intermediate._modules["dense"], last._modules["dense"],
         )  # fmt: skip
         norms = (first._modules["LayerNorm"], last._modules["LayerNorm"])
-        if not all(is_plain(linear) for linear in linears):
+        if not all(is_plain(linear) or is_plain_without_bias(linear) for linear in linears):
             return None
         if any(has_hooks(module) for module in (attention, projections, intermediate)):
             return None
-        if not all(is_plain_norm(norm) for norm in norms):
+        if not all(runs_as_written(norm, Norm) for norm in norms):
             return None
-        assert self.spec.output_norm is not None
-        eps = self.spec.output_norm.eps
-        if not (runs_as_written(first, Output) and runs_as_written(last, Output)):
-            return None
-        return layer_parameters(linears, norms) if norms[0].eps == norms[1].eps == eps else None
+        return (linears, norms) if runs_as_written(first, Output) and runs_as_written(last, Output) else None
 
 
 class ComposedLayer(ModuleLayer):
     """A layer of BERT's modules; the blocks behind attention and behind the layer run as modules, for their hooks."""
 
-    def __init__(self, layer: Any, spec: LayerSpec, batch: LayerBatch) -> None:
+    def __init__(
+        self, layer: Any, spec: LayerSpec, batch: LayerBatch, index: int | None = None, memory: Tensor | None = None
+    ) -> None:
+        index = layer.index if index is None else index
         projections = layer.attention.self
-        modules = {"query": projections.query, "key": projections.key, "value": projections.value}
-        modules["intermediate"] = layer.intermediate.dense
+        modules = {**projections.named_projections(), "intermediate": layer.intermediate.dense}
         super().__init__(
-            spec, modules, batch, layer.index, is_plain_norm=is_plain_norm, similarity=similarity_of(projections)
-        )
+            spec, modules, batch, index, is_plain_norm=is_plain_norm, similarity=similarity_of(projections),
+            memory=memory,
+        )  # fmt: skip
         self.blocks = {"attention_output": layer.attention.output, "output": layer.output}
 
     def add_norm(
@@ -210,19 +245,31 @@ LAYERS: tuple[type[nn.Module], ...] = (Layer, PreNormLayer)
 
 def layer_class(spec: LayerSpec) -> type[Layer] | type[PreNormLayer]:
     """Return the module of layers of a spec."""
-    pre = spec.attention_norm is not None and spec.attention_norm.place == "pre"
+    pre = spec.output_norm is not None and spec.output_norm.place == "pre"
     return PreNormLayer if pre else Layer
 
 
 class Encoder(nn.Module):
-    """The stack of layers, and the norm behind the last, if there is one."""
+    """The stack of layers, and the norm behind the last, if there is one.
+
+    `shared`, `convolution` and `last_layer_repeats` are those of `ArchitectureSpec`.
+    """
 
     def __init__(
-        self, specs: tuple[LayerSpec, ...], *, drops: bool = False, final_norm: NormSpec | None = None
+        self,
+        specs: tuple[LayerSpec, ...],
+        *,
+        drops: bool = False,
+        final_norm: NormSpec | None = None,
+        shared: tuple[int, ...] | None = None,
+        convolution: ConvolutionSpec | None = None,
+        last_layer_repeats: int = 0,
     ) -> None:
         super().__init__()
         self.layer = nn.ModuleList(layer_class(spec)(spec, index, drops=drops) for index, spec in enumerate(specs))
-        self.LayerNorm = None if final_norm is None else Norm(specs[-1].hidden_size, final_norm.eps)
+        self.LayerNorm = None if final_norm is None else norm_of(final_norm, specs[-1].hidden_size)
+        self.convolution = None if convolution is None else Convolution(convolution, specs[0].hidden_size)
+        self.shared, self.last_layer_repeats = shared, last_layer_repeats
         self.checkpointing: Checkpointing = "none"
 
     def forward(
@@ -237,19 +284,33 @@ class Encoder(nn.Module):
         before and after each layer."""
         states = [x] if output_hidden_states else []
         mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
-        gathers = token_indices is not None and len(self.layer) > 0 and not output_hidden_states
-        last = self.layer[-1] if gathers and any(runs_as_written(self.layer[-1], kind) for kind in LAYERS) else None
-        for layer in self.layer:
-            layer_batch = replace(batch, token_indices=token_indices) if layer is last else batch
-            spec = layer.causal_spec if causal else None
+        layers = self.applications()
+        gathers = token_indices is not None and len(layers) > 0 and not output_hidden_states
+        if self.convolution is not None and len(layers) == 1:
+            gathers = False
+        gathers = gathers and any(runs_as_written(layers[-1], kind) for kind in LAYERS)
+        embedded, memory = x, x
+        for number, layer in enumerate(layers):
+            repeats = number >= len(layers) - self.last_layer_repeats
+            if not repeats:
+                memory = x
+            is_last = gathers and number == len(layers) - 1
+            layer_batch = replace(batch, token_indices=token_indices) if is_last else batch
+            arguments: tuple[Any, ...] = (x, layer_batch, layer.causal_spec if causal else None)
+            # Layers of models without shared parameters are called as they always were, for those that replace them.
+            more = () if self.shared is None and not repeats else (number, memory if repeats else None)
             if mode == "layer":
                 # Dropout is replayed from its keys, so the generator's state need not be saved.
-                x = checkpoint(layer, x, layer_batch, spec, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(
+                    layer, *arguments, *((False, *more) if more else ()), use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x = layer(x, layer_batch, spec, mode == "selective")
+                x = layer(*arguments, mode == "selective", *more)
+            if number == 0 and self.convolution is not None:
+                x = self.convolution(embedded, x, batch)
             if output_hidden_states:
                 states.append(x)
-        if token_indices is not None and last is None:
+        if token_indices is not None and not gathers:
             x = x.index_select(0, token_indices)
         if self.LayerNorm is None:
             return x, states
@@ -259,6 +320,13 @@ class Encoder(nn.Module):
         states[-1] = self.LayerNorm(states[-1])
         return states[-1] if token_indices is None else states[-1].index_select(0, token_indices), states
 
+    def applications(self) -> list[Any]:
+        """Return the layers in the order in which they are applied."""
+        layers: list[Any] = list(self.layer)
+        if self.shared is not None:
+            layers = [layers[number] for number in self.shared]
+        return layers + layers[-1:] * self.last_layer_repeats
+
 
 def causal_spec(spec: LayerSpec) -> LayerSpec:
     """Return the spec of a layer whose tokens attend to themselves and to those before them."""
@@ -267,16 +335,9 @@ def causal_spec(spec: LayerSpec) -> LayerSpec:
 
 def post_norms(spec: LayerSpec) -> tuple[NormSpec, NormSpec]:
     """Return the norms behind attention and behind the layer of a spec that `Layer` has modules for."""
-    attention, network = spec.self_attention, spec.feed_forward
-    plain = replace(
-        spec,
-        self_attention=replace(attention, similarity="dot"),
-        feed_forward=replace(network, activation="gelu"),
-        cross_attention=None,
-    )
-    assert plain.unfused is None, f"no modules for {plain.unfused}"
     assert spec.attention_norm is not None
     assert spec.output_norm is not None
+    assert spec.attention_norm.place == spec.output_norm.place == "post"
     return spec.attention_norm, spec.output_norm
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, TypeGuard
 
-import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
 from fastbert.models.fusibility import owns_weight_and_bias, runs_as_written
+from fastbert.ops.encoder_layer.spec import NormSpec
 from fastbert.ops.norm.op import layer_norm, rms_norm
 
 
@@ -41,6 +41,11 @@ class Norm(nn.Module):
         """Return width, epsilon and what differs from a LayerNorm with a bias for `repr`."""
         other = f", {self.kind}" if self.kind != "layer_norm" else ", bias=False" if self.bias is None else ""
         return f"{self.weight.numel()}, eps={self.eps}{other}"
+
+
+def norm_of(spec: NormSpec, width: int) -> Norm:
+    """Return the module of a norm of rows of a width."""
+    return Norm(width, spec.eps, kind=spec.kind, bias=spec.bias)
 
 
 def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:

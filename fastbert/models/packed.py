@@ -18,7 +18,8 @@ class Packed:
     """A model's input as a `PackedBatch`, and the way back to the form of the input.
 
     Where PyTorch records or transforms the call, the batch is a `PaddedBatch`, whose padding counts as tokens, unless
-    it is `always_packed`. Raises `UserError` for inputs that are missing, given twice or of the wrong shape.
+    it is `always_packed`. So it is where the attention mask has padding between tokens and `columns_matter`: distances
+    between tokens count it. Raises `UserError` for inputs that are missing, given twice or of the wrong shape.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Packed:
         inputs_embeds: Tensor | None = None,
         *,
         always_packed: bool = False,
+        columns_matter: bool = False,
     ) -> None:
         self.slots: Tensor | None = None
         """Each token's index among the flattened padded input, int64 (tokens,); None without padded input."""
@@ -56,7 +58,11 @@ class Packed:
         if not isinstance(padded, Tensor):
             cure = ": call model(**batch)" if isinstance(padded, Mapping) else ""
             raise UserError(f"a model takes a PackedBatch or a tensor of input_ids, not {type(padded).__name__}{cure}")
-        if not always_packed and is_recorded(padded if inputs_embeds is None else inputs_embeds):
+        stays_padded = is_recorded(padded if inputs_embeds is None else inputs_embeds)
+        if not stays_padded and columns_matter and attention_mask is not None:
+            check_padded(padded, attention_mask, token_type_ids, position_ids)
+            stays_padded = has_gaps(attention_mask)
+        if not always_packed and stays_padded:
             check_padded(padded, attention_mask, token_type_ids, position_ids)
             self.batch = padded_batch(padded, attention_mask, token_type_ids, position_ids)
         else:
@@ -115,7 +121,23 @@ def read_inputs(
     refuse_arguments(model, unsupported)
     ids = batch if isinstance(batch, Tensor) else input_ids
     positions = relative_positions(model, ids, position_ids)
-    return Packed(batch, input_ids, attention_mask, token_type_ids, positions, inputs_embeds)
+    return Packed(
+        batch, input_ids, attention_mask, token_type_ids, positions, inputs_embeds, columns_matter=columns_matter(model)
+    )
+
+
+def columns_matter(model: Any) -> bool:
+    """Return whether a model reads distances between tokens, which count padding between them."""
+    positions = getattr(getattr(model, "base_model", None), "positions", None)
+    return bool(getattr(positions, "needs_columns", False))
+
+
+def has_gaps(attention_mask: Tensor) -> bool:
+    """Return whether a mask (sequences, columns) has padding between tokens; reads it."""
+    is_token = attention_mask != 0
+    starts = is_token[:, 1:] & ~is_token[:, :-1]
+    runs = starts.sum(1) + is_token[:, :1].sum(1)
+    return bool((runs > 1).any())
 
 
 def relative_positions(model: Any, input_ids: Tensor | None, position_ids: Tensor | None) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
+from fastbert.ops.attention.rotary import rotate
 from fastbert.ops.dropout.masks import attention_mask
 from fastbert.packing import PackedBatch
 
@@ -109,17 +110,50 @@ def padded_attention(
     dropout_p: float,
     dropout_key: Tensor | None,
     dropout_site: int,
+    scale: float | None = None,
+    window: int | None = None,
+    rotary: Tensor | None = None,
+    rotary_positions: Tensor | None = None,
+    distance_bias: Tensor | None = None,
+    position_keys: Tensor | None = None,
+    position_queries: Tensor | None = None,
+    buckets: Tensor | None = None,
 ) -> Tensor:
     """Compute attention of all places, q, k, v and the result (rows * columns, heads, head_dim), in PyTorch's own
-    operations; padding is never a visible key."""
+    operations; padding is never a visible key.
+
+    The other arguments are those of `fastbert.ops.attention`; the position of a token is its column.
+    """
     rows, columns = batch.shape
+    if rotary is not None:
+        positions = torch.arange(columns, device=q.device).repeat(rows)
+        positions = positions if rotary_positions is None else rotary_positions
+        q, k = rotate(q, rotary, positions), rotate(k, rotary, positions)
+    if k.shape[1] != q.shape[1]:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     q, k, v = (x.reshape(rows, columns, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
     visible = None if batch.mask is None else batch.mask[:, None, None, :]
+    column = torch.arange(columns, device=q.device)
+    distances = column[None, :] - column[:, None]
     if causal:
-        column = torch.arange(columns, device=q.device)
-        before = column[None, :] <= column[:, None]
-        visible = before if visible is None else visible & before
-    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+        visible = distances <= 0 if visible is None else visible & (distances <= 0)
+    if window is not None:
+        near = distances.abs() <= window
+        visible = near if visible is None else visible & near
+    wide = torch.promote_types(q.dtype, torch.float32)
+    products = (q @ k.transpose(-1, -2)).to(wide)
+    if buckets is not None:
+        indices = buckets.long()[distances + len(buckets) // 2]
+        if position_keys is not None:
+            by_position = (q @ position_keys.permute(1, 2, 0)).to(wide)
+            products = products + by_position.gather(-1, indices.expand(products.shape))
+        if position_queries is not None:
+            by_position = (k @ position_queries.permute(1, 2, 0)).to(wide)
+            products = products + by_position.gather(-1, indices.T.expand(products.shape)).transpose(-1, -2)
+    scores = products / math.sqrt(q.shape[-1]) if scale is None else products * scale
+    if distance_bias is not None:
+        scores = scores + distance_bias[:, distances + distance_bias.shape[1] // 2].to(wide)
     if visible is not None:
         # Not -inf: a row of nothing but padding would be NaN, and its zeros are put in later.
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)

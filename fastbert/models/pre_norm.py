@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fastbert.errors import UserError
 from fastbert.models.base import Quantization
 from fastbert.models.layers import ModuleLayer, saving_matmuls
-from fastbert.models.norm import Norm, is_plain_norm
+from fastbert.models.norm import is_plain_norm, norm_of
 from fastbert.models.self_attention import SelfAttention
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.composition import compose_layer
@@ -23,28 +24,33 @@ from fastbert.ops.encoder_layer.spec import LayerSpec
 class Projection(nn.Module):
     """A projection back to the model's width."""
 
-    def __init__(self, inner: int, hidden_size: int) -> None:
+    def __init__(self, inner: int, hidden_size: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(inner, hidden_size)
+        self.dense = nn.Linear(inner, hidden_size, bias=bias)
 
 
 class PreNormAttention(nn.Module):
-    """The norm of self-attention's inputs, its projections, under the name `self`, and its output projection."""
+    """The norm of self-attention's inputs, if there is one, its projections, under the name `self`, and its output
+    projection."""
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
-        self.LayerNorm = Norm(hidden_size, eps)
-        self.self = SelfAttention(hidden_size)
-        self.output = Projection(hidden_size, hidden_size)
+        hidden_size, attention = spec.hidden_size, spec.self_attention
+        self.LayerNorm = None if spec.attention_norm is None else norm_of(spec.attention_norm, hidden_size)
+        self.self = SelfAttention(hidden_size, attention)
+        self.output = Projection(attention.heads * attention.head_dim, hidden_size, bias=attention.output_bias)
 
 
 class PreNormIntermediate(nn.Module):
-    """The norm of the feed-forward network's inputs, and its widening half."""
+    """The norm of the feed-forward network's inputs, and its widening half; of a gated one the activated half, then
+    that it is multiplied by."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, eps: float) -> None:
+    def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
-        self.LayerNorm = Norm(hidden_size, eps)
-        self.dense = nn.Linear(hidden_size, intermediate_size)
+        assert spec.output_norm is not None
+        network = spec.feed_forward
+        self.LayerNorm = norm_of(spec.output_norm, spec.hidden_size)
+        self.dense = nn.Linear(spec.hidden_size, network.first_width, bias=network.first_bias)
 
 
 class PreNormLayer(nn.Module):
@@ -55,31 +61,42 @@ class PreNormLayer(nn.Module):
 
     def __init__(self, spec: LayerSpec, index: int, *, drops: bool = False) -> None:
         super().__init__()
-        assert spec.attention_norm is not None
-        assert spec.output_norm is not None
-        inner = spec.feed_forward.intermediate_size
-        self.attention = PreNormAttention(spec.hidden_size, spec.attention_norm.eps)
-        self.intermediate = PreNormIntermediate(spec.hidden_size, inner, spec.output_norm.eps)
-        self.output = Projection(inner, spec.hidden_size)
+        network = spec.feed_forward
+        self.attention = PreNormAttention(spec)
+        self.intermediate = PreNormIntermediate(spec)
+        self.output = Projection(network.intermediate_size, spec.hidden_size, bias=network.bias)
         self.index = index
         self.spec = spec
         self.causal_spec = replace(spec, self_attention=replace(spec.self_attention, causal=True))
         self.drops = drops
         self.quantization: Quantization | None = None
 
-    def forward(self, x: Tensor, batch: LayerBatch, spec: LayerSpec | None = None, recompute: bool = False) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        batch: LayerBatch,
+        spec: LayerSpec | None = None,
+        recompute: bool = False,
+        index: int | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
         """Compute the layer: x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens
         `batch.token_indices` alone.
 
-        `spec` replaces the layer's own, for example by a causal one. `recompute` keeps less for backward.
+        `spec` replaces the layer's own, for example by a causal one. `recompute` keeps less for backward. `index`
+        replaces the layer's own, where it is applied repeatedly. Raises `UserError` for `memory`: keys and values are
+        of x, which is normalised.
         """
-        layer = composed(self, self.spec if spec is None else spec, batch)
+        if memory is not None:
+            raise UserError("a pre-LN layer cannot be repeated with keys and values of other states")
+        index = self.index if index is None else index
+        layer = composed(self, self.spec if spec is None else spec, batch, index)
         if recompute:
             return checkpoint(
-                compose_layer, x, layer, batch, self.index, use_reentrant=False, preserve_rng_state=False,
+                compose_layer, x, layer, batch, index, use_reentrant=False, preserve_rng_state=False,
                 context_fn=saving_matmuls,
             )  # fmt: skip
-        return compose_layer(x, layer, batch, self.index)
+        return compose_layer(x, layer, batch, index)
 
     def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
         """Return False: no CPU kernel computes the layer as one operation."""
@@ -88,19 +105,17 @@ class PreNormLayer(nn.Module):
 
     def named_parts(self) -> dict[str, nn.Module]:
         """Return the layer's linear layers and norms by the names of `LayerParameters`."""
-        projections = self.attention.self
+        norm = self.attention.LayerNorm
         return {
-            "query": projections.query,
-            "key": projections.key,
-            "value": projections.value,
+            **self.attention.self.named_projections(),
             "attention_output": self.attention.output.dense,
-            "attention_norm": self.attention.LayerNorm,
+            **({} if norm is None else {"attention_norm": norm}),
             "intermediate": self.intermediate.dense,
             "output": self.output.dense,
             "output_norm": self.intermediate.LayerNorm,
         }
 
 
-def composed(layer: PreNormLayer, spec: LayerSpec, batch: LayerBatch) -> ModuleLayer:
+def composed(layer: PreNormLayer, spec: LayerSpec, batch: LayerBatch, index: int) -> ModuleLayer:
     """Return a layer's modules for `compose_layer`."""
-    return ModuleLayer(spec, layer.named_parts(), batch, layer.index, is_plain_norm=is_plain_norm)
+    return ModuleLayer(spec, layer.named_parts(), batch, index, is_plain_norm=is_plain_norm)

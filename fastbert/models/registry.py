@@ -16,15 +16,23 @@ from fastbert.config import BertConfig, read_config_file
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 from fastbert.models import loading
+from fastbert.models.albert.architecture import ALBERT
 from fastbert.models.architecture import Architecture, TransformersLayout
 from fastbert.models.base import PreTrainedModel, match_weights
 from fastbert.models.bert.architecture import BERT
+from fastbert.models.deberta_v2.architecture import DEBERTA_V2
 from fastbert.models.distilbert.architecture import DISTILBERT
 from fastbert.models.electra.architecture import ELECTRA
 from fastbert.models.elmo.architecture import ELMO
 from fastbert.models.encoder import EncoderModel
+from fastbert.models.eurobert.architecture import EUROBERT
 from fastbert.models.gpt2.architecture import GPT2
 from fastbert.models.heads.base import ModelWithHead
+from fastbert.models.jina_bert.architecture import JINA_BERT
+from fastbert.models.jina_embeddings_v3.architecture import JINA_EMBEDDINGS_V3
+from fastbert.models.modernbert.architecture import MODERNBERT
+from fastbert.models.mpnet.architecture import MPNET
+from fastbert.models.nomic_bert.architecture import NOMIC_BERT
 from fastbert.models.openai_gpt.architecture import OPENAI_GPT
 from fastbert.models.roberta.architecture import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from fastbert.models.roberta_prelayernorm.architecture import PRE_NORM
@@ -33,10 +41,11 @@ from fastbert.models.seq2seq.transformer.model import TransformerForSequenceToSe
 
 logger = logging.getLogger("fastbert")
 
-ARCHITECTURES: dict[str, Architecture] = {
-    architecture.name: architecture
-    for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM)
-}
+_RECORDS = (
+    BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM, MPNET, MODERNBERT,
+    DEBERTA_V2, NOMIC_BERT, EUROBERT, ALBERT, JINA_EMBEDDINGS_V3, JINA_BERT,
+)  # fmt: skip
+ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in _RECORDS}
 
 
 # Models that are not an encoder with a head, by the `model_type` of their configs.
@@ -93,11 +102,31 @@ def _config_class(values: dict[str, Any], source: str) -> type[BertConfig]:
     if isinstance(name, str) and name in SEQUENCE_MODELS:
         return SEQUENCE_MODELS[name].config_type
     record = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    others = (other for other in ARCHITECTURES.values() if other.describes is not None and other.describes(values))
+    record = next(others, record)
+    _refuse_remote_code(values, record, source)
     if record is not None and record.config is not None:
         return record.config
     known = ", ".join([*(name for name, record in ARCHITECTURES.items() if record.config), *SEQUENCE_MODELS])
     cure = "; load it with transformers and give it to fastbert.accelerate" if record is not None else ""
     raise UserError(f"{source}: model_type={shown(name)} is not one of {known}{cure}")
+
+
+def _refuse_remote_code(values: dict[str, Any], record: Architecture | None, source: str) -> None:
+    """Raise UserError for a config whose models are classes of a folder's own code, unless a record replaces them."""
+    classes = values.get("auto_map")
+    if not isinstance(classes, dict):
+        return
+    for key, path in classes.items():
+        name = str(path[0] if isinstance(path, list) and path else path).rpartition(".")[2]
+        if not str(key).startswith("AutoModel"):
+            continue
+        if record is None or not record.replaces_remote_code or not name.startswith(record.class_prefix):
+            raise UserError(
+                f"{source}: asks for remote code, {shown(path)} (auto_map), which fastbert does not execute and has no"
+                " architecture of; load it with transformers, or remove auto_map if the weights are of"
+                f" model_type={shown(values.get('model_type', BERT.name))}"
+            )
 
 
 def architecture_of(config: BertConfig) -> Architecture:

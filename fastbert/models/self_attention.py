@@ -14,15 +14,27 @@ from fastbert.ops.encoder_layer.spec import AttentionSpec
 
 
 class SelfAttention(nn.Module):
-    """The three projections of self-attention, and the perceptron of its similarity if that is not the dot product. On
-    a GPU their weights lie in one storage."""
+    """The three projections of self-attention, those of relative positions if it has any, and the perceptron of its
+    similarity if that is not the dot product. On a GPU the weights of the three lie in one storage."""
 
     def __init__(self, hidden_size: int, spec: AttentionSpec | None = None) -> None:
         super().__init__()
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-        self.similarity = None if spec is None else perceptron_similarity(spec)
+        if spec is None:
+            spec = AttentionSpec(1, hidden_size)
+        inner, bias = spec.heads * spec.head_dim, spec.projection_bias
+        groups = spec.heads if spec.key_value_heads is None else spec.key_value_heads
+        self.query = nn.Linear(hidden_size, inner, bias=bias)
+        self.key = nn.Linear(hidden_size, groups * spec.head_dim, bias=bias)
+        self.value = nn.Linear(hidden_size, groups * spec.head_dim, bias=bias)
+        projects = spec.position == "disentangled" and not spec.shares_position_projections
+        self.position_key = nn.Linear(hidden_size, inner) if projects and spec.position_keys else None
+        self.position_query = nn.Linear(hidden_size, inner) if projects and spec.position_queries else None
+        self.similarity = perceptron_similarity(spec)
+
+    def named_projections(self) -> dict[str, nn.Module]:
+        """Return the linear layers by the names of `LayerParameters`."""
+        names = ("query", "key", "value", "position_key", "position_query")
+        return {name: module for name in names if (module := getattr(self, name)) is not None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply a function to all tensors, as `to` and `cuda` do, and join those of a GPU (so do the RNNs of torch)."""

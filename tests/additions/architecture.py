@@ -101,8 +101,9 @@ def test_its_models_are_saved_loaded_converted_and_embed(tmp_path: Path) -> None
 def test_what_it_lacks_is_named() -> None:
     with pytest.raises(UserError, match="'plain' has no ForTokenClassification; it has ForMaskedLM, "):
         registry.head_class(CONFIG, "ForTokenClassification")
-    unsupported = replace(PLAIN, spec=lambda config: replace(bert_spec(config), shares_layers=True))
-    with pytest.raises(AssertionError, match="plain: no modules for shared layers"):
+    layers = (replace(bert_spec(CONFIG).layers[0], output_norm=None),)
+    unsupported = replace(PLAIN, spec=lambda config: replace(bert_spec(config), layers=layers))
+    with pytest.raises(AssertionError, match="plain: no modules for layers without a norm"):
         unsupported.model_class(EncoderModel)(CONFIG)
 ''',
     },
@@ -113,7 +114,7 @@ def test_what_it_lacks_is_named() -> None:
                 "from fastbert.models.plain.architecture import PLAIN\n"
                 "from fastbert.models.roberta.architecture import",
             ),
-            Edit("for architecture in (BERT, ", "for architecture in (BERT, PLAIN, "),
+            Edit("    BERT, ROBERTA, ", "    BERT, PLAIN, ROBERTA, "),
         ),
     },
 )

@@ -24,7 +24,7 @@ from fastbert.models.labels import (
     scale_to_items,
 )
 from fastbert.models.outputs import LogitsOutput
-from fastbert.models.packed import Packed, read_inputs, relative_positions
+from fastbert.models.packed import Packed, columns_matter, read_inputs, relative_positions
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
 from fastbert.packing import PackedBatch
 
@@ -230,7 +230,7 @@ class ForMultipleChoice(ModelWithHead):
             tensor.flatten(0, 1) if isinstance(tensor, Tensor) and tensor.dim() >= 3 else tensor
             for tensor in (batch, input_ids, attention_mask, token_type_ids, positions, inputs_embeds)
         )
-        packed = Packed(*flat)
+        packed = Packed(*flat, columns_matter=columns_matter(self))
         if not packed.came_padded and len(packed.batch) % num_choices:
             raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
         scores, hidden_states = self._classify_sequences(packed, self.classifier, output_hidden_states)

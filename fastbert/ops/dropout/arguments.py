@@ -46,6 +46,8 @@ class Site(IntEnum):
     """Embeddings of relative positions, which layers project; the rows count as tokens of the first sequence."""
     INTERMEDIATE = 10
     """Behind the activation of the feed-forward network."""
+    CONVOLUTION = 11
+    """Behind the convolution of embeddings that is added to the first layer."""
 
     def of_layer(self, layer: int) -> int:
         """Return the counter word of this site in a layer."""

@@ -79,6 +79,8 @@ class LayerBatch:
     """Dropout probability behind attention's output projection; it counts in steps of 1/65536, as the next."""
     output_p: float = 0.0
     """Dropout probability behind the feed-forward network."""
+    inner_p: float = 0.0
+    """Dropout probability behind the activation of the feed-forward network."""
     dropout_key: Tensor | None = None
     sequence_ids: Tensor | None = None
     offsets: Tensor | None = None
@@ -91,7 +93,7 @@ class LayerBatch:
     @property
     def drops(self) -> bool:
         """Return whether anything is dropped."""
-        return bool(self.attention_p or self.attention_output_p or self.output_p)
+        return bool(self.attention_p or self.attention_output_p or self.output_p or self.inner_p)
 
     def token_dropout(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
         """Return the dropout of all token vectors at a site, None if nothing is dropped; `p` defaults to the site's."""
@@ -103,9 +105,9 @@ class LayerBatch:
         assert self.offsets is not None
         return TokenDropout(p, self.dropout_key, self.sequence_ids, self.offsets, site.of_layer(layer))
 
-    def row_dropout(self, site: Site, layer: int) -> TokenDropout | None:
-        """Return the dropout of the output rows: of `token_indices`, or of all tokens."""
-        dropout = self.token_dropout(site, layer)
+    def row_dropout(self, site: Site, layer: int, p: float | None = None) -> TokenDropout | None:
+        """Return the dropout of the output rows: of `token_indices`, or of all tokens; `p` defaults to the site's."""
+        dropout = self.token_dropout(site, layer, p)
         return dropout if dropout is None or self.token_indices is None else dropout.select(self.token_indices)
 
     def rotary_arguments(self, attention: AttentionSpec) -> dict[str, Any]:

@@ -39,12 +39,12 @@ def _check_parameters(arguments: EncoderLayerArguments) -> None:
     norms = [norm for norm in (spec.attention_norm, spec.output_norm) if norm is not None]
     # RMSNorm has no bias: what is given for one is not read.
     norm_biases = [norm.bias or norm.kind == "rms_norm" for norm in norms]
-    biases = (attention.projection_bias, attention.output_bias, network.bias, *norm_biases)
+    biases = (attention.projection_bias, attention.output_bias, network.bias, network.first_bias, *norm_biases)
     if not all(biases):
         raise UserError("the spec lacks a bias, but LayerParameters hold every bias: give zeros, and the spec the bias")
     groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
-    inner = network.intermediate_size * (2 if network.gated else 1)
-    widths = {"query": attention.heads * attention.head_dim, "key": groups * attention.head_dim, "intermediate": inner}
+    inner = attention.heads * attention.head_dim
+    widths = {"query": inner, "key": groups * attention.head_dim, "intermediate": network.first_width}
     expected = {name: (width, spec.hidden_size) for name, width in widths.items()}
     for name, shape in expected.items():
         weight: Tensor = getattr(parameters, name)

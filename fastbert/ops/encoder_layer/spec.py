@@ -76,6 +76,18 @@ class FeedForwardSpec:
     activation: Activation = "gelu"
     gated: bool = False
     bias: bool = True
+    intermediate_bias: bool | None = None
+    """True if the first of them has a bias; None: as `bias` says of both."""
+
+    @property
+    def first_width(self) -> int:
+        """Return the outputs of the first linear layer: of a gated network twice its width."""
+        return self.intermediate_size * (2 if self.gated else 1)
+
+    @property
+    def first_bias(self) -> bool:
+        """Return whether the first linear layer has a bias."""
+        return self.bias if self.intermediate_bias is None else self.intermediate_bias
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,9 @@ class LayerSpec:
             return "a window, a position encoding inside attention or a scale of its own"
         if attention.similarity != "dot":
             return "a similarity other than the dot product"
-        if network.gated or not (network.bias and attention.projection_bias and attention.output_bias):
+        if network.gated or not (
+            network.bias and network.first_bias and attention.projection_bias and attention.output_bias
+        ):
             return "a gated feed-forward network, or absent biases"
         if network.activation not in APPROXIMATIONS:
             return "an activation other than GELU"

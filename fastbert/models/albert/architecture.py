@@ -1,0 +1,68 @@
+"""ALBERT (Lan et al. 2020) as an architecture record: BERT's layers, which share their parameters, behind narrow
+embeddings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fastbert.checkpoints.weights import Weights
+from fastbert.models.activations import activation_of
+from fastbert.models.albert.config import AlbertConfig
+from fastbert.models.architecture import Architecture, ArchitectureSpec
+from fastbert.models.bert.architecture import bert_spec
+from fastbert.models.key_map import KeyMap
+
+KEY_MAP = KeyMap(
+    (
+        (".attention.output.dense.", ".attention.dense."),
+        (".attention.output.LayerNorm.", ".attention.LayerNorm."),
+        (".attention.self.", ".attention."),
+        (".intermediate.dense.", ".ffn."),
+        (".output.dense.", ".ffn_output."),
+        (".output.LayerNorm.", ".full_layer_layer_norm."),
+        ("embeddings_project.", "encoder.embedding_hidden_mapping_in."),
+        ("pooler.dense.", "pooler."),
+        ("cls.predictions.transform.", "predictions."),
+        ("cls.predictions.", "predictions."),
+        ("cls.seq_relationship.", "sop_classifier.classifier."),
+    )
+)
+_GROUP = re.compile(r"((?:.*\.)?encoder\.)albert_layer_groups\.(\d+)\.albert_layers\.0\.")
+_LAYER = re.compile(r"((?:.*\.)?encoder\.)layer\.(\d+)\.")
+
+
+def albert_spec(config: Any) -> ArchitectureSpec:
+    """Return what an ALBERT config describes."""
+    spec = bert_spec(config)
+    network = replace(spec.layers[0].feed_forward, activation=activation_of(config.hidden_act))
+    layers = (replace(spec.layers[0], feed_forward=network),) * config.num_hidden_groups
+    return replace(spec, layers=layers, shared=config.shared_layers)
+
+
+def from_file(weights: Weights) -> Weights:
+    """Return a file's weights with groups numbered as layers."""
+    tensors = {_GROUP.sub(r"\1layer.\2.", name): tensor for name, tensor in weights.tensors.items()}
+    return replace(weights, tensors=tensors)
+
+
+def to_file(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by their names in files: the inverse of `from_file`."""
+    return {_LAYER.sub(r"\1albert_layer_groups.\2.albert_layers.0.", name): tensor for name, tensor in tensors.items()}
+
+
+ALBERT = Architecture(
+    name=AlbertConfig.model_type,
+    title="ALBERT (Lan et al. 2020)",
+    spec=albert_spec,
+    config=AlbertConfig,
+    class_prefix="Albert",
+    base_model_prefix="albert",
+    key_map=KEY_MAP,
+    from_file=from_file,
+    to_file=to_file,
+    layouts=(),
+)

@@ -1,0 +1,81 @@
+"""DeBERTa-v2 and -v3 (He et al. 2021) as an architecture record: BERT's layers with disentangled attention, whose
+relative positions are one table of the encoder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from fastbert.models.activations import activation_of
+from fastbert.models.architecture import (
+    Architecture,
+    ArchitectureSpec,
+    ConvolutionSpec,
+    EmbeddingsSpec,
+    RelativeEmbeddingsSpec,
+)
+from fastbert.models.deberta_v2.config import CONTENT_TO_POSITION, POSITION_TO_CONTENT, DebertaV2Config
+from fastbert.models.key_map import KeyMap
+from fastbert.ops.encoder_layer.spec import NormSpec, bert_layer
+
+KEY_MAP = KeyMap(
+    (
+        (".attention.self.position_key.", ".attention.self.pos_key_proj."),
+        (".attention.self.position_query.", ".attention.self.pos_query_proj."),
+        *((f".attention.self.{name}.", f".attention.self.{name}_proj.") for name in ("query", "key", "value")),
+        ("positions.embeddings.", "encoder.rel_embeddings."),
+        ("positions.LayerNorm.", "encoder.LayerNorm."),
+        ("encoder.convolution.", "encoder.conv."),
+        ("embeddings.projection.", "embeddings.embed_proj."),
+    )
+)
+
+
+def deberta_spec(config: Any) -> ArchitectureSpec:
+    """Return what a DeBERTa config describes."""
+    norm = NormSpec(config.layer_norm_eps)
+    kinds = config.pos_att_type
+    layer = bert_layer(
+        config.hidden_size, config.num_attention_heads, config.intermediate_size, activation_of(config.hidden_act),
+        config.layer_norm_eps,
+    )  # fmt: skip
+    attention = layer.self_attention
+    if kinds:  # each term adds its variance to the scores
+        attention = replace(attention, scale=1 / math.sqrt(attention.head_dim * (1 + len(set(kinds)))))
+    relative = None
+    if config.relative_attention:
+        buckets = config.position_buckets if config.position_buckets > 0 else None
+        relative = RelativeEmbeddingsSpec(
+            config.relative_span, buckets, config.longest_distance, norm if config.normalises_positions else None
+        )
+        if kinds:
+            attention = replace(
+                attention,
+                position="disentangled",
+                position_keys=CONTENT_TO_POSITION in kinds,
+                position_queries=POSITION_TO_CONTENT in kinds,
+                shares_position_projections=config.share_att_key,
+            )
+    embeddings = EmbeddingsSpec(
+        vocab_size=config.vocab_size, embedding_size=config.token_embedding_size,
+        positions=config.max_position_embeddings if config.position_biased_input else 0,
+        token_types=config.type_vocab_size, norm=norm, projects_before_norm=True,
+    )  # fmt: skip
+    convolution = None
+    if config.conv_kernel_size > 0:
+        convolution = ConvolutionSpec(config.conv_kernel_size, config.conv_groups, config.conv_act, norm)
+    layers = (replace(layer, self_attention=attention),) * config.num_hidden_layers
+    return ArchitectureSpec(embeddings, layers, relative=relative, convolution=convolution, pooler=False)
+
+
+DEBERTA_V2 = Architecture(
+    name=DebertaV2Config.model_type,
+    title="DeBERTa-v3 (He et al. 2021)",
+    spec=deberta_spec,
+    config=DebertaV2Config,
+    class_prefix="DebertaV2",
+    base_model_prefix="deberta",
+    key_map=KEY_MAP,
+    layouts=(),
+)

@@ -1,0 +1,199 @@
+"""Positions that an encoder's attention reads, made once per forward pass for all layers: rotary tables, slopes by
+distance, shared tables of relative positions.
+
+What a position means is computed on the CPU, so that it is the same on every device, and cached outside of the model's
+state: angles of rotary embeddings, and the bucket of each distance.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastbert.models.architecture import ArchitectureSpec, RelativeBiasSpec, RelativeEmbeddingsSpec
+from fastbert.models.norm import norm_of
+from fastbert.models.padded import PaddedBatch, is_readable, is_recorded
+from fastbert.models.rotary import rotary_table
+from fastbert.ops.encoder_layer.arguments import LayerPositions
+from fastbert.ops.encoder_layer.spec import RotarySpec
+from fastbert.packing import PackedBatch
+
+logger = logging.getLogger("fastbert")
+
+
+class _Cache:
+    """Tables by what they describe and their device, each as long as the longest that was needed."""
+
+    def __init__(self, most: int) -> None:
+        self.tables: dict[Hashable, Tensor] = {}
+        self.most = most
+
+    def get(self, key: Hashable, length: int, device: torch.device, make: Callable[[int], Tensor]) -> Tensor:
+        """Return the table of a key for `length` or more positions; `make` computes one."""
+        probe = torch.empty(0, device=device)
+        if torch.compiler.is_compiling() or is_recorded(probe):  # their tensors belong to the recorded call
+            return make(length).to(device)
+        place = (key, device)
+        table = self.tables.get(place)
+        if table is None or table.shape[0] < length:
+            with torch.inference_mode(False), torch.no_grad():
+                table = make(length).to(device)
+            if len(self.tables) >= self.most:
+                self.tables.clear()
+            self.tables[place] = table
+        return table
+
+
+_ROTARY, _DISTANCES = _Cache(32), _Cache(32)
+
+
+def relative_bias_rows(distances: Tensor, spec: RelativeBiasSpec) -> Tensor:
+    """Return the row of each distance key - query, int64, in a table of `RelativeBiasSpec`: the same shape, int64.
+
+    Half of the buckets are of keys behind the query. Half of each direction's are single distances, the others grow
+    logarithmically (Raffel et al. 2020).
+    """
+    half = spec.buckets // 2
+    exact = half // 2
+    absolute = distances.abs()
+    ratio = torch.log(absolute.clamp(min=1).float() / exact) / math.log(spec.longest / exact)
+    far = (exact + (ratio * (half - exact)).long()).clamp(max=half - 1)
+    return (distances > 0).long() * half + torch.where(absolute < exact, absolute, far)
+
+
+def relative_embedding_rows(distances: Tensor, spec: RelativeEmbeddingsSpec) -> Tensor:
+    """Return the row of each distance key - query, int64, in a table of `RelativeEmbeddingsSpec`: the same shape.
+
+    Rows count from the most distant key behind the query; beyond half of the buckets distances share rows, in steps
+    that grow logarithmically, rounded up in fp32 (He et al. 2021, DeBERTa-v2's code).
+    """
+    places = -distances
+    if spec.buckets is not None:
+        middle = spec.buckets // 2
+        absolute = torch.where((places < middle) & (places > -middle), middle - 1, places.abs())
+        scale = torch.log(torch.tensor((spec.longest - 1) / middle, device=places.device))
+        steps = torch.ceil(torch.log(absolute / middle) / scale * (middle - 1)) + middle
+        places = torch.where(absolute <= middle, places.to(steps.dtype), steps * places.sign()).long()
+    return (places + spec.span).clamp(0, 2 * spec.span - 1)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Return the slope of each head, fp32 (heads,), by which scores fall per token of distance (Press et al. 2022).
+
+    They are powers of 2^(-8 / heads); where `heads` is not a power of two, those of the next smaller one, and every
+    second of the next larger one's.
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2 ** (-8 * (2 * head + 1) / (2 * power)) for head in range(heads - power)]
+    return torch.tensor(slopes, dtype=torch.float32)
+
+
+def _distances(length: int) -> Tensor:
+    """Return all distances key - query of sequences of `length` tokens, int64 (2 x length - 1,)."""
+    return torch.arange(1 - length, length)
+
+
+class Positions(nn.Module):
+    """The tables of relative positions that an encoder owns, and what its attention reads of positions."""
+
+    def __init__(self, spec: ArchitectureSpec, longest: int) -> None:
+        """`longest` is the number of tokens of the longest text that the model was trained for."""
+        super().__init__()
+        attentions = [layer.self_attention for layer in spec.layers]
+        rotary = (attention.rotary for attention in attentions)
+        self.rotary: tuple[RotarySpec, ...] = tuple(dict.fromkeys(table for table in rotary if table is not None))
+        self.alibi_heads = next((attention.heads for attention in attentions if attention.position == "alibi"), 0)
+        self.relative, relative = spec.relative, spec.relative
+        self.bias: nn.Embedding | None = None
+        self.embeddings: nn.Embedding | None = None
+        self.LayerNorm: nn.Module | None = None
+        if isinstance(relative, RelativeBiasSpec):
+            self.bias = nn.Embedding(relative.rows, attentions[0].heads)
+        if isinstance(relative, RelativeEmbeddingsSpec):
+            width = spec.layers[0].hidden_size
+            self.embeddings = nn.Embedding(2 * relative.span, width)
+            self.LayerNorm = None if relative.norm is None else norm_of(relative.norm, width)
+        self.has_table, self.longest = bool(spec.embeddings.positions), longest
+        self.needs_columns = bool(
+            self.rotary or self.alibi_heads or relative is not None or spec.convolution is not None
+        ) or any(attention.window is not None for attention in attentions)
+        self._warned = False
+
+    def forward(self, batch: PackedBatch) -> LayerPositions | None:
+        """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings."""
+        if not (self.rotary or self.alibi_heads or self.relative is not None):
+            return None
+        position_ids, rotary = self._rotary(batch)
+        distance_bias = embeddings = buckets = None
+        length, device = max(batch.max_seqlen, 1), batch.device
+        if self.alibi_heads:
+            distance_bias = self._by_distance(("alibi", self.alibi_heads), length, device, self._alibi).T.contiguous()
+        elif self.bias is not None:
+            rows = self._by_distance(self.relative, length, device, self._bias_rows)
+            distance_bias = F.embedding(rows, self.bias.weight).T.contiguous()
+        elif self.embeddings is not None:
+            buckets = self._by_distance(self.relative, length, device, self._embedding_rows)
+            weight = self.embeddings.weight
+            embeddings = weight if self.LayerNorm is None else self.LayerNorm(weight)
+        return LayerPositions(
+            position_ids=position_ids, rotary=rotary, distance_bias=distance_bias, embeddings=embeddings,
+            buckets=buckets,
+        )  # fmt: skip
+
+    def _rotary(self, batch: PackedBatch) -> tuple[Tensor | None, dict[RotarySpec, Tensor]]:
+        """Return the positions of a batch's tokens as rows of tables, and the tables."""
+        if not self.rotary:
+            return None, {}
+        ids = batch.position_ids
+        if isinstance(batch, PaddedBatch):  # a row per token: a recorded call does not tell the largest position
+            return torch.arange(ids.shape[0], device=ids.device), {
+                spec: rotary_table(spec, ids) for spec in self.rotary
+            }
+        rows = max(self.longest, batch.max_seqlen)
+        if is_readable(ids) and ids.numel():
+            rows = max(rows, int(ids.max()) + 1)
+        elif ids.device.type == "cuda" and not torch.compiler.is_compiling():
+            torch._assert_async((ids < rows).all())  # without a host-device sync
+        make = {spec: lambda count, spec=spec: rotary_table(spec, torch.arange(count)) for spec in self.rotary}
+        return ids, {spec: _ROTARY.get(spec, rows, ids.device, make[spec]) for spec in self.rotary}
+
+    def check_length(self, batch: PackedBatch) -> None:
+        """Warn once of positions beyond those that the model was trained for, where no table ends before them."""
+        if self._warned or self.has_table or not batch.position_ids.numel():
+            return
+        longest = int(batch.position_ids.max()) + 1
+        if longest > self.longest:
+            self._warned = True
+            logger.warning(
+                "a text has %s tokens, but the model was trained for up to max_position_embeddings=%s: its positions go"
+                " on, but results may be worse; truncate the text to stay within them",
+                longest,
+                self.longest,
+            )
+
+    @staticmethod
+    def _by_distance(key: Hashable, length: int, device: torch.device, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `make` computes of the distances of sequences of `length` tokens, (2 x length - 1, ...)."""
+        if torch.compiler.is_compiling() or is_recorded(torch.empty(0, device=device)):
+            return make(_distances(length)).to(device)
+        longest = 1 << max(length - 1, 0).bit_length()  # a few sizes
+        table = _DISTANCES.get(key, 2 * longest - 1, device, lambda count: make(_distances((count + 1) // 2)))
+        middle = table.shape[0] // 2
+        return table[middle - length + 1 : middle + length]
+
+    def _alibi(self, distances: Tensor) -> Tensor:
+        return distances.abs()[:, None] * -alibi_slopes(self.alibi_heads)
+
+    def _bias_rows(self, distances: Tensor) -> Tensor:
+        assert isinstance(self.relative, RelativeBiasSpec)
+        return relative_bias_rows(distances, self.relative)
+
+    def _embedding_rows(self, distances: Tensor) -> Tensor:
+        assert isinstance(self.relative, RelativeEmbeddingsSpec)
+        return relative_embedding_rows(distances, self.relative).int()
