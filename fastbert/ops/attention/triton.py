@@ -48,6 +48,7 @@ class Triton(TritonBackend[AttentionArguments]):
         from fastbert.kernels.attention import launchers
 
         arguments.check_offsets()
+        arguments.check_positions()
         # A compiled graph may lay tensors out in another way than the call that it was traced with.
         reason = _unsupported_strides(arguments)
         if reason is not None:

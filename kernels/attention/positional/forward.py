@@ -46,6 +46,8 @@ def positional_forward(
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid: sequences x heads x tiles of BLOCK up to the longest sequence."""
+    # Tiles without a mask have a loop of their own where the rest of its work does not hide the mask.
+    SPLIT: tl.constexpr = not (CAUSAL or WINDOW or BIAS or POSITION_KEYS or POSITION_QUERIES)
     program = tl.program_id(0)
     first, head, sequence = program % tiles * BLOCK, (program // tiles) % HEADS, program // tiles // HEADS
     begin_q, length_q, begin_k, length_k = locate(cu_seqlens_q_ptr, cu_seqlens_k_ptr, sequence, tokens_q, tokens_k)
@@ -58,7 +60,7 @@ def positional_forward(
             q_ptr, begin_q + first, first, row, row < length_q - first, STRIDE_Q, head, rotary,
             HEAD_DIM, WIDTH, ROTARY, True,
         )  # fmt: skip
-        start, full, end = key_range(first, length_q, length_k, window, CAUSAL, WINDOW, BLOCK)
+        start, full, end = key_range(first, length_q, length_k, window, CAUSAL, WINDOW, SPLIT, BLOCK)
         # The sums are of every eighth probability, so that no threads exchange them in the loop.
         state = (
             tl.zeros((BLOCK, BLOCK_D), tl.float32),
@@ -67,7 +69,7 @@ def positional_forward(
         )
         spans = (begin_k, length_k, first, length_k - length_q, window)
         tables = (position_keys_ptr, position_queries_ptr)
-        if not (CAUSAL or WINDOW):
+        if SPLIT:
             state = _attend(
                 state, qa, qb, k_ptr, v_ptr, start, full, spans, rotary, relative, tables, bias, dropout, head, scale,
                 HEADS, GROUP, STRIDE_K, STRIDE_V, CAUSAL, WINDOW, ROTARY, DROPOUT, BIAS, POSITION_KEYS,

@@ -42,6 +42,8 @@ def positional_keys(
 ):  # fmt: skip
     """Grid: sequences x heads of keys x tiles of BLOCK up to the longest sequence."""
     GROUPS: tl.constexpr = HEADS // GROUP
+    # Tiles without a mask have a loop of their own where the rest of its work does not hide the mask.
+    SPLIT: tl.constexpr = not (CAUSAL or WINDOW or BIAS or POSITION_KEYS or POSITION_QUERIES)
     program = tl.program_id(0)
     first, group, sequence = program % tiles * BLOCK, (program // tiles) % GROUPS, program // tiles // GROUPS
     begin_q, length_q, begin_k, length_k = locate(cu_seqlens_q_ptr, cu_seqlens_k_ptr, sequence, tokens_q, tokens_k)
@@ -55,13 +57,13 @@ def positional_keys(
             k_ptr, begin, first, row, inside, STRIDE_K, group, rotary, HEAD_DIM, WIDTH, ROTARY, True
         )
         v = load_rows(v_ptr, begin, row, inside, STRIDE_V, group, HEAD_DIM, BLOCK_D, True)
-        start, full, end = query_range(first, length_q, length_k, window, CAUSAL, WINDOW, BLOCK)
+        start, full, end = query_range(first, length_q, length_k, window, CAUSAL, WINDOW, SPLIT, BLOCK)
         spans = (begin_q, length_q, length_k, first, window, tokens_q)
         tables = (position_keys_ptr, position_queries_ptr)
         dka, dkb = zero_parts(BLOCK, WIDTH, ROTARY)
         dv = tl.zeros((BLOCK, BLOCK_D), tl.float32)
         for head in range(group * GROUP, group * GROUP + GROUP):
-            if not (CAUSAL or WINDOW):
+            if SPLIT:
                 dka, dkb, dv = _add_queries(
                     dka, dkb, dv, ka, kb, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, start, full, spans, rotary, relative,
                     tables, bias, dropout, dropout_scale, head, scale,

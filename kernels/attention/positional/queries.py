@@ -44,6 +44,8 @@ def positional_queries(
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute delta and dq of a tile of queries; grid as in forward."""
+    # Tiles without a mask have a loop of their own where the rest of its work does not hide the mask.
+    SPLIT: tl.constexpr = not (CAUSAL or WINDOW or BIAS or POSITION_KEYS or POSITION_QUERIES)
     program = tl.program_id(0)
     first, head, sequence = program % tiles * BLOCK, (program // tiles) % HEADS, program // tiles // HEADS
     begin_q, length_q, begin_k, length_k = locate(cu_seqlens_q_ptr, cu_seqlens_k_ptr, sequence, tokens_q, tokens_k)
@@ -62,11 +64,11 @@ def positional_queries(
             q_ptr, begin, first, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, True
         )
         lse = load_statistic(lse_ptr, begin, row, length, head, HEADS, tokens_q, float("inf"))
-        start, full, end = key_range(first, length_q, length_k, window, CAUSAL, WINDOW, BLOCK)
+        start, full, end = key_range(first, length_q, length_k, window, CAUSAL, WINDOW, SPLIT, BLOCK)
         spans = (begin_k, length_k, first, length_k - length_q, window)
         tables = (position_keys_ptr, position_queries_ptr)
         dqa, dqb = zero_parts(BLOCK, WIDTH, ROTARY)
-        if not (CAUSAL or WINDOW):
+        if SPLIT:
             dqa, dqb = _add_keys(
                 dqa, dqb, qa, qb, grad, lse, delta, k_ptr, v_ptr, start, full, spans, rotary, relative, tables, bias,
                 dropout, dropout_scale, head, scale,

@@ -52,9 +52,9 @@ def visible_keys(position, length_k, window, CAUSAL: tl.constexpr, WINDOW: tl.co
 @triton.jit
 def key_range(
     first, length_q, length_k, window,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return, for the tile of queries from `first` on, the first key tile, the first that needs a mask, and the end."""
+    """Return, for the tile of queries from `first` on, the first key tile, the first with a mask, and the end."""
     last = tl.minimum(first + BLOCK, length_q) - 1
     start, full, end = 0, length_k // BLOCK * BLOCK, length_k
     if WINDOW:
@@ -62,7 +62,7 @@ def key_range(
         end = tl.minimum(end, last + (length_k - length_q) + window + 1)
     if CAUSAL:
         end = tl.minimum(end, last + (length_k - length_q) + 1)
-    if WINDOW or CAUSAL:
+    if not SPLIT:
         full = start
     return start, full, end
 
@@ -70,9 +70,9 @@ def key_range(
 @triton.jit
 def query_range(
     first, length_q, length_k, window,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return, for the tile of keys from `first` on, the first query tile, the first that needs a mask, and the end."""
+    """Return, for the tile of keys from `first` on, the first query tile, the first with a mask, and the end."""
     shift = length_k - length_q
     start, full, end = 0, length_q // BLOCK * BLOCK, length_q
     if CAUSAL:
@@ -81,7 +81,7 @@ def query_range(
         start = tl.maximum(first - window - shift, 0) // BLOCK * BLOCK
     if WINDOW:
         end = tl.minimum(end, tl.minimum(first + BLOCK, length_k) - shift + window)
-    if WINDOW or CAUSAL:
+    if not SPLIT:
         full = start
     return start, full, end
 
