@@ -9,6 +9,8 @@ import torch
 
 from fastbert.kernels.attention import launchers
 from fastbert.kernels.attention.inputs import AttentionInputs
+from fastbert.kernels.attention.positional import compile_cases as positional
+from fastbert.kernels.attention.positional.compile_cases import PositionalCase
 from fastbert.kernels.configs.configuration import DTYPES
 
 ARITHMETICS = [("bf16", False), ("fp32", True), ("fp32", False)]
@@ -59,29 +61,32 @@ class AttentionCase:
             launchers.backward_joined(inputs, out, lse, rest, out)
 
 
-def demanding() -> list[AttentionCase]:
+def demanding() -> list[AttentionCase | PositionalCase]:
     """Return the variants that the default configurations tell apart, with the flags that need most registers."""
     half = [
         AttentionCase(head_dim=width, causal=bias, bias=bias, dropout=dropout)
         for width, (bias, dropout) in itertools.product((32, 64, 128), ((False, False), (False, True), (True, True)))
     ]
-    return half + [
+    single = [
         AttentionCase(dtype=dtype, tf32=tf32, head_dim=width, causal=True, bias=True, dropout=True)
         for (dtype, tf32), width in itertools.product(ARITHMETICS[1:], (32, 64, 128))
     ]
+    return [*half, *single, *positional.demanding()]
 
 
-def every() -> list[AttentionCase]:
+def every() -> list[AttentionCase | PositionalCase]:
     """Return all variants."""
     flags = itertools.product((False, True), repeat=3)
-    return [
+    cases = [
         AttentionCase(dtype=dtype, tf32=tf32, head_dim=width, causal=causal, bias=bias, dropout=dropout)
         for (causal, bias, dropout), (dtype, tf32), width in itertools.product(
             flags, [*ARITHMETICS, ("fp16", False)], (32, 64, 96, 128)
         )
     ]
+    return [*cases, *positional.every()]
 
 
-def brief() -> list[AttentionCase]:
+def brief() -> list[AttentionCase | PositionalCase]:
     """Return few variants in which each kernel appears: with most flags, one is left to the others on some GPUs."""
-    return [AttentionCase(causal=True, bias=True, dropout=True), AttentionCase(dropout=True)]
+    cases = [AttentionCase(causal=True, bias=True, dropout=True), AttentionCase(dropout=True)]
+    return [*cases, *positional.brief()]

@@ -7,8 +7,17 @@ from typing import NamedTuple
 from torch import Tensor
 
 
+class TableGradients(NamedTuple):
+    """The gradients of tables by distance that backward computes."""
+
+    distance_bias: bool = False
+    position_keys: bool = False
+    position_queries: bool = False
+
+
 class AttentionInputs(NamedTuple):
-    """The inputs of all launchers: q, k, v (tokens, heads, head_dim) with contiguous heads, int32 offsets."""
+    """The inputs of all launchers: q, k, v (tokens, heads, head_dim) with contiguous heads, int32 offsets. The fields
+    with defaults are as in `fastbert.ops.attention`."""
 
     q: Tensor
     k: Tensor
@@ -28,6 +37,20 @@ class AttentionInputs(NamedTuple):
     bias: Tensor | None
     scale: float
     tf32: bool
+    window: int | None = None
+    rotary: Tensor | None = None
+    rotary_positions: Tensor | None = None
+    distance_bias: Tensor | None = None
+    position_keys: Tensor | None = None
+    position_queries: Tensor | None = None
+    buckets: Tensor | None = None
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether the kernels of `fastbert.kernels.attention.positional` compute the call."""
+        tables = (self.rotary, self.distance_bias, self.position_keys, self.position_queries)
+        shares_heads = self.k.shape[1] != self.q.shape[1]
+        return shares_heads or self.window is not None or any(table is not None for table in tables)
 
     @property
     def sequences(self) -> int:

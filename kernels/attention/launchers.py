@@ -11,9 +11,10 @@ from torch import Tensor
 from fastbert.kernels.attention import library
 from fastbert.kernels.attention.bias import backward_bias
 from fastbert.kernels.attention.heads import backward_heads, forward_heads
-from fastbert.kernels.attention.inputs import AttentionInputs
+from fastbert.kernels.attention.inputs import AttentionInputs, TableGradients
 from fastbert.kernels.attention.long import backward_keys, backward_queries, forward_long
 from fastbert.kernels.attention.medium import backward_medium
+from fastbert.kernels.attention.positional import launchers as positional
 from fastbert.kernels.attention.short import backward_short, forward_short
 from fastbert.kernels.launch import architecture, launch, multiprocessors
 from fastbert.kernels.tuning import tables
@@ -134,6 +135,8 @@ def rest_rows(inputs: AttentionInputs) -> int:
 
     In fp32 nothing is rounded away; the library's kernels know only the output.
     """
+    if inputs.is_positional:
+        return positional.rest_rows(inputs)
     if inputs.q.dtype == torch.float32 or library.is_chosen(inputs, training=True):
         return 0
     recomputed = 32 if _config(inputs, backward_heads.__name__).constants["BLOCK_ROWS"] else 0
@@ -147,6 +150,8 @@ def forward(inputs: AttentionInputs, with_rest: bool = True) -> tuple[Tensor, Te
 
     With `with_rest`, backward follows. Where the library's kernels are chosen, lse is in their units."""
     q = inputs.q
+    if inputs.is_positional:
+        return positional.forward(inputs, with_rest)
     if library.is_chosen(inputs, training=with_rest):
         return *library.forward(inputs), q.new_empty(0, *q.shape[1:])
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -161,18 +166,31 @@ def forward(inputs: AttentionInputs, with_rest: bool = True) -> tuple[Tensor, Te
 
 
 def backward(
-    inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor, bias_gradient: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias; `grad` is contiguous."""
+    inputs: AttentionInputs,
+    out: Tensor,
+    lse: Tensor,
+    rest: Tensor,
+    grad: Tensor,
+    bias_gradient: bool,
+    wanted: TableGradients = TableGradients(),
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of q, k, v, contiguous, of the bias with `bias_gradient`, and those of distance_bias,
+    position_keys and position_queries that are `wanted`; `grad` is contiguous."""
+    if inputs.is_positional:
+        gradients = positional.backward(inputs, out, lse, rest, grad, wanted)
+        return *gradients[:3], None, *gradients[3:]
     if library.is_chosen(inputs, training=True):
-        return *library.backward(inputs, out, lse, grad), None
+        return *library.backward(inputs, out, lse, grad), None, None, None, None
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (inputs.q, inputs.k, inputs.v))
     delta = _backward(inputs, out, lse, rest, grad, (dq, dk, dv), bias_gradient, spacing=1)
-    return dq, dk, dv, _bias_gradient(inputs, grad, lse, delta) if bias_gradient else None
+    bias = _bias_gradient(inputs, grad, lse, delta) if bias_gradient else None
+    return dq, dk, dv, bias, None, None, None
 
 
 def backward_joined(inputs: AttentionInputs, out: Tensor, lse: Tensor, rest: Tensor, grad: Tensor) -> Tensor:
     """Return the gradients of q, k, v of the same tokens as one tensor (tokens, 3, heads, head_dim)."""
+    if inputs.is_positional:
+        return torch.stack(positional.backward(inputs, out, lse, rest, grad)[:3], 1)
     if library.is_chosen(inputs, training=True):
         return torch.stack(library.backward(inputs, out, lse, grad), 1)
     q = inputs.q

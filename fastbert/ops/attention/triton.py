@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments, AttentionGradients, WantedGradients
+from fastbert.ops.attention.rotary import positions_of
 from fastbert.ops.dropout.arguments import quantized_attention
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
@@ -28,8 +29,8 @@ class Triton(TritonBackend[AttentionArguments]):
             return Reason(f"head_dim={arguments.q.shape[2]} is not 32, 64, 96 or 128")
         if not 1e-30 <= arguments.scale <= 1e30:
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
-        if arguments.features:
-            return Reason(f"{arguments.features[0]} has no kernel")
+        if arguments.features and arguments.bias is not None:
+            return Reason(f"bias together with {arguments.features[0]} has no kernel: pass a distance_bias")
         return unsupported_dtype("q", arguments.q) or _unsupported_strides(arguments)
 
     def rest_rows(self, arguments: AttentionArguments) -> int:
@@ -47,6 +48,7 @@ class Triton(TritonBackend[AttentionArguments]):
         from fastbert.kernels.attention import launchers
 
         arguments.check_offsets()
+        arguments.check_positions()
         # A compiled graph may lay tensors out in another way than the call that it was traced with.
         reason = _unsupported_strides(arguments)
         if reason is not None:
@@ -64,8 +66,10 @@ class Triton(TritonBackend[AttentionArguments]):
     ) -> AttentionGradients:
         """Return the gradients of q, k, v, contiguous, and those that are wanted."""
         from fastbert.kernels.attention import launchers
+        from fastbert.kernels.attention.inputs import TableGradients
 
-        return AttentionGradients(*launchers.backward(kernel_inputs(arguments), out, lse, rest, grad, wanted.bias))
+        inputs, tables = kernel_inputs(arguments), TableGradients(*wanted[1:])
+        return AttentionGradients(*launchers.backward(inputs, out, lse, rest, grad, wanted.bias, tables))
 
 
 def _unsupported_strides(arguments: AttentionArguments) -> Reason | None:
@@ -103,4 +107,19 @@ def kernel_inputs(arguments: AttentionArguments) -> AttentionInputs:
         bias=arguments.bias,
         scale=arguments.scale,
         tf32=arguments.tf32,
+        window=arguments.window,
+        rotary=arguments.rotary,
+        rotary_positions=_rotary_positions(arguments),
+        distance_bias=arguments.distance_bias,
+        position_keys=arguments.position_keys,
+        position_queries=arguments.position_queries,
+        buckets=None if arguments.position_keys is arguments.position_queries is None else arguments.buckets,
     )
+
+
+def _rotary_positions(arguments: AttentionArguments) -> Tensor | None:
+    """Return the tokens' positions where kernels cannot tell them: offsets of keys may differ from those of queries."""
+    same = arguments.cu_seqlens_k is arguments.cu_seqlens_q
+    if arguments.rotary is None or arguments.rotary_positions is not None or same:
+        return arguments.rotary_positions
+    return positions_of(arguments.cu_seqlens_q, arguments.q.shape[0])

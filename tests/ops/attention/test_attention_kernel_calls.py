@@ -1,12 +1,9 @@
 """The Triton attention as it is called: views, compiled and captured, what it writes, and what the host reads."""
 
-import math
-
 import pytest
 import torch
 from attention_kernels import DEVICE, GPU, Inputs, offsets
-from guards import Guarded
-from torch.utils._python_dispatch import TorchDispatchMode
+from guards import GuardingTorch, NoReading
 
 from fastbert import ops, use_backend
 from fastbert.ops import reference
@@ -82,24 +79,6 @@ def test_compiles_without_a_break_and_once_for_all_token_counts(seed) -> None:
     assert len(graphs) == 1, f"{len(graphs)} graphs for four batches"
 
 
-class GuardingTorch:
-    """torch for a launcher: what it allocates is NaN, and lies in memory that is NaN all round."""
-
-    def __init__(self) -> None:
-        self.allocated: list[Guarded] = []
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-    def empty(self, *shape, dtype, device):
-        size = shape[0] if isinstance(shape[0], torch.Size) else shape
-        self.allocated.append(Guarded(torch.full(size, math.nan, dtype=dtype, device=device), device))
-        return self.allocated[-1].tensor
-
-    def empty_like(self, x):
-        return self.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
 @pytest.mark.parametrize(
     "lengths",
     [[1, 16, 3], [31, 17], [64, 33, 5], [127, 65], [129, 1], [257, 1]],
@@ -116,14 +95,6 @@ def test_every_output_is_written_and_nothing_beside_it(lengths, seed, monkeypatc
         item.check()
         assert item.tensor.dim() == 1 or not item.tensor.isnan().any()
     assert not any(x.isnan().any() for x in actual)
-
-
-class NoReading(TorchDispatchMode):
-    """Fails where a value goes from a tensor to the host, for which the host would wait on a GPU."""
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        assert function is not torch.ops.aten._local_scalar_dense.default, "the host reads a value of a tensor"
-        return function(*arguments, **(keywords or {}))
 
 
 def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

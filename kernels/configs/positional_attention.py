@@ -1,0 +1,44 @@
+"""The default configurations of the positional attention kernels, chosen by registers and shared memory of compiled
+code. Classes with `-masked` have relative positions.
+"""
+
+from __future__ import annotations
+
+from fastbert.kernels.configs.configuration import Config, Table
+
+
+def _tile(block: int, num_warps: int, num_stages: int = 1, max_registers: int = 0) -> Config:
+    constants = {"BLOCK": block}
+    return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
+
+
+_BUCKETS = {
+    f"{kind}-{width}": Config(constants={"CHUNK": 32}, num_warps=4)
+    for kind in ("half", "tf32", "ieee")
+    for width in (32, 64, 128)
+}
+_COMPILED: Table = {
+    kernel: {
+        "half-32": _tile(64, 4),
+        "half-64": _tile(64, 4),
+        "half-128": _tile(64, 8),
+        "tf32-32": _tile(32, 4),
+        "tf32-64": _tile(32, 4),
+        "tf32-128": _tile(32, 8),
+        "ieee-32": _tile(32, 4),
+        "ieee-64": _tile(32, 8),
+        "ieee-128": _tile(32, 8),
+    }
+    for kernel in ("positional_forward", "positional_queries", "positional_keys", "positional_tables")
+} | {"positional_buckets": _BUCKETS}
+# Small tiles, so that small tests have several of them.
+_INTERPRETER: Table = {
+    kernel: {f"{kind}-{width}": _tile(32, 4) for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
+    for kernel in ("positional_forward", "positional_queries", "positional_keys", "positional_tables")
+} | {"positional_buckets": _BUCKETS}
+TABLES: dict[str, Table] = {
+    **dict.fromkeys(("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942"), _COMPILED),
+    "interpreter": _INTERPRETER,
+}
+# The sizes that the kernels are written for.
+SIZES: dict[str, tuple[int, ...]] = {"BLOCK": (32, 64, 128), "CHUNK": (16, 32)}
