@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
