@@ -338,8 +338,8 @@ def attention_backward(
     dbias: int,
     dpositions: tuple[int, int, int] = (0, 0, 0),
 ) -> bool:
-    """Write the gradients of q, k, v, with strides like q; dbias is 0 for none, else zeros, and so are those of the bias
-    by distance and of the tables of relative positions, fp32. Return False as above."""
+    """Write the gradients of q, k, v, with strides like q; dbias is 0 for none, else zeros, and so are those of the
+    bias by distance and of the tables of relative positions, fp32. Return False as above."""
 
 # bindings/gemm.cpp
 
@@ -586,6 +586,23 @@ def find_bad_id(ids: int, stride: int, wide: bool, count: int, below: int, /) ->
     """Return the index of the first id outside 0..below - 1, or their number."""
 
 # bindings/encoder_layer.cpp
+
+def general_layer(
+    *,
+    x: tuple[int, str, int],
+    tokens: int,
+    weights: tuple[PrepackedWeight, ...],
+    vectors: list[tuple[int, int, str]],
+    attention: AttentionArguments,
+    eps: tuple[float, float],
+    activation: str,
+    pre_norm: bool,
+    rms: bool,
+    rows: tuple[int, int] | None,
+    y: int,
+    y_dtype: str,
+) -> None:
+    """Compute a layer that is not BERT's; `vectors` are as in `encoder_layer`, absent ones of 0 elements."""
 
 def encoder_layer(
     *,

@@ -2,11 +2,14 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "bindings/activations.h"
+#include "bindings/attention_arguments.h"
 #include "bindings/layer_arguments.h"
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
@@ -66,6 +69,11 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
         check_rows(selected_rows, tokens);
     }
     const std::vector<float> values = joined_vectors(vectors);
+    AttentionCall attention;
+    attention.heads = heads;
+    attention.dim = width / heads;
+    attention.causal = causal;
+    attention.scale = 1.0F / std::sqrt(static_cast<float>(attention.dim));
     const LayerCall call{reinterpret_cast<const void*>(x),
                          dtype_of(x_dtype),
                          x_stride,
@@ -76,17 +84,79 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
                          outputs,
                          offsets.data(),
                          sequences,
-                         heads,
+                         attention,
                          eps,
-                         tanh,
-                         causal};
+                         eps,
+                         tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu};
     py::gil_scoped_release release;
     const LayerVectors layer_vectors = layer_vectors_in(values, width, weights[2]->columns);
     encoder_layer(call, layer_weights, layer_vectors);
 }
 
+// A layer that is not BERT's: positions and grouped heads in attention, gated networks, norms in front, absent vectors.
+// q, k and v of `attention` are not read.
+void call_general_layer(const Matrix& x, std::size_t tokens, const std::array<const PrepackedWeight*, 4>& weights,
+                        const std::vector<LayerVector>& vectors, const AttentionArguments& attention,
+                        const std::pair<float, float>& eps, const std::string& activation, bool pre_norm, bool rms,
+                        const std::optional<std::pair<Address, std::size_t>>& rows, Address y,
+                        const std::string& y_dtype) {
+    const LayerWeights layer_weights{weights[0], weights[1], weights[2], weights[3]};
+    const std::size_t width = weights[1]->columns;
+    require(attention.group > 0 && attention.heads % attention.group == 0 && attention.dim > 0 &&
+                attention.dim <= kMaxHeadDim,
+            "the layer's heads do not fit its kernels");
+    const std::size_t queries = attention.heads * attention.dim;
+    check_general_layer(layer_weights, vectors, width, queries, queries / attention.group);
+    const auto [kind, gate] = activation_of(activation);
+    using enum Epilogue::Activation;
+    require(weights[2]->gated_width ? kind == gated : kind == gelu || kind == gelu_tanh,
+            "activation " + activation + " does not fit the layer's network");
+    require(pre_norm || (!rms && std::get<1>(vectors[4]) && std::get<1>(vectors[8])),
+            "norms behind the sub-layers are LayerNorms, and both present");
+    require(std::get<1>(vectors[8]) > 0, "the norm of the network is absent");
+    const auto& [x_address, x_dtype, x_stride] = x;
+    const std::size_t outputs = rows ? rows->second : tokens;
+    if ((tokens && !x_address) || (outputs && (!y || (rows && !rows->first))))
+        throw py::value_error("a tensor's memory was given back");
+    const CheckedAttention checked(attention);
+    if (!checked.fits()) {
+        const auto* data = reinterpret_cast<const std::int32_t*>(attention.cu_seqlens_q);
+        check_offsets({data, data + attention.sequences + 1}, attention.sequences, tokens);
+        throw py::value_error("a sequence is longer than max_seqlen");
+    }
+    std::vector<std::int64_t> selected_rows;
+    if (rows && outputs) {
+        const auto* indices = reinterpret_cast<const std::int64_t*>(rows->first);
+        selected_rows.assign(indices, indices + outputs);
+        check_rows(selected_rows, tokens);
+    }
+    const std::vector<float> values = joined_vectors(vectors);
+    LayerCall call{reinterpret_cast<const void*>(x_address),
+                   dtype_of(x_dtype),
+                   x_stride,
+                   reinterpret_cast<void*>(y),
+                   dtype_of(y_dtype),
+                   tokens,
+                   rows ? selected_rows.data() : nullptr,
+                   outputs,
+                   checked.offsets_q.data(),
+                   attention.sequences,
+                   checked.call,
+                   eps.first,
+                   eps.second,
+                   kind,
+                   gate,
+                   pre_norm,
+                   rms};
+    py::gil_scoped_release release;
+    encoder_layer(call, layer_weights, general_vectors_in(vectors, values));
+}
+
 const Registration registration{
     "encoder_layer", [](py::module_& module) {
+        module.def("general_layer", &call_general_layer, py::kw_only(), py::arg("x"), py::arg("tokens"),
+                   py::arg("weights"), py::arg("vectors"), py::arg("attention"), py::arg("eps"), py::arg("activation"),
+                   py::arg("pre_norm"), py::arg("rms"), py::arg("rows"), py::arg("y"), py::arg("y_dtype"));
         module.def("encoder_layer", &call_encoder_layer, py::kw_only(), py::arg("x"), py::arg("x_dtype"),
                    py::arg("x_stride"), py::arg("tokens"), py::arg("width"), py::arg("weights"), py::arg("vectors"),
                    py::arg("cu_seqlens"), py::arg("sequences"), py::arg("heads"), py::arg("eps"), py::arg("tanh"),

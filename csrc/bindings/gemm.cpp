@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/activations.h"
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/gemm/gemm.h"
@@ -29,25 +30,6 @@ Element element_of(const std::string& name) {
 
 const char* name_of(Element element) {
     return element == Element::bf16 ? "bf16" : element == Element::int8 ? "int8" : "fp32";
-}
-
-// Activations by name, with the gate of gated ones.
-std::pair<Epilogue::Activation, Activation> activation_of(const std::optional<std::string>& name) {
-    using enum Epilogue::Activation;
-    if (!name) return {none, {}};
-    for (const auto& [known, gate] :
-         {std::pair{"geglu", Activation::gelu}, std::pair{"geglu_tanh", Activation::gelu_tanh},
-          std::pair{"reglu", Activation::relu}, std::pair{"swiglu", Activation::silu}}) {
-        if (*name == known) return {gated, gate};
-        if (*name == std::string(known) + "_gradient") return {gated_gradient, gate};
-    }
-    for (const auto& [known, activation] : {std::pair{"gelu", gelu}, std::pair{"gelu_tanh", gelu_tanh},
-                                            std::pair{"gelu_gradient", gelu_gradient},
-                                            std::pair{"gelu_tanh_gradient", gelu_tanh_gradient}}) {
-        if (*name == known) return {activation, {}};
-    }
-    throw py::value_error(
-        "activation must be gelu, gelu_tanh, geglu, geglu_tanh, reglu, swiglu or the gradient of one, not " + *name);
 }
 
 // Require rows of `width` elements whose offsets fit into 64 bits.

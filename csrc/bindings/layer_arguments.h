@@ -38,6 +38,47 @@ inline std::vector<float> joined_vectors(const std::vector<LayerVector>& vectors
     return values;
 }
 
+// What a layer other than BERT's lacks is an empty vector. `heads` are those of queries, keys and values together.
+inline void check_general_layer(const LayerWeights& layer, const std::vector<LayerVector>& vectors, std::size_t width,
+                                std::size_t queries, std::size_t keys) {
+    const std::size_t gated = layer.intermediate->gated_width;
+    const std::size_t inner = gated ? gated : layer.intermediate->columns, first = gated ? 2 * gated : inner;
+    const std::array<std::array<std::size_t, 2>, 4> expected = {
+        {{queries + 2 * keys, width}, {width, queries}, {layer.intermediate->columns, width}, {width, inner}}};
+    const std::array<const PrepackedWeight*, 4> weights = {layer.projections, layer.attention_output,
+                                                           layer.intermediate, layer.output};
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        const bool fits = weights[i]->columns == expected[i][0] && weights[i]->depth == expected[i][1];
+        require(fits && weights[i]->element == layer.projections->element && (i == 2 || !weights[i]->gated_width),
+                "weight " + std::to_string(i) + " of the layer is " + std::to_string(weights[i]->columns) + " x " +
+                    std::to_string(weights[i]->depth) + ": it must be " + std::to_string(expected[i][0]) + " x " +
+                    std::to_string(expected[i][1]));
+    }
+    const std::array<std::size_t, 10> sizes = {queries, keys, keys, width, width, width, first, width, width, width};
+    require(vectors.size() == sizes.size(), "a layer has ten vectors");
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const std::size_t count = std::get<1>(vectors[i]);
+        require(count == 0 || count == sizes[i], "vector " + std::to_string(i) + " of the layer has " +
+                                                     std::to_string(count) + " elements: it must have none or " +
+                                                     std::to_string(sizes[i]));
+    }
+    const bool biased = std::get<1>(vectors[0]) > 0;
+    require((std::get<1>(vectors[1]) > 0) == biased && (std::get<1>(vectors[2]) > 0) == biased,
+            "the projections of a layer have a bias each, or none");
+}
+
+// The vectors of such a layer in the memory of `joined_vectors`.
+inline LayerVectors general_vectors_in(const std::vector<LayerVector>& vectors, const std::vector<float>& values) {
+    std::array<const float*, 10> parts{};
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+        const std::size_t count = std::get<1>(vectors[i]);
+        parts[i] = count ? values.data() + begin : nullptr;
+        begin += count;
+    }
+    return {parts[0], parts[3], parts[4], parts[5], parts[6], parts[7], parts[8], parts[9]};
+}
+
 inline void check_layer(const LayerWeights& layer, const std::vector<LayerVector>& vectors, std::size_t heads) {
     const std::size_t width = layer.attention_output->columns, inner = layer.intermediate->columns;
     const Element element = layer.projections->element;

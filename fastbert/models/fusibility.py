@@ -58,7 +58,7 @@ def project_without_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor |
     """Return a linear layer's matmul of x (rows, in), and the bias that the caller must add; None if it is included."""
     if is_plain(module):
         return linear(x, module.weight), module.bias
-    return module(x), None
+    return (linear(x, module.weight) if is_plain_without_bias(module) else module(x)), None
 
 
 def is_plain_without_bias(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -6,7 +6,7 @@ composed of single operations, and modules that are not plain run their own forw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,25 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fastbert.errors import UserError
-from fastbert.models.fusibility import project, project_without_bias
+from fastbert.models.fusibility import (
+    is_plain,
+    is_plain_without_bias,
+    project,
+    project_without_bias,
+    runs_as_written,
+)
 from fastbert.models.keyed import KeyedBatch, KeyedLayerBatch
+from fastbert.models.norm import Norm
 from fastbert.models.padded import PaddedBatch, padded_attention
+from fastbert.models.position_tables import project_table
 from fastbert.models.similarity import PackedAttention
 from fastbert.ops.attention.op import attention
 from fastbert.ops.autocast import matmul_dtype
-from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.dispatch import needs_backward, preferred_backend
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.dropout.op import dropout
+from fastbert.ops.encoder_layer import native_general
 from fastbert.ops.encoder_layer import op as encoder_layer
 from fastbert.ops.encoder_layer.arguments import (
     EncoderLayerArguments,
@@ -37,6 +46,7 @@ from fastbert.ops.encoder_layer.composition import activate
 from fastbert.ops.encoder_layer.native import unsupported_layer
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.kernel_failures import retried
+from fastbert.ops.native import buffers
 from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
@@ -134,6 +144,53 @@ def is_native(
     return unsupported_layer(parameters, spec, tokens, dtype, int8=int8 and not trains) is None
 
 
+def is_plain_part(module: nn.Module) -> bool:
+    """Return whether a linear layer or a norm is nothing but its parameters, of which the bias may be absent."""
+    return is_plain(module) or is_plain_without_bias(module) or runs_as_written(module, Norm)
+
+
+def is_native_spec(spec: LayerSpec, tokens: int, dtype: torch.dtype) -> bool:
+    """Return whether `native_layer` computes a plain layer of a spec, of so many tokens in matmuls of `dtype`."""
+    if preferred_backend("encoder_layer", CPU) != "native" or native_general.unsupported_spec(spec) is not None:
+        return False
+    return native_general.prefers_kernels(spec, tokens, dtype)
+
+
+def native_layer(
+    parts: Mapping[str, nn.Module],
+    x: Tensor,
+    spec: LayerSpec,
+    batch: LayerBatch,
+    *,
+    int8: bool = False,
+    tables: Callable[[], tuple[Tensor | None, Tensor | None]],
+) -> Tensor | None:
+    """Compute a layer of x (tokens, hidden_size) as one call of the CPU's kernels, for inference; None where they do
+    not: in training, with dropout, while a compiler traces, or for a spec that they lack.
+
+    `parts` are plain modules by the names of `LayerParameters`; `tables` returns keys and queries of relative
+    positions.
+    """
+    if isinstance(batch, PaddedLayerBatch | KeyedLayerBatch) or batch.drops or batch.inner_p or x.device != CPU:
+        return None
+    parameters: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        for kind, parameter in part._parameters.items():
+            if parameter is not None:
+                parameters[name if kind == "weight" else f"{name}_bias"] = parameter
+    tensors = (x, *parameters.values())
+    sources = () if batch.positions is None else (*batch.positions.sources, batch.positions.distance_bias)
+    if not buffers.direct(*tensors, batch.cu_seqlens, batch.token_indices) or needs_backward(*tensors, *sources):
+        return None
+    if preferred_backend("encoder_layer", CPU) != "native":
+        return None
+    dtype = matmul_dtype(x)
+    if native_general.unsupported(parameters, spec, x, dtype, int8=int8) is not None:
+        return None
+    positions = native_general.PositionTables(*(None if table is None else table.to(dtype) for table in tables()))
+    return native_general.infer(x, parameters, spec, batch, dtype, int8=int8, tables=positions)
+
+
 class ModuleLayer:
     """A `ComposableLayer` over modules, by the names of `LayerParameters`.
 
@@ -156,6 +213,8 @@ class ModuleLayer:
         """`activation` replaces the spec's; `inner_p` is the probability of torch.nn's dropout behind it; `memory`
         (tokens, width) has the keys and values, None: what the layer normalises or reads."""
         self.spec, self.modules, self.batch, self.index = spec, modules, batch, index
+        # Without the projections of relative positions.
+        self.layer_parts = {name: module for name, module in modules.items() if not name.startswith("position_")}
         self.is_plain_norm, self.activation, self.inner_p = is_plain_norm, activation, inner_p
         self.similarity, self.memory = similarity, memory
 
@@ -190,11 +249,15 @@ class ModuleLayer:
         if attention.position != "disentangled" or positions is None or positions.embeddings is None:
             return None, None
         embeddings = positions.embeddings
-        embeddings = dropout(embeddings, self._position_dropout(len(embeddings)))
+        token_dropout = self._position_dropout(len(embeddings))
+        embeddings = dropout(embeddings, token_dropout)
         prefix = "" if attention.shares_position_projections else "position_"
         wanted = {"key": attention.position_keys, "query": attention.position_queries}
+        sources = positions.sources if token_dropout is None else ()
         keys, queries = (
-            project(self.modules[prefix + name], embeddings).unflatten(-1, (-1, attention.head_dim)) if want else None
+            project_table(self.modules[prefix + name], embeddings, sources).unflatten(-1, (-1, attention.head_dim))
+            if want
+            else None
             for name, want in wanted.items()
         )
         return keys, queries

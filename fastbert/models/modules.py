@@ -26,7 +26,15 @@ from fastbert.models.fusibility import (
     project_without_bias,
     runs_as_written,
 )
-from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, saving_matmuls
+from fastbert.models.layers import (
+    ModuleLayer,
+    fused_layer,
+    is_native,
+    is_native_spec,
+    layer_parameters,
+    native_layer,
+    saving_matmuls,
+)
 from fastbert.models.norm import Norm, is_plain_norm, norm_of
 from fastbert.models.pre_norm import PreNormLayer
 from fastbert.models.self_attention import SelfAttention
@@ -170,6 +178,12 @@ class Layer(nn.Module):
             if fused is not None:
                 return fused
         layer = ComposedLayer(self, spec, batch, index, memory)
+        if modules is not None and memory is None and parameters is None:
+            int8 = self.quantization == "int8"
+            parts = self.named_parts(modules)
+            native = native_layer(parts, x, spec, batch, int8=int8, tables=layer.position_tables)
+            if native is not None:
+                return native
         if recompute:
             return checkpoint(
                 compose_layer, x, layer, batch, index, use_reentrant=False, preserve_rng_state=False,
@@ -179,11 +193,19 @@ class Layer(nn.Module):
 
     def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
         """Return whether the CPU's kernels compute this layer of so many tokens, in matmuls of `dtype`."""
-        parameters = self.fusible_parameters()
+        parameters = self.fusible_parameters() if self.spec.unfused is None else None
         if parameters is None:
-            return False
+            plain = self.spec.unfused is not None and self.plain_modules() is not None
+            return plain and not torch.is_grad_enabled() and is_native_spec(self.spec, tokens, dtype)
         trains = torch.is_grad_enabled() or (self.training and self.drops)
         return is_native(parameters, self.spec, tokens, dtype, int8=self.quantization == "int8", trains=trains)
+
+    @staticmethod
+    def named_parts(modules: tuple[tuple[nn.Module, ...], tuple[Any, Any]]) -> dict[str, nn.Module]:
+        """Return what `plain_modules` returns by the names of `LayerParameters`."""
+        names = ("query", "key", "value", "attention_output", "intermediate", "output")
+        norms = zip(("attention_norm", "output_norm"), modules[1], strict=True)
+        return dict(zip(names, modules[0], strict=True)) | dict(norms)
 
     def fusible_parameters(self) -> LayerParameters | None:
         """Return the layer's parameters if they alone decide what it computes, and no bias is absent: no hooks,

@@ -131,6 +131,7 @@ class Positions(nn.Module):
             return None
         position_ids, rotary = self._rotary(batch)
         distance_bias = embeddings = buckets = None
+        sources: tuple[Tensor, ...] = ()
         length, device = max(batch.max_seqlen, 1), batch.device
         if self.alibi_heads:
             distance_bias = self._by_distance(("alibi", self.alibi_heads), length, device, self._alibi).T.contiguous()
@@ -141,9 +142,10 @@ class Positions(nn.Module):
             buckets = self._by_distance(self.relative, length, device, self._embedding_rows)
             weight = self.embeddings.weight
             embeddings = weight if self.LayerNorm is None else self.LayerNorm(weight)
+            sources = tuple(self.parameters())
         return LayerPositions(
             position_ids=position_ids, rotary=rotary, distance_bias=distance_bias, embeddings=embeddings,
-            buckets=buckets,
+            buckets=buckets, sources=sources,
         )  # fmt: skip
 
     def _rotary(self, batch: PackedBatch) -> tuple[Tensor | None, dict[RotarySpec, Tensor]]:

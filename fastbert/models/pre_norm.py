@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fastbert.errors import UserError
 from fastbert.models.base import Quantization
-from fastbert.models.layers import ModuleLayer, saving_matmuls
+from fastbert.models.fusibility import has_hooks
+from fastbert.models.layers import ModuleLayer, is_native_spec, is_plain_part, native_layer, saving_matmuls
 from fastbert.models.norm import is_plain_norm, norm_of
 from fastbert.models.self_attention import SelfAttention
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -89,8 +90,13 @@ class PreNormLayer(nn.Module):
         """
         if memory is not None:
             raise UserError("a pre-LN layer cannot be repeated with keys and values of other states")
-        index = self.index if index is None else index
-        layer = composed(self, self.spec if spec is None else spec, batch, index)
+        index, spec = self.index if index is None else index, self.spec if spec is None else spec
+        layer = composed(self, spec, batch, index)
+        if self.is_plain():
+            int8 = self.quantization == "int8"
+            native = native_layer(layer.layer_parts, x, spec, batch, int8=int8, tables=layer.position_tables)
+            if native is not None:
+                return native
         if recompute:
             return checkpoint(
                 compose_layer, x, layer, batch, index, use_reentrant=False, preserve_rng_state=False,
@@ -99,9 +105,13 @@ class PreNormLayer(nn.Module):
         return compose_layer(x, layer, batch, index)
 
     def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
-        """Return False: no CPU kernel computes the layer as one operation."""
-        del tokens, dtype
-        return False
+        """Return whether the CPU's kernels compute this layer of so many tokens, in inference in matmuls of `dtype`."""
+        return not torch.is_grad_enabled() and self.is_plain() and is_native_spec(self.spec, tokens, dtype)
+
+    def is_plain(self) -> bool:
+        """Return whether the layer's parameters alone decide what it computes: no hooks, adapters, replaced modules."""
+        containers = (self.attention, self.attention.self, self.attention.output, self.intermediate, self.output)
+        return not any(map(has_hooks, containers)) and all(map(is_plain_part, self.named_parts().values()))
 
     def named_parts(self) -> dict[str, nn.Module]:
         """Return the layer's linear layers and norms by the names of `LayerParameters`."""

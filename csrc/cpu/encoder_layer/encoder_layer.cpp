@@ -1,12 +1,12 @@
 #include "cpu/encoder_layer/encoder_layer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "cpu/runtime/arena.h"
 #include "cpu/attention/attention.h"
 #include "cpu/gemm/quantize.h"
+#include "cpu/rowwise/rowwise.h"
 
 namespace fastbert {
 namespace {
@@ -33,26 +33,38 @@ private:
     std::size_t used_ = 0;
 };
 
+// Outputs of a network's first half, gates multiplied.
+std::size_t inner_width_of(const LayerWeights& weights) {
+    return weights.intermediate->gated_width ? weights.intermediate->gated_width : weights.intermediate->columns;
+}
+
 struct Buffers {
     std::byte *projections, *context, *attended, *inner;
+    std::byte* normed = nullptr;  // what a norm in front of attention or of the network returns
     std::byte *selected_context = nullptr, *selected_x = nullptr;  // rows of the selected tokens
     std::int8_t* integers = nullptr;
     float* scales = nullptr;
 
     Buffers(ScratchLayout& layout, const LayerCall& call, const LayerWeights& weights) {
         const std::size_t size = size_of(call.y_dtype), width = weights.attention_output->columns;
-        const std::size_t inner_width = weights.intermediate->columns, chunk = std::min(call.outputs, kChunk);
-        projections = layout.allocate(call.tokens * 3 * width * size);
-        context = layout.allocate(call.tokens * width * size);
+        const std::size_t inner_width = inner_width_of(weights), chunk = std::min(call.outputs, kChunk);
+        const std::size_t heads_width = weights.attention_output->depth;
+        projections = layout.allocate(call.tokens * weights.projections->columns * size);
+        context = layout.allocate(call.tokens * heads_width * size);
+        if (call.pre_norm) {
+            const std::size_t element = std::max(size, size_of(call.x_dtype));
+            normed = layout.allocate(std::max(call.tokens, chunk) * width * element);
+        }
         attended = layout.allocate(call.outputs * width * size);
         inner = layout.allocate(chunk * inner_width * size);
         if (call.rows) {
-            selected_context = layout.allocate(call.outputs * width * size);
+            selected_context = layout.allocate(call.outputs * heads_width * size);
             selected_x = layout.allocate(call.outputs * width * size_of(call.x_dtype));
         }
         if (weights.projections->element != Element::int8) return;
         const std::size_t longest = std::max(call.tokens, call.outputs);
-        integers = reinterpret_cast<std::int8_t*>(layout.allocate(std::max(longest * width, chunk * inner_width)));
+        integers = reinterpret_cast<std::int8_t*>(
+            layout.allocate(std::max(longest * std::max(width, heads_width), chunk * inner_width)));
         scales = reinterpret_cast<float*>(layout.allocate(longest * sizeof(float)));
     }
 };
@@ -93,29 +105,40 @@ GemmCall gemm_into(void* out, std::size_t stride, Dtype dtype, const float* bias
     return call;
 }
 
-GemmCall& add_residual_norm(GemmCall& call, const Rows& residual, const float* weight, const float* bias, float eps) {
+void add_residual(GemmCall& call, const Rows& residual) {
     call.epilogue.residual = residual.data;
     call.epilogue.residual_stride = residual.stride;
     call.epilogue.residual_dtype = residual.dtype;
-    call.norm = {weight, bias, eps};
-    return call;
 }
 
-void run_attention(const LayerCall& call, const Buffers& buffers, std::size_t width) {
-    AttentionCall attention_call;
-    const std::size_t size = size_of(call.y_dtype), dim = width / call.heads;
-    attention_call.q = {buffers.projections, 3 * width, dim};
-    attention_call.k = {buffers.projections + width * size, 3 * width, dim};
-    attention_call.v = {buffers.projections + 2 * width * size, 3 * width, dim};
+void run_attention(const LayerCall& call, const LayerWeights& weights, const Buffers& buffers) {
+    AttentionCall attention_call = call.attention;
+    const std::size_t size = size_of(call.y_dtype), dim = attention_call.dim;
+    const std::size_t stride = weights.projections->columns, queries = attention_call.heads * dim;
+    const std::size_t keys = queries / attention_call.group;
+    attention_call.q = {buffers.projections, stride, dim};
+    attention_call.k = {buffers.projections + queries * size, stride, dim};
+    attention_call.v = {buffers.projections + (queries + keys) * size, stride, dim};
     attention_call.dtype = call.y_dtype;
-    attention_call.heads = call.heads;
-    attention_call.dim = dim;
     attention_call.cu_seqlens_q = attention_call.cu_seqlens_k = call.cu_seqlens;
     attention_call.sequences = call.sequences;
-    attention_call.causal = call.causal;
-    attention_call.scale = 1.0F / std::sqrt(static_cast<float>(dim));
     attention_call.out = buffers.context;
     attention(attention_call);
+}
+
+// The norm of x in the buffer for it; x itself without a norm in front.
+Rows norm_rows(const Rows& x, const LayerCall& call, const float* weight, const float* bias, float eps,
+               std::size_t width, const Buffers& buffers) {
+    if (!call.pre_norm || !weight) return x;
+    LayerNormCall norm;
+    norm.rows = x.count;
+    norm.width = width;
+    norm.dtype = x.dtype;
+    norm.x = {x.data, static_cast<std::ptrdiff_t>(x.stride)};
+    norm.norm = {{weight, Dtype::fp32}, {bias, Dtype::fp32}, eps, call.rms};
+    norm.y = buffers.normed;
+    layer_norm(norm);
+    return {buffers.normed, x.dtype, width, x.count};
 }
 
 // Gather the selected rows into `memory`; return `from` if all are selected.
@@ -137,30 +160,40 @@ void encoder_layer(const LayerCall& call, const LayerWeights& weights, const Lay
     Buffers(sizing, call, weights);
     ScratchLayout layout(arena(sizing.used()));
     const Buffers buffers(layout, call, weights);
-    const std::size_t width = weights.attention_output->columns, inner_width = weights.intermediate->columns;
+    const std::size_t width = weights.attention_output->columns, inner_width = inner_width_of(weights);
+    const std::size_t heads_width = weights.attention_output->depth;
     const Dtype dtype = call.y_dtype;
 
     const Rows x{call.x, call.x_dtype, call.x_stride, call.tokens};
-    multiply(x, *weights.projections, gemm_into(buffers.projections, 3 * width, dtype, vectors.projections), buffers);
-    run_attention(call, buffers, width);
+    const Rows source =
+        norm_rows(x, call, vectors.attention_norm, vectors.attention_norm_bias, call.attention_eps, width, buffers);
+    multiply(source, *weights.projections,
+             gemm_into(buffers.projections, weights.projections->columns, dtype, vectors.projections), buffers);
+    run_attention(call, weights, buffers);
 
     const Rows context =
-        select_rows({buffers.context, dtype, width, call.tokens}, call, width, buffers.selected_context);
+        select_rows({buffers.context, dtype, heads_width, call.tokens}, call, heads_width, buffers.selected_context);
     const Rows residual = select_rows(x, call, width, buffers.selected_x);
     GemmCall output = gemm_into(buffers.attended, width, dtype, vectors.attention_output);
-    add_residual_norm(output, residual, vectors.attention_norm, vectors.attention_norm_bias, call.eps);
+    add_residual(output, residual);
+    if (!call.pre_norm) output.norm = {vectors.attention_norm, vectors.attention_norm_bias, call.attention_eps};
     multiply(context, *weights.attention_output, output, buffers);
 
     const Rows attended{buffers.attended, dtype, width, call.outputs};
     for (std::size_t first = 0; first < call.outputs; first += kChunk) {
         const Rows rows = attended.from(first, std::min(kChunk, call.outputs - first));
+        const Rows network =
+            norm_rows(rows, call, vectors.output_norm, vectors.output_norm_bias, call.output_eps, width, buffers);
         GemmCall intermediate = gemm_into(buffers.inner, inner_width, dtype, vectors.intermediate);
-        intermediate.epilogue.activation = call.tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
-        multiply(rows, *weights.intermediate, intermediate, buffers);
+        intermediate.epilogue.activation = call.activation;
+        intermediate.epilogue.gate = call.gate;
+        intermediate.epilogue.gated_width = weights.intermediate->gated_width;
+        multiply(network, *weights.intermediate, intermediate, buffers);
 
         auto* out = static_cast<std::byte*>(call.y) + first * width * size_of(dtype);
         GemmCall output_call = gemm_into(out, width, dtype, vectors.output);
-        add_residual_norm(output_call, rows, vectors.output_norm, vectors.output_norm_bias, call.eps);
+        add_residual(output_call, rows);
+        if (!call.pre_norm) output_call.norm = {vectors.output_norm, vectors.output_norm_bias, call.output_eps};
         multiply({buffers.inner, dtype, inner_width, rows.count}, *weights.output, output_call, buffers);
     }
     release_large_arena();

@@ -6,12 +6,13 @@
 #include <cstdint>
 
 #include "cpu/simd/bfloat16.h"
+#include "cpu/attention/attention.h"
 #include "cpu/gemm/gemm.h"
 
 namespace fastbert {
 
-// Biases and LayerNorm weights, fp32 (width,); the concatenated projection biases (3 width,), the intermediate bias
-// (inner,).
+// Biases and norm weights, fp32 (width,); the concatenated projection biases (of queries, keys and values), the
+// intermediate bias (of a gated network both halves). Those that a layer lacks are null.
 struct LayerVectors {
     const float *projections, *attention_output, *attention_norm, *attention_norm_bias;
     const float *intermediate, *output, *output_norm, *output_norm_bias;
@@ -36,10 +37,15 @@ struct LayerCall {
     std::size_t outputs;   // equals `tokens` if `rows` is null
     const std::int32_t* cu_seqlens;  // (sequences + 1,), from 0 to tokens
     std::size_t sequences;
-    std::size_t heads;
-    float eps;
-    bool tanh;             // tanh approximation of GELU
-    bool causal;
+    // Its heads, dims, group, scale, mask and positions; the layer sets the rest.
+    AttentionCall attention;
+    float attention_eps, output_eps;
+    // The activation of the feed-forward network; of a gated one, whose weight is, that of its gates.
+    Epilogue::Activation activation;
+    Activation gate = Activation::gelu;
+    // The norms are in front of attention and of the network, not behind them: LayerNorm, or RMSNorm if `rms`. That of
+    // attention may be absent.
+    bool pre_norm = false, rms = false;
 };
 
 // Compute the layer's output. Throws std::bad_alloc.

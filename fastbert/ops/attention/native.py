@@ -127,6 +127,13 @@ def _write_gradients(
         _refuse_offsets(arguments)
 
 
+def kernel_arguments(arguments: AttentionArguments) -> tuple[_C.AttentionArguments, tuple[Any, ...]]:
+    """Return checked arguments as kernels read them, by address, and the tensors that must outlive the call."""
+    arguments.check()
+    arguments.check_positions()
+    return _kernel_inputs(arguments)
+
+
 def _kernel_inputs(arguments: AttentionArguments) -> tuple[_C.AttentionArguments, tuple[Any, ...]]:
     """Return the arguments as kernels read them, by address, and the tensors that must outlive the call."""
     q, k, v = (_contiguous_heads(x) for x in arguments[:3])

@@ -61,6 +61,8 @@ class LayerPositions:
     """Embeddings of relative positions (rows, hidden_size), which layers project to keys and queries."""
     buckets: Tensor | None = None
     """int32 (2 x length - 1,), the rows of `embeddings` by distance."""
+    sources: tuple[Tensor, ...] = ()
+    """The parameters that `embeddings` were computed from."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

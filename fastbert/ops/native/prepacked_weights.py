@@ -94,7 +94,7 @@ def prepacked_group(
     """
     gated = () if transposed else gated
     first, key = weights[0], (element, transposed, tuple(map(id, weights[1:])), counts, gated)
-    state = _state(weights)
+    state = state_of(weights)
     content_hash = _content_hash(weights) if CHECK_ALL or rows >= HASHED_ROWS[element] else None
     copies = _copies.get(first, {}).get(key)
     if copies is not None and copies.state == state and content_hash in (None, copies.content_hash):
@@ -226,7 +226,7 @@ class Refresh:
             or not copies.used
             or copies.packed[0].element == "int8"
             or not _is_unshared(copies)
-            or copies.state != _state(alive)
+            or copies.state != state_of(alive)
             or (CHECK_ALL and copies.content_hash != _content_hash(alive))
         ):
             return False
@@ -242,7 +242,7 @@ class Refresh:
     def done(self) -> None:
         """Mark the copies as fresh, after the weights and all `parts` have been written."""
         for copies, weights in self._refreshed:
-            copies.state, copies.used = _state(weights), False
+            copies.state, copies.used = state_of(weights), False
             copies.content_hash = _content_hash(weights) if CHECK_ALL else None
         self.parts.clear()
         self._refreshed.clear()
@@ -254,12 +254,12 @@ def _spans(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 
 def _content_hash(weights: Sequence[Tensor]) -> int:
-    """Return a hash of all bytes of some weights, whose storage `_state` has checked."""
+    """Return a hash of all bytes of some weights, whose storage `state_of` has checked."""
     return _C.full_fingerprint(_spans(weights))
 
 
-def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return the state of weights that must be unchanged for a copy to be valid."""
+def state_of(weights: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the state of weights that must be unchanged for what was computed of them to be valid."""
     spans = _spans(weights)
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
     # `weight.data = weight.data.t()` changes nothing else of a square weight.

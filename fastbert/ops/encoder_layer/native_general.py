@@ -1,0 +1,158 @@
+"""Layers of other encoders than BERT's as one call into C++, for inference on CPUs: windows, rotary embeddings and
+relative positions in attention, grouped heads, gated networks, norms in front, absent biases; fp32, bf16 and int8.
+
+What has a gradient or dropout, and what a compiler or a transform traces, is composed of the single operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastbert import _C, cpu_capability
+from fastbert.errors import UserError
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.native import MAX_HEAD_DIM, kernel_arguments
+from fastbert.ops.encoder_layer.arguments import LayerBatch
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, LayerSpec
+from fastbert.ops.native import buffers, matmul, matmul_table, prepacked_weights
+from fastbert.ops.operation import Reason
+
+_MATRICES = ("query", "key", "value", "attention_output", "intermediate", "output")
+_VECTORS = (
+    "query_bias", "key_bias", "value_bias", "attention_output_bias", "attention_norm", "attention_norm_bias",
+    "intermediate_bias", "output_bias", "output_norm", "output_norm_bias",
+)  # fmt: skip
+
+
+class PositionTables(NamedTuple):
+    """Keys and queries of relative positions (rows, heads, head_dim), in the dtype of matmuls; None if absent."""
+
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+
+
+NO_TABLES = PositionTables()
+
+
+def unsupported_spec(spec: LayerSpec) -> Reason | None:
+    """Return why the kernels do not compute a layer of this spec, None if they do."""
+    attention, network = spec.self_attention, spec.feed_forward
+    if spec.cross_attention is not None or attention.similarity != "dot":
+        return Reason("the layer has cross-attention, or a similarity other than the dot product")
+    if attention.head_dim > MAX_HEAD_DIM:
+        return Reason(f"heads are {attention.head_dim} wide, more than {MAX_HEAD_DIM}")
+    if not network.gated and network.activation not in APPROXIMATIONS:
+        return Reason("the layer has an activation other than GELU, which is not gated")
+    first, last = spec.attention_norm, spec.output_norm
+    if last is None or (first is not None and (first.place != last.place or first.kind != last.kind)):
+        return Reason("the layer's norms are of several kinds")
+    if last.place == "post" and (first is None or last.kind != "layer_norm"):
+        return Reason("norms behind the sub-layers are not both LayerNorms")
+    return None
+
+
+def prefers_kernels(spec: LayerSpec, tokens: int, dtype: torch.dtype) -> bool:
+    """Return whether the matmul table prefers our matmuls, fp32 or bf16, for a layer of so many tokens."""
+    if dtype not in buffers.DTYPES:
+        return False
+    width, inner = spec.hidden_size, spec.feed_forward.first_width
+    return matmul_table.prefers_native_layer(buffers.DTYPES[dtype], tokens, width, inner)
+
+
+def unsupported(
+    parameters: Mapping[str, Tensor], spec: LayerSpec, x: Tensor, dtype: torch.dtype, *, int8: bool
+) -> Reason | None:
+    """Return why the kernels do not compute a layer of x (tokens, width) in matmuls of `dtype`, None if they do.
+
+    `parameters` are by the names of `LayerParameters`; biases and norms that the layer lacks are absent.
+    """
+    reason = unsupported_spec(spec)
+    if reason is not None:
+        return reason
+    if x.dim() != 2 or x.dtype not in buffers.DTYPES or dtype not in buffers.DTYPES or buffers.is_transformed():
+        return Reason("x must be (tokens, width) in bfloat16 or float32, outside of torch.func's transforms")
+    if not (int8 or prefers_kernels(spec, x.shape[0], dtype)):
+        return Reason("the matmul table prefers torch's library for a layer of this size")
+    return buffers.unsupported(x, *parameters.values())
+
+
+def infer(
+    x: Tensor,
+    parameters: Mapping[str, Tensor],
+    spec: LayerSpec,
+    batch: LayerBatch,
+    dtype: torch.dtype,
+    *,
+    int8: bool = False,
+    tables: PositionTables = NO_TABLES,
+) -> Tensor:
+    """Return a layer's output (tokens, width), or (rows, width) of `batch.token_indices`, in `dtype`, fp32 or bf16.
+
+    Operands are of that dtype, or int8 (weights with a scale per output, tokens with one each). Raises UserError for
+    offsets that do not describe the tokens.
+    """
+    cpu_capability.apply()
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    network, gated = spec.feed_forward, spec.feed_forward.gated
+    matrices = [parameters[name] for name in _MATRICES]
+    element = "int8" if int8 else buffers.DTYPES[dtype]
+    weights = prepacked_weights.prepacked_group(
+        matrices, (3, 1, 1, 1), element, rows=x.shape[0], gated=(2,) if gated else ()
+    )
+    vectors = [parameters[name].contiguous() if name in parameters else None for name in _VECTORS]
+    rows = None if batch.token_indices is None else batch.token_indices.contiguous()
+    arguments, kept = _attention(x, spec, batch, dtype, tables)
+    y = torch.empty((x.shape[0] if rows is None else rows.shape[0], x.shape[1]), dtype=dtype, device="cpu")
+    norms = [norm for norm in (spec.attention_norm, spec.output_norm) if norm is not None]
+    try:
+        _C.general_layer(
+            x=(buffers.address("x", x), buffers.DTYPES[x.dtype], x.stride(0)),
+            tokens=x.shape[0],
+            weights=weights,
+            vectors=[
+                (0, 0, "fp32") if vector is None else
+                (0 if buffers.was_freed(vector) else vector.data_ptr(), vector.numel(), buffers.DTYPES[vector.dtype])
+                for vector in vectors
+            ],
+            attention=arguments,
+            eps=(norms[0].eps, norms[-1].eps),
+            activation=matmul.GATED_ACTIVATIONS[network.activation] if gated else network.activation,
+            pre_norm=norms[-1].place == "pre",
+            rms=norms[-1].kind == "rms_norm",
+            rows=None if rows is None else (rows.data_ptr(), len(rows)),
+            y=y.data_ptr(),
+            y_dtype=buffers.DTYPES[dtype],
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    del kept
+    return y
+
+
+def _attention(
+    x: Tensor, spec: LayerSpec, batch: LayerBatch, dtype: torch.dtype, tables: PositionTables
+) -> tuple[_C.AttentionArguments, object]:
+    """Return the arguments of attention but q, k and v, which the layer computes, and what must outlive the call."""
+    attention, positions = spec.self_attention, batch.positions
+    groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
+    # One row for all tokens: the layer computes q, k and v itself, and the checks of attention read their shapes.
+    row = x.new_empty(attention.head_dim, dtype=dtype)
+    q, k = (row.as_strided((x.shape[0], heads, attention.head_dim), (0, 0, 1)) for heads in (attention.heads, groups))
+    scale = 1 / math.sqrt(attention.head_dim) if attention.scale is None else attention.scale
+    by_distance = None
+    if attention.position in ("alibi", "relative") and positions is not None:
+        by_distance = positions.distance_bias
+    arguments = AttentionArguments(
+        q=q, k=k, v=k, cu_seqlens_q=batch.cu_seqlens, cu_seqlens_k=batch.cu_seqlens, max_seqlen_q=batch.max_seqlen,
+        max_seqlen_k=batch.max_seqlen, causal=attention.causal, dropout_p=0.0, dropout_key=None, dropout_site=0,
+        bias=None, scale=scale, tf32=False, window=attention.window, **batch.rotary_arguments(attention),
+        distance_bias=by_distance, position_keys=tables.keys, position_queries=tables.queries,
+        buckets=None if positions is None or attention.position != "disentangled" else positions.buckets,
+    )  # fmt: skip
+    return kernel_arguments(arguments)
