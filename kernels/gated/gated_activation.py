@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.columns import column_sums
+from fastbert.kernels.columns import Reduction, column_sums
 from fastbert.kernels.common import narrow
 from fastbert.kernels.configs.configuration import Config
 from fastbert.kernels.gated.activation import activate, activate_with_derivative
@@ -46,11 +46,11 @@ def gated_forward(
 
 @triton.jit(do_not_specialize=["rows"])
 def gated_backward(
-    grad_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, width,
+    grad_ptr, x_ptr, bias_ptr, dx_ptr, y_ptr, partial_ptr, rows, width,
     ACTIVATION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: programs that share the rows, blocks of BLOCK_N columns of grad. partial (programs, 2 x width) fp32: the
-    sums of dx, unless its pointer is None.
+    sums of dx, unless its pointer is None. The result of forward is written to y again unless its pointer is None.
     """
     column, row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :], tl.arange(0, BLOCK_M)[:, None]
     in_row = column < width
@@ -71,6 +71,9 @@ def gated_backward(
             value += value_bias
         activated, slope = activate_with_derivative(gate, ACTIVATION)
         dgate, dvalue = grad * value * slope, grad * activated
+        if y_ptr is not None:
+            y = narrow(activated * value, y_ptr.dtype.element_ty)
+            tl.store(y_ptr + first * width + (row * width + column), y, mask=inside)
         tl.store(dx_ptr + at, narrow(dgate, dx_ptr.dtype.element_ty), mask=inside)
         tl.store(dx_ptr + at + width, narrow(dvalue, dx_ptr.dtype.element_ty), mask=inside)
         if partial_ptr is not None:
@@ -101,20 +104,43 @@ def forward(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
 
 def backward(grad: Tensor, x: Tensor, bias: Tensor | None, activation: str, sums: bool) -> tuple[Tensor, Tensor | None]:
     """Return the gradient of x, contiguous, and with `sums` its fp32 sums over all but the last axis."""
+    return _backward(grad, x, bias, activation, None, sums, column_sums)
+
+
+def backward_with_output(
+    grad: Tensor, x: Tensor, activation: str, reduction: Reduction = column_sums
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for a call without a bias, the gradient of x, the result of forward, and the gradient's sums."""
+    y = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
+    dx, sums = _backward(grad, x, None, activation, y, True, reduction)
+    assert sums is not None
+    return dx, y, sums
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    y: Tensor | None,
+    sums: bool,
+    reduction: Reduction,
+) -> tuple[Tensor, Tensor | None]:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = x.shape[-1] // 2
     if not dx.numel():
-        return dx, torch.zeros(x.shape[-1], dtype=torch.float32, device=x.device) if sums else None
+        return dx, reduction(torch.empty(0, x.shape[-1], dtype=torch.float32, device=x.device)) if sums else None
     config, rows, partial = _config(gated_backward, x), x.numel() // (2 * width), None
     programs, columns = triton.cdiv(rows, config.constants["BLOCK_M"]), triton.cdiv(width, config.constants["BLOCK_N"])
     if sums:
         programs = max(1, min(programs, PROGRAMS * multiprocessors(x.device) // columns))
         partial = torch.empty(programs, 2 * width, dtype=torch.float32, device=x.device)
+    bias = None if bias is None else bias.contiguous()
     launch(
         gated_backward,
         (programs, columns),
-        *(grad.contiguous(), x.contiguous(), None if bias is None else bias.contiguous(), dx, partial, rows, width),
+        *(grad.contiguous(), x.contiguous(), bias, dx, y, partial, rows, width),
         ACTIVATION=activation,
         config=config,
     )
-    return dx, None if partial is None else column_sums(partial)
+    return dx, None if partial is None else reduction(partial)

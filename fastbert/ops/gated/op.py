@@ -20,9 +20,9 @@ GATED_ACTIVATION = Operation("gated_activation", eager.Eager(), native.Native(),
 def gated_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Compute activation(gate) * value (Shazeer 2020, section 2), of the halves of x + bias: GeGLU, ReGLU, SwiGLU.
 
-    x (..., 2 x width) holds the gates and then the values of each row, bias (2 x width,) or None theirs; any floating
-    dtypes. `activation` is `"gelu"` (by erf), `"gelu_tanh"`, `"relu"` or `"silu"`. Returns (..., width) in the dtype of
-    x.
+    x (..., 2 * width) holds the gates and then the values of each row; bias (2 * width,) or None is added to both; any
+    floating dtypes. `activation` is `"gelu"` (by erf), `"gelu_tanh"`, `"relu"` or `"silu"`. Returns (..., width) in the
+    dtype of x.
 
     The `triton` backend supports bf16, fp16 and fp32 with a bias in fp32 or in the dtype of x, the `native` backend
     bf16 and fp32 with a bias in either. Both compute in fp32, save nothing but x, and sum the gradient of the bias in

@@ -12,7 +12,7 @@ One file: matmuls, their gradients, and the checks that all of them share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -377,7 +377,7 @@ def row_contiguous(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
-def _check_gate(activation: str | None, known: Iterable[str], remark: str = "") -> None:
+def _check_gate(activation: str | None, known: Collection[str], remark: str = "") -> None:
     """Raise UserError for an activation that is not among the known ones."""
     if activation not in known:
         raise UserError(f"activation={activation!r} must be {' or '.join(map(repr, known))}{remark}")

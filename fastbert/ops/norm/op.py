@@ -43,7 +43,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     x (..., width), weight (width,), any floating dtypes. Returns shape and dtype of x; the mean of squares and the
     weight are used in fp32 whatever the dtypes, or in float64 if one of them is; nothing is rounded before the result.
 
-    Backends and errors are those of `layer_norm`; one fp32 number per row is saved for backward.
+    Backends are those of `layer_norm`; one fp32 number per row is saved for backward. Raises UserError, a ValueError,
+    that names the wrong argument.
     """
     return _norm(RMS_NORM, LayerNormArguments(x, None, None, weight, None, eps, None, rms=True))
 
@@ -152,7 +153,12 @@ def dropout_add_rms_norm(
     x_bias: Tensor | None = None,
     return_sum: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute RMSNorm(residual + dropout(x + x_bias)) as `rms_norm` and `dropout_add_layer_norm` do."""
+    """Compute RMSNorm(residual + dropout(x + x_bias)), the norm by `rms_norm`, the sum as in `dropout_add_layer_norm`.
+
+    x and residual (..., width), with `token_dropout` (tokens, width); x_bias and weight (width,); any floating dtypes.
+    Returns the norm in shape and dtype of x and, with `return_sum`, the sum. Raises UserError, a ValueError, that names
+    the wrong argument.
+    """
     arguments = LayerNormArguments(x, x_bias, residual, weight, None, eps, token_dropout, rms=True)
     y, total = _norm_of_sum(DROPOUT_ADD_RMS_NORM, arguments, return_sum)
     return y if total is None else (y, total)
