@@ -168,9 +168,7 @@ def _table_gradients(
     parts = max(1, min(inputs.sequences, needed))
 
     def sums(*shape: int) -> Tensor:
-        return torch.empty(
-            parts, inputs.heads, diagonals, 2, block, *shape, dtype=torch.float32, device=grad.device
-        )
+        return torch.empty(parts, inputs.heads, diagonals, 2, block, *shape, dtype=torch.float32, device=grad.device)
 
     def run(bias: Tensor | None, keys: Tensor | None, queries: Tensor | None) -> None:
         launch(
