@@ -14,6 +14,8 @@ from fastbert.models.activations import activation_of
 from fastbert.models.albert.config import AlbertConfig
 from fastbert.models.architecture import Architecture, ArchitectureSpec
 from fastbert.models.bert.architecture import bert_spec
+from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 
 KEY_MAP = KeyMap(
@@ -62,6 +64,7 @@ ALBERT = Architecture(
     class_prefix="Albert",
     base_model_prefix="albert",
     key_map=KEY_MAP,
+    heads=(ForPreTraining, ForMaskedLM, *TASK_HEADS),
     from_file=from_file,
     to_file=to_file,
     layouts=(),

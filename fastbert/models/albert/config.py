@@ -89,6 +89,11 @@ class AlbertConfig(BertConfig):
         return self.hidden_dropout_prob
 
     @property
+    def pair_dropout(self) -> float:
+        """Return the dropout probability in front of the head of sentence orders in pre-training."""
+        return self.sequence_classifier_dropout
+
+    @property
     def prediction_activation(self) -> str:
         """Return the activation in the masked-LM head."""
         return ACTIVATIONS[self.hidden_act]
