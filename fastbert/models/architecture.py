@@ -32,6 +32,8 @@ class EmbeddingsSpec:
     """The position of the first token: RoBERTa's positions begin behind that of its padding."""
     token_types: int = 0
     norm: NormSpec | None = None
+    always_projects: bool = False
+    """True if a projection follows tables of any width (ALBERT)."""
     projects_before_norm: bool = False
     """True if that projection, without a bias, is part of the embeddings: in front of their norm (DeBERTa)."""
 

@@ -42,7 +42,8 @@ def albert_spec(config: Any) -> ArchitectureSpec:
     spec = bert_spec(config)
     network = replace(spec.layers[0].feed_forward, activation=activation_of(config.hidden_act))
     layers = (replace(spec.layers[0], feed_forward=network),) * config.num_hidden_groups
-    return replace(spec, layers=layers, shared=config.shared_layers)
+    embeddings = replace(spec.embeddings, always_projects=True)
+    return replace(spec, embeddings=embeddings, layers=layers, shared=config.shared_layers)
 
 
 def from_file(weights: Weights) -> Weights:

@@ -111,10 +111,11 @@ class DebertaV2Config(BertConfig):
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
         """Return one of BERT's sizes with DeBERTa-v3's layers: disentangled attention with 256 buckets, projections
-        shared with relative positions, which are normalised, and no absolute ones."""
+        shared with relative positions, which are normalised, and no absolute ones. The masked-LM head is the one
+        that transformers loads, `legacy`."""
         shape = {
             "relative_attention": True, "position_buckets": 256, "pos_att_type": ("p2c", "c2p"), "share_att_key": True,
-            "norm_rel_ebd": "layer_norm", "position_biased_input": False, "legacy": False,
+            "norm_rel_ebd": "layer_norm", "position_biased_input": False,
         }  # fmt: skip
         return super().preset(name, **{**shape, **overrides})
 
