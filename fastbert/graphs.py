@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
-from fastbert.models.packed import Packed
+from fastbert.models.packed import Packed, columns_matter
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
 
@@ -313,7 +313,9 @@ class GraphedModel:
         input_ids: Tensor | None = None,
     ) -> Any:
         """Run the model on a `PackedBatch`, or on padded int64 ids (B, S) with their masks, types and positions."""
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        packed = Packed(
+            batch, input_ids, attention_mask, token_type_ids, position_ids, columns_matter=columns_matter(self.model)
+        )
         device = next(self.model.parameters()).device
         bucket = self.buckets.of(packed.batch)
         if self._graphs is not None and self._weights.moved():

@@ -72,7 +72,10 @@ def deberta_spec(config: Any) -> ArchitectureSpec:
     if config.conv_kernel_size > 0:
         convolution = ConvolutionSpec(config.conv_kernel_size, config.conv_groups, config.conv_act, norm)
     layers = (replace(layer, self_attention=attention),) * config.num_hidden_layers
-    return ArchitectureSpec(embeddings, layers, relative=relative, convolution=convolution, pooler=False)
+    return ArchitectureSpec(
+        embeddings, layers, relative=relative, convolution=convolution, pooler=False,
+        last_layer_repeats=max(config.z_steps - 1, 0),
+    )  # fmt: skip
 
 
 def prediction(config: Any) -> PredictionSpec:
