@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.models.packed import Packed, columns_matter
+from fastbert.models.padded import PaddedBatch
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
 
@@ -320,7 +321,8 @@ class GraphedModel:
         bucket = self.buckets.of(packed.batch)
         if self._graphs is not None and self._weights.moved():
             self.forget()
-        reason = self._why_not(device)
+        has_gaps = isinstance(packed.batch, PaddedBatch)
+        reason = "padding between tokens stays in the batch" if has_gaps else self._why_not(device)
         if reason is not None:
             self._uses.add(bucket, "eager", reason)
             if isinstance(batch, PackedBatch):

@@ -99,10 +99,14 @@ def attention_scores(layer: Layer | PreNormLayer, x: Tensor, batch: PackedBatch)
     """Compute q k / sqrt(d) of an encoder layer with the input x (tokens, hidden_size): fp32 (heads, pairs), the
     flattened (length, length) scores of each sequence in turn. Differentiable.
 
-    The scores are computed a second time here: the attention kernels never store them.
+    The scores are computed a second time here: the attention kernels never store them. Raises `UserError` for layers
+    whose scores depend on positions.
     """
     attention, heads = layer.attention.self, layer.spec.self_attention.heads
-    if isinstance(layer, PreNormLayer):
+    spec = layer.spec.self_attention
+    if spec.position != "none" or spec.window is not None or spec.scale is not None or spec.key_value_heads is not None:
+        raise UserError("attention of layers with windows, positions of their own or grouped heads is not distilled")
+    if isinstance(layer, PreNormLayer) and layer.attention.LayerNorm is not None:
         x = layer.attention.LayerNorm(x)
     q, k = (project(linear, x).unflatten(-1, (heads, -1)).float() for linear in (attention.query, attention.key))
     scores = [
