@@ -260,6 +260,16 @@ class BertConfig:
         return self.sequence_classifier_dropout
 
     @property
+    def classifier_input_dropout(self) -> float:
+        """Return the dropout probability in front of a classification head that drops its input."""
+        return self.sequence_classifier_dropout
+
+    @property
+    def pair_dropout(self) -> float:
+        """Return the dropout probability in front of the head of sentence pairs in pre-training."""
+        return 0.0
+
+    @property
     def span_dropout(self) -> float:
         """Return the dropout probability in front of the scores of answers."""
         return 0.0

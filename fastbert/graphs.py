@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
-from fastbert.models.packed import Packed
+from fastbert.models.packed import Packed, columns_matter
+from fastbert.models.padded import PaddedBatch
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
 
@@ -313,12 +314,15 @@ class GraphedModel:
         input_ids: Tensor | None = None,
     ) -> Any:
         """Run the model on a `PackedBatch`, or on padded int64 ids (B, S) with their masks, types and positions."""
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        packed = Packed(
+            batch, input_ids, attention_mask, token_type_ids, position_ids, columns_matter=columns_matter(self.model)
+        )
         device = next(self.model.parameters()).device
         bucket = self.buckets.of(packed.batch)
         if self._graphs is not None and self._weights.moved():
             self.forget()
-        reason = self._why_not(device)
+        has_gaps = isinstance(packed.batch, PaddedBatch)
+        reason = "padding between tokens stays in the batch" if has_gaps else self._why_not(device)
         if reason is not None:
             self._uses.add(bucket, "eager", reason)
             if isinstance(batch, PackedBatch):

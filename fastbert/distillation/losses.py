@@ -100,15 +100,12 @@ def attention_scores(layer: Layer | PreNormLayer, x: Tensor, batch: PackedBatch)
     flattened (length, length) scores of each sequence in turn. Differentiable.
 
     The scores are computed a second time here: the attention kernels never store them. Raises `UserError` for layers
-    whose attention reads positions, a window or grouped heads.
+    whose scores depend on positions.
     """
-    attention, spec = layer.attention.self, layer.spec.self_attention
-    if spec.position != "none" or spec.window is not None or spec.key_value_heads not in (None, spec.heads):
-        raise UserError(
-            "scores of attention are distilled from layers that attend as BERT's: this one has positions inside"
-            " attention, a window or grouped heads; distil hidden states instead"
-        )
-    heads = spec.heads
+    attention, heads = layer.attention.self, layer.spec.self_attention.heads
+    spec = layer.spec.self_attention
+    if spec.position != "none" or spec.window is not None or spec.scale is not None or spec.key_value_heads is not None:
+        raise UserError("attention of layers with windows, positions of their own or grouped heads is not distilled")
     if isinstance(layer, PreNormLayer) and layer.attention.LayerNorm is not None:
         x = layer.attention.LayerNorm(x)
     q, k = (project(linear, x).unflatten(-1, (heads, -1)).float() for linear in (attention.query, attention.key))

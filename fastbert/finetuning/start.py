@@ -90,11 +90,13 @@ def begin(task: Task[Any], source: Source, config: FinetuneConfig, seed: int) ->
 
 
 def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, source: Path) -> None:
-    """Remove a head for different labels from the weights."""
+    """Remove a head for different labels from the weights; what it shares with the head of masked LM stays."""
     other = registry.read_config(config_folder(source)).label_names
     shapes = loading.model_shapes(model)
     for name, stored in model.match(weights).items():
         is_head = name in shapes and not name.startswith(f"{model.base_model_prefix}.")
+        if model.architecture.transforms_tokens and name.split(".")[-2] in ("dense", "LayerNorm"):
+            is_head = weights.tensors[stored].shape != shapes.get(name)
         if is_head and (weights.tensors[stored].shape != shapes[name] or other != bert.label_names):
             del weights.tensors[stored]
 

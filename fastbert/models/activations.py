@@ -9,6 +9,7 @@ from fastbert.ops.encoder_layer.spec import Activation
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "silu": "silu",

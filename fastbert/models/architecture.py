@@ -16,7 +16,7 @@ from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.key_map import BERT_NAMES, KeyMap
-from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
+from fastbert.ops.encoder_layer.spec import Activation, LayerSpec, NormSpec
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class EmbeddingsSpec:
     """The position of the first token: RoBERTa's positions begin behind that of its padding."""
     token_types: int = 0
     norm: NormSpec | None = None
+    always_projects: bool = False
+    """True if a projection follows tables of any width (ALBERT)."""
     projects_before_norm: bool = False
     """True if that projection, without a bias, is part of the embeddings: in front of their norm (DeBERTa)."""
 
@@ -201,12 +203,33 @@ class PredictionHeadLayout:
 
 @dataclass(frozen=True)
 class ClassificationHeadSpec:
-    """A classifier of sequences that reads the first token without the encoder's pooler: linear layer, activation,
-    linear layer."""
+    """A classifier of sequences that reads the first token without the encoder's pooler: linear layer, activation, norm
+    if there is one, linear layer."""
 
-    activation: Literal["tanh", "relu", "gelu"]
+    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu"]
     drops_input: bool = False
     """True if the first token passes dropout too."""
+    bias: bool = True
+    """True if the first linear layer has a bias."""
+    norm: NormSpec | None = None
+    pooling: Literal["first", "mean", "logits"] = "first"
+    """What is classified: the first token, the mean of all tokens, or each token, of whose logits the mean is taken."""
+
+
+@dataclass(frozen=True)
+class PredictionSpec:
+    """A masked-LM head: linear layer, activation and norm, if it has them, then the matmul with the vocabulary."""
+
+    width: int
+    """Inputs of that matmul."""
+    activation: Activation = "gelu"
+    norm: NormSpec | None = None
+    """None: hidden states are multiplied with the vocabulary as they are."""
+    bias: bool = True
+    """True if the first linear layer has a bias."""
+    decoder_bias: bool = True
+    tied: bool = True
+    """True if the decoder's weight is the token embedding's."""
 
 
 Model = TypeVar("Model")
@@ -245,8 +268,14 @@ class Architecture:
     """Classes of its own for kinds of models: of `EncoderModel`, where the encoder has no transformer layers."""
     heads: tuple[type, ...] = ()
     """The classes of `fastbert.models.heads` that its models with a head are made of."""
-    classification_head: ClassificationHeadSpec | None = None
-    """None: a linear layer behind the encoder's pooler, if it has one."""
+    classification_head: ClassificationHeadSpec | Callable[[Any], ClassificationHeadSpec] | None = None
+    """None: a linear layer behind the encoder's pooler, if it has one. A function returns that of a config."""
+    transforms_tokens: bool = False
+    """True if classifiers of tokens, and of answers, are such heads too."""
+    prediction: Callable[[Any], PredictionSpec] | None = None
+    """Returns the masked-LM head of a config; None: BERT's."""
+    renames_of: Callable[[Any], tuple[tuple[str, str], ...]] = lambda config: ()
+    """Returns further changes of names in the files of a config, behind those of the key maps."""
     classifier_bias: bool = True
     """True if that layer has a bias."""
     tied_head: bool = False
@@ -257,6 +286,11 @@ class Architecture:
     @functools.cached_property
     def _classes(self) -> dict[type, type]:
         return {}
+
+    def head_spec(self, config: Any) -> ClassificationHeadSpec | None:
+        """Return the classifier of sequences of a config."""
+        head = self.classification_head
+        return head if head is None or isinstance(head, ClassificationHeadSpec) else head(config)
 
     def model_class(self, kind: type[Model]) -> type[Model]:
         """Return the class of this architecture's models of a kind: `EncoderModel`, or one of its `heads`."""

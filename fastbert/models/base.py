@@ -45,6 +45,9 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         """The position of a sequence's first token in the table, which a `PackedBatch` counts as 0."""
         self.new_weights: tuple[str, ...] = ()
         """Names of the weights that `from_pretrained` initialised, since the files lack them."""
+        renames = self.architecture.renames_of(config)
+        if renames:
+            self.key_map = self.key_map.then(*renames)
         # Before loading, since torch may swap parameters; after it, since torch may write to them without counting.
         self.register_load_state_dict_pre_hook(_forget_prepacked)
         if self.key_map.renames:

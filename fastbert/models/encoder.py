@@ -77,7 +77,8 @@ class EncoderModel(PreTrainedModel):
         self.position_offset = spec.embeddings.position_offset
         self.embeddings = Embeddings(spec.embeddings, config.hidden_size)
         width = spec.embeddings.embedding_size
-        projects = width != config.hidden_size and not spec.embeddings.projects_before_norm
+        projects = spec.embeddings.always_projects or width != config.hidden_size
+        projects = projects and not spec.embeddings.projects_before_norm
         self.embeddings_project = nn.Linear(width, config.hidden_size) if projects else None
         self.encoder = Encoder(
             spec.layers, drops=drops, final_norm=spec.final_norm, shared=spec.shared, convolution=spec.convolution,

@@ -54,7 +54,7 @@ class LoadableModel(nn.Module):
 
     base_model_prefix: ClassVar[str]
     """The prefix of the encoder's weights in a checkpoint of a model with a head."""
-    key_map: ClassVar[KeyMap] = BERT_NAMES
+    key_map: KeyMap = BERT_NAMES
     """The names of the model's weights in files."""
     tied_keys: tuple[str, ...]
     """Names of weights that repeat others and are not stored."""

@@ -159,6 +159,11 @@ class PreTrainingOutput(HeadOutput):
     nsp_count: Tensor | None = None
     nsp_correct: Tensor | None = None
 
+    @property
+    def sop_logits(self) -> Tensor | None:
+        """Return `seq_relationship_logits` under the name that ALBERT's have in transformers."""
+        return self.seq_relationship_logits
+
 
 @dataclass(eq=False)
 class LogitsOutput(HeadOutput):

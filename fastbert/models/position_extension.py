@@ -52,11 +52,18 @@ def extend_positions(model: PreTrainedModel, positions: int, method: Method = "r
     """
     config = with_more_positions(model.config, positions)
     embedding = model.base_model.embeddings.position_embeddings
+    if embedding is None:  # positions that are computed go on by themselves
+        _set_config(model, config)
+        return
     reserved = model.config.max_position_embeddings - model.config.max_sequence_length
     table = embedding.weight.detach()[reserved:]
     rows = repeated(table, positions) if method == "repeat" else interpolated(table, positions)
     embedding.weight = resized(embedding.weight, reserved, rows)
     embedding.num_embeddings = reserved + positions
+    _set_config(model, config)
+
+
+def _set_config(model: PreTrainedModel, config: BertConfig) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.config = config

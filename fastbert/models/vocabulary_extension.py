@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,10 +46,14 @@ def _tables(model: PreTrainedModel) -> list[Tensor]:
     """Return the tensors with one row per entry: the token embedding, and the bias of a head that predicts tokens."""
     tables = [model.get_input_embeddings().weight.detach()]
     if isinstance(model, MaskedLanguageModel):
-        tables.append(model.cls.predictions.bias.detach())
+        head: Any = model.cls.predictions
     elif isinstance(model, ForCausalLM) and isinstance(model.head, PredictionHead):
-        tables.append(model.head.bias.detach())
-    return tables
+        head = model.head
+    else:
+        return tables
+    if not head.tied:
+        tables.append(head.decoder.weight.detach())
+    return tables if head.bias is None else [*tables, head.bias.detach()]
 
 
 def check_sizes(rows: int, entries: int, model: str) -> None:

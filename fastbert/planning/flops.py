@@ -1,9 +1,10 @@
 """Floating-point operations of a pre-training step, part by part, and model FLOPs utilisation. Imports no torch.
 
 Counted are matmuls and attention, a multiplication and an addition as two, as torch's `FlopCounterMode` counts them:
-attention by the real lengths of sequences, causal attention by the pairs that it reads, the head of masked tokens and
-what follows attention in the last layer by the tokens that are predicted. Every count is linear in a batch's
-statistics, so that `ModelFlops` takes a microsecond per step.
+attention by the real lengths of sequences, with a window as if there were none, causal attention by the pairs that it
+reads, the head of masked tokens and what follows attention in the last layer by the tokens that are predicted. Every
+count is linear in a batch's statistics, so that `ModelFlops` takes a microsecond per step; what a forward pass computes
+once, such as projections of relative positions, is not counted.
 """
 
 from __future__ import annotations
@@ -206,22 +207,26 @@ def _linear_part(name: str, forward: Counts, *, trains: bool = True, recomputed:
 
 
 def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_attention: bool) -> list[PartFlops]:
-    width, inner, layers, name = stack.width, stack.inner, stack.layers, stack.name
+    width, layers, name = stack.width, stack.layers, stack.name
     every: Counts = {"tokens": 1.0}
     last = last_layer_rows(stack)
     again = checkpointing == "layer"
     counted = []
     if stack.embedding != width:
         counted.append(_linear_part(f"{name}embedding projection", _matmul(every, stack.embedding, width)))
-    projections = _scaled(_matmul(every, width, 3 * width), layers)
-    outputs = _sum(_scaled(_matmul(every, width, width), layers - 1), _matmul(last, width, width))
+    queries, both = stack.queries, stack.inner + stack.network_outputs
+    projections = _scaled(_matmul(every, width, queries + 2 * stack.keys), layers)
+    outputs = _sum(_scaled(_matmul(every, queries, width), layers - 1), _matmul(last, queries, width))
     counted.append(_linear_part(f"{name}attention projections", _sum(projections, outputs), recomputed=again))
     # Scores and their product with the values; causal attention reads n (n + 1) / 2 of n^2 pairs.
     pairs: Counts = {"squared_lengths": 0.5, "tokens": 0.5} if stack.causal else {"squared_lengths": 1.0}
-    matmul = _scaled(pairs, 2.0 * width * layers)
+    matmul = _scaled(pairs, 2.0 * queries * layers)
     recomputed = _scaled(matmul, (2.0 if again else 0.0) + (1.0 if fused_attention else 0.0))
     counted.append(PartFlops(f"{name}attention", _scaled(matmul, 2.0), _scaled(matmul, 4.0), recomputed))
-    network = _sum(_scaled(_matmul(every, width, 2 * inner), layers - 1), _matmul(last, width, 2 * inner))
+    if stack.relative_rows:  # of each token's queries and keys with their tables
+        relative = _scaled(_matmul(every, queries, stack.relative_rows), layers)
+        counted.append(_linear_part(f"{name}relative positions", relative, recomputed=again))
+    network = _sum(_scaled(_matmul(every, width, both), layers - 1), _matmul(last, width, both))
     counted.append(_linear_part(f"{name}feed-forward", network, recomputed=again))
     if stack.pooler:
         pooler = _sum(_matmul({"sequences": 1.0}, width, width), _matmul({"sequences": 1.0}, width, 2))

@@ -20,6 +20,10 @@ POOLED = ("bert", "roberta-prelayernorm")
 """Architectures whose model for masked tokens has a pooler and a next-sentence head, whatever the objective."""
 PRE_NORM = ("gpt2", "roberta-prelayernorm")
 """Architectures of pre-LN layers, which are composed of single operations, with a norm behind the last."""
+COMPOSED = (
+    "mpnet", "modernbert", "deberta-v2", "nomic_bert", "eurobert", "albert", "jina_embeddings_v3", "jina_bert",
+)  # fmt: skip
+"""Architectures whose operations are counted, but not their memory and parameters."""
 ALPHABET = 261  # characters of ELMo
 GENERATOR_SIZE = 0.25
 
@@ -51,11 +55,35 @@ class EncoderShape:
     """True if the embeddings are another encoder's."""
     fused: bool = True
     """True if a layer is one operation of the kernels: those of BERT, not pre-LN ones."""
+    gated: bool = False
+    """True if the first linear layer of feed-forward networks has twice `inner` outputs."""
+    query_width: int | None = None
+    """Width of all queries of a token; None: `width`."""
+    key_width: int | None = None
+    """Width of all keys of a token, and of all values; None: `width`."""
+    relative_rows: int = 0
+    """Rows of a table of relative positions that all queries, and all keys, are multiplied by: the sum of both."""
+
+    @property
+    def queries(self) -> int:
+        """Return the width of all queries of a token."""
+        return self.width if self.query_width is None else self.query_width
+
+    @property
+    def keys(self) -> int:
+        """Return the width of all keys of a token, and of all values."""
+        return self.width if self.key_width is None else self.key_width
+
+    @property
+    def network_outputs(self) -> int:
+        """Return the outputs of the first linear layer of feed-forward networks."""
+        return self.inner * (2 if self.gated else 1)
 
     @property
     def layer_matrices(self) -> int:
         """Return the weights of a layer's linear layers, without biases."""
-        return 4 * self.width**2 + 2 * self.width * self.inner
+        projections = self.width * (2 * self.queries + 2 * self.keys)
+        return projections + self.width * (self.network_outputs + self.inner)
 
     @property
     def layer_vectors(self) -> int:
@@ -108,7 +136,9 @@ def _encoder(config: Any, objective: str, *, name: str = "", shares_embeddings: 
     causal = bool(config.is_decoder) or objective == "ltr"
     pooler = kind in POOLED and not causal
     decoder = kind in ("gpt2", "openai-gpt")
-    head: Head = "detection" if objective == "rtd" else "tied" if decoder else "masked"
+    head: Head = "detection" if objective == "rtd" else "tied" if decoder or kind == "eurobert" else "masked"
+    groups = getattr(config, "key_value_heads", config.num_attention_heads)
+    kinds = len(set(config.pos_att_type)) if getattr(config, "relative_attention", False) else 0
     return EncoderShape(
         name=name,
         layers=config.num_hidden_layers,
@@ -126,7 +156,11 @@ def _encoder(config: Any, objective: str, *, name: str = "", shares_embeddings: 
         embedding_norm=not decoder,
         final_norm=kind in PRE_NORM,
         shares_embeddings=shares_embeddings,
-        fused=kind not in PRE_NORM,
+        fused=kind not in PRE_NORM and kind not in COMPOSED,
+        gated=config.intermediate_outputs == 2 * config.intermediate_size,
+        query_width=config.num_attention_heads * config.head_dim,
+        key_width=groups * config.head_dim,
+        relative_rows=2 * kinds * config.relative_span if kinds else 0,
     )
 
 

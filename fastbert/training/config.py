@@ -44,7 +44,16 @@ DEFAULTS: dict[str, tuple[Objective, Kind]] = {
     "gpt2": ("ltr", "wordpiece"),
     "openai-gpt": ("ltr", "wordpiece"),
     "roberta-prelayernorm": ("mlm", "bpe"),
+    "mpnet": ("mlm", "bpe"),  # whose <pad> has the id at which MPNet's positions begin
+    "modernbert": ("mlm", "bpe"),
+    "eurobert": ("mlm", "bpe"),
+    "deberta-v2": ("mlm", "unigram"),
+    "albert": ("mlm+sop", "unigram"),
+    "jina_embeddings_v3": ("mlm", "unigram"),
 }
+MASK_RATE = 0.15
+# Of papers that mask more: Warner et al. 2024, Nussbaum et al. 2024, Boizard et al. 2025, Günther et al. 2023.
+MASK_RATES = {"modernbert": 0.3, "nomic_bert": 0.3, "eurobert": 0.5, "jina_bert": 0.3}
 OTHERS: tuple[Objective, Kind] = ("mlm", "wordpiece")
 CudaGraphs = Literal["auto", "on", "off"]
 
@@ -93,8 +102,9 @@ class _Model:
     """Model size (tiny, mini, small, medium, base or large), or the path of a config.json; with --init FOLDER, that of
     the folder."""
     architecture: str | None = None
-    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt, elmo or
-    roberta-prelayernorm (default: bert, or that of a config.json or of --init)."""
+    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt, elmo,
+    roberta-prelayernorm, mpnet, modernbert, deberta-v2, nomic_bert, eurobert, albert, jina_embeddings_v3 or jina_bert
+    (default: bert, or that of a config.json or of --init)."""
     objective: Objective | None = None
     """Masked LM with next-sentence prediction, masked LM alone, masked LM with sentence-order prediction, ELECTRA's
     replaced-token detection beside a small generator, left to right, where each token is predicted from those before
@@ -102,8 +112,9 @@ class _Model:
     for GPT, bilm for ELMo, mlm for the others)."""
     generator_size: float | None = rare(None)
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
-    mask_prob: float = rare(0.15)
-    """Fraction of the tokens that are masked and predicted."""
+    mask_prob: float | None = rare(None)
+    """Fraction of the tokens that are masked and predicted (default: that of the architecture's paper, 0.3 for
+    ModernBERT, NomicBERT and JinaBERT, 0.5 for EuroBERT, else 0.15)."""
     mask_replacement: tuple[float, ...] | None = rare(None, alias="mask_split", separator="/")
     """Percent of the masked tokens that become [MASK], become a random token, and stay, also as 80/10/10 and also as
     --mask-split (default: 80 10 10; 85 0 15 with rtd)."""
@@ -243,7 +254,7 @@ class PretrainConfig(
             *((name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in optional),
             ("hours", self.hours is None or self.hours > 0, "above 0"),
             ("epochs", self.epochs is None or 0 < self.epochs < float("inf"), "above 0 and finite"),
-            ("mask_prob", 0 < self.mask_prob <= 1, "above 0 and at most 1"),
+            ("mask_prob", self.mask_prob is None or 0 < self.mask_prob <= 1, "above 0 and at most 1"),
             ("short_sequence_prob", 0 <= self.short_sequence_prob <= 1, "from 0 to 1"),
             ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
             ("lr", self.lr is None or 0 < self.lr < float("inf"), "above 0 and finite"),
@@ -276,9 +287,10 @@ class PretrainConfig(
             raise UserError("--init and --student-layers exclude each other: a student has its teacher's weights")
         if self.student_layers is not None and self.dropout is not None:
             raise UserError("--dropout and --student-layers exclude each other: a student has its teacher's dropout")
-        no_masks = (("mask_prob", 0.15), ("mask_replacement", None), ("whole_word", False), ("masking", None))
+        # Runs that began with 0.15 as the default of --mask-prob say so, whatever their objective is.
+        no_masks = (("mask_prob", MASK_RATE), ("mask_replacement", None), ("whole_word", False), ("masking", None))
         for name, default in no_masks:
-            if objective in UNMASKED and getattr(self, name) != default:
+            if objective in UNMASKED and getattr(self, name) not in (None, default):
                 raise UserError(
                     f"{flag(name)} is about masked tokens, and --objective {objective} has none; leave it out"
                 )
@@ -324,6 +336,11 @@ class PretrainConfig(
     def batches(self) -> ScheduledValue:
         """Return the sequences per step over the run; --batch-size must have been chosen."""
         return self.scheduled("batch_schedule") or ScheduledValue.parse(self.batch_size or 1)
+
+    @property
+    def mask_rate(self) -> float:
+        """Return the share of masked tokens."""
+        return MASK_RATES.get(self.architecture or "bert", MASK_RATE) if self.mask_prob is None else self.mask_prob
 
     @property
     def replacement_shares(self) -> tuple[float, float, float]:

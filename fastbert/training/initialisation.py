@@ -34,8 +34,13 @@ SHARPNESS = 8.0  # logit of the key at the offset, if the sinusoids alone were i
 
 
 def can_be_structured(config: BertConfig) -> bool:
-    """Return whether a model has the parts that `initialise_structured` changes: the head of GPT has no bias."""
-    return not registry.architecture_of(config).tied_head
+    """Return whether a model has the parts that `initialise_structured` changes: a table of positions, a first layer of
+    its own and a head with a bias, which GPT's lacks."""
+    record = registry.architecture_of(config)
+    if record.tied_head or record.replacements.get(EncoderModel) is not None:
+        return not record.tied_head
+    spec = record.spec(config)
+    return bool(spec.embeddings.positions) and spec.shared is None and not spec.embeddings.projects_before_norm
 
 
 @torch.no_grad()

@@ -21,11 +21,24 @@ from fastbert.models.heads.pretraining import ForMaskedLM
 from fastbert.models.position_extension import with_positions
 from fastbert.models.roberta.config import RobertaConfig
 from fastbert.tokenizers.tokenizer import Tokenizer
-from fastbert.training.config import GENERATOR_SIZE, PAIRED, Objective, PretrainConfig, default_objective
+from fastbert.training.config import (
+    GENERATOR_SIZE,
+    MASK_RATE,
+    MASK_RATES,
+    PAIRED,
+    UNMASKED,
+    Objective,
+    PretrainConfig,
+    default_objective,
+)
 from fastbert.training.initial_flags import PRE_NORM
 from fastbert.training.initial_model import generator_size_of_folder, initial_config, objective_of_folder
 
 """The folders of a run's models: the trained one, and the generator of `rtd` beside its discriminator."""
+
+
+# Beside RoBERTa's family, architectures whose configs in transformers name the tokens that texts begin and end with.
+_NAMING_BOUNDARIES = ("modernbert", "eurobert", "albert", "jina_embeddings_v3")
 
 
 @dataclass(frozen=True)
@@ -51,8 +64,20 @@ OBJECTIVES: dict[Objective, PretrainingObjective] = {
 
 
 def with_objective(config: PretrainConfig) -> PretrainConfig:
-    """Return a run's flags with the objective that --objective leaves open, that of the architecture, or with the
-    architecture that an objective requires."""
+    """Return a run's flags with the objective and the share of masked tokens that they leave open, those of the
+    architecture, or with the architecture that an objective requires."""
+    config = _with_objective(config)
+    if config.mask_prob is not None or config.objective in UNMASKED:
+        return config
+    architecture = config.architecture
+    if config.initial_folder is not None:
+        architecture = registry.read_config(config.find_initial()).model_type
+    elif config.model not in PRESETS:
+        architecture = registry.read_config(config.model).model_type
+    return replace(config, mask_prob=MASK_RATES.get(architecture or "bert", MASK_RATE))
+
+
+def _with_objective(config: PretrainConfig) -> PretrainConfig:
     homes = {"bilm": "elmo", "rtd": "electra"}
     new = config.initial_folder is None
     if config.objective in homes and config.architecture is None and config.model in PRESETS and new:
@@ -230,10 +255,13 @@ def described_generator(model: Any) -> str:
 
 def with_boundary_tokens(model: BertConfig, begin: int, end: int) -> BertConfig:
     """Return a config with the ids of the tokens with which texts begin and end, under transformers' names, where that
-    of transformers has ids of its own: of left-to-right models and of RoBERTa's family; others unchanged."""
-    if not model.is_decoder and not isinstance(model, RobertaConfig):
+    of transformers has ids of its own: of left-to-right models and of RoBERTa's family, among others; the rest
+    unchanged."""
+    if not model.is_decoder and not isinstance(model, RobertaConfig) and model.model_type not in _NAMING_BOUNDARIES:
         return model
     ids: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": end}
+    if model.model_type == "modernbert":
+        ids |= {"cls_token_id": begin, "sep_token_id": end}
     if {"bos_token_id", "eos_token_id"} <= {field.name for field in fields(model)}:
         return replace(model, **ids)
     return replace(model, extra={**model.extra, **ids})
@@ -243,7 +271,7 @@ def with_dropout(model: BertConfig, dropout: float | None) -> BertConfig:
     """Return a model's config with another dropout probability; None leaves it as it is."""
     if dropout is None:
         return model
-    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout_prob")
-    present = {field.name for field in fields(model)}
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout_prob", "mlp_dropout")
+    present = {field.name for field in fields(model)} - model.constants
     changes: dict[str, Any] = {name: dropout for name in names if name in present}
     return replace(model, **changes)

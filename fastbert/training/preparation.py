@@ -162,7 +162,7 @@ def _phase(config: PretrainConfig, shards: Sequence[TokenShards], end: float, le
             objective=samples,
             max_length=length,
             short_sequence_prob=config.short_sequence_prob,
-            mask_prob=config.mask_prob,
+            mask_prob=config.mask_rate,
             mask_replacement=config.replacement_shares,
             masking=config.mask_unit,
             static_masks=config.static_masks,

@@ -48,7 +48,7 @@ def facts_of(
     """
     batch = config.batch_size or defaults.LEAST_BATCH
     masks = config.scheduled("mask_schedule")
-    mask_prob = config.mask_prob if masks is None else masks.mean
+    mask_prob = config.mask_rate if masks is None else masks.mean
     total, predicted = int(text.sum()), int(masked.sum())
     return RunFacts(
         unigram=unigram,

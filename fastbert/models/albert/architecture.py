@@ -14,6 +14,8 @@ from fastbert.models.activations import activation_of
 from fastbert.models.albert.config import AlbertConfig
 from fastbert.models.architecture import Architecture, ArchitectureSpec
 from fastbert.models.bert.architecture import bert_spec
+from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 
 KEY_MAP = KeyMap(
@@ -40,7 +42,8 @@ def albert_spec(config: Any) -> ArchitectureSpec:
     spec = bert_spec(config)
     network = replace(spec.layers[0].feed_forward, activation=activation_of(config.hidden_act))
     layers = (replace(spec.layers[0], feed_forward=network),) * config.num_hidden_groups
-    return replace(spec, layers=layers, shared=config.shared_layers)
+    embeddings = replace(spec.embeddings, always_projects=True)
+    return replace(spec, embeddings=embeddings, layers=layers, shared=config.shared_layers)
 
 
 def from_file(weights: Weights) -> Weights:
@@ -62,6 +65,7 @@ ALBERT = Architecture(
     class_prefix="Albert",
     base_model_prefix="albert",
     key_map=KEY_MAP,
+    heads=(ForPreTraining, ForMaskedLM, *TASK_HEADS),
     from_file=from_file,
     to_file=to_file,
     layouts=(),

@@ -89,6 +89,11 @@ class AlbertConfig(BertConfig):
         return self.hidden_dropout_prob
 
     @property
+    def pair_dropout(self) -> float:
+        """Return the dropout probability in front of the head of sentence orders in pre-training."""
+        return self.sequence_classifier_dropout
+
+    @property
     def prediction_activation(self) -> str:
         """Return the activation in the masked-LM head."""
         return ACTIVATIONS[self.hidden_act]
@@ -98,9 +103,7 @@ class AlbertConfig(BertConfig):
         width, inner, narrow = self.hidden_size, self.intermediate_size, self.embedding_size
         tables = (self.vocab_size + self.max_position_embeddings + self.type_vocab_size + 2) * narrow
         layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
-        total = tables + self.num_hidden_groups * layer + width * width + width
-        if narrow != width:
-            total += narrow * width + width
+        total = tables + self.num_hidden_groups * layer + width * width + width + narrow * width + width
         if heads:
             total += width * narrow + 3 * narrow + self.vocab_size + 2 * width + 2
         return total

@@ -11,11 +11,15 @@ from fastbert.models.activations import activation_of
 from fastbert.models.architecture import (
     Architecture,
     ArchitectureSpec,
+    ClassificationHeadSpec,
     ConvolutionSpec,
     EmbeddingsSpec,
+    PredictionSpec,
     RelativeEmbeddingsSpec,
 )
 from fastbert.models.deberta_v2.config import CONTENT_TO_POSITION, POSITION_TO_CONTENT, DebertaV2Config
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.key_map import KeyMap
 from fastbert.ops.encoder_layer.spec import NormSpec, bert_layer
 
@@ -28,6 +32,8 @@ KEY_MAP = KeyMap(
         ("positions.LayerNorm.", "encoder.LayerNorm."),
         ("encoder.convolution.", "encoder.conv."),
         ("embeddings.projection.", "embeddings.embed_proj."),
+        ("classifier.dense.", "pooler.dense."),
+        ("classifier.out_proj.", "classifier."),
     )
 )
 
@@ -66,7 +72,26 @@ def deberta_spec(config: Any) -> ArchitectureSpec:
     if config.conv_kernel_size > 0:
         convolution = ConvolutionSpec(config.conv_kernel_size, config.conv_groups, config.conv_act, norm)
     layers = (replace(layer, self_attention=attention),) * config.num_hidden_layers
-    return ArchitectureSpec(embeddings, layers, relative=relative, convolution=convolution, pooler=False)
+    return ArchitectureSpec(
+        embeddings, layers, relative=relative, convolution=convolution, pooler=False,
+        last_layer_repeats=max(config.z_steps - 1, 0),
+    )  # fmt: skip
+
+
+def prediction(config: Any) -> PredictionSpec:
+    """Return the masked-LM head of a config; that of the released models is as wide as the layers."""
+    width = config.token_embedding_size if config.legacy else config.hidden_size
+    return PredictionSpec(width, activation_of(config.hidden_act), NormSpec(config.layer_norm_eps))
+
+
+def renames_of(config: Any) -> tuple[tuple[str, str], ...]:
+    """Return the names of the released models' masked-LM head."""
+    if config.legacy:
+        return ()
+    return (
+        ("cls.predictions.transform.", "lm_predictions.lm_head."),
+        ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
+    )
 
 
 DEBERTA_V2 = Architecture(
@@ -77,5 +102,9 @@ DEBERTA_V2 = Architecture(
     class_prefix="DebertaV2",
     base_model_prefix="deberta",
     key_map=KEY_MAP,
+    heads=(ForMaskedLM, *TASK_HEADS),
+    classification_head=lambda config: ClassificationHeadSpec(config.pooler_hidden_act, drops_input=True),
+    prediction=prediction,
+    renames_of=renames_of,
     layouts=(),
 )

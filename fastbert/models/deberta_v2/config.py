@@ -55,6 +55,8 @@ class DebertaV2Config(BertConfig):
     pooler_hidden_act: str = "gelu"
     cls_dropout: float | None = None
     """Dropout probability in front of a classifier of sequences, None: `hidden_dropout_prob`."""
+    z_steps: int = 0
+    """Passes of the last layer whose queries are of the pass before; 0 and 1: one. transformers ignores it."""
     legacy: bool = True
     """True if the masked-LM head is that of transformers' early versions, False: that of the released models."""
 
@@ -65,10 +67,12 @@ class DebertaV2Config(BertConfig):
         for name in ("relative_attention", "share_att_key", "position_biased_input", "legacy"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name}={shown(getattr(self, name))} must be true or false")
-        for name in ("max_relative_positions", "position_buckets", "conv_kernel_size", "conv_groups"):
+        for name in ("max_relative_positions", "position_buckets", "conv_kernel_size", "conv_groups", "z_steps"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise UserError(f"{name}={shown(value)} must be an integer")
+        if not 0 <= self.z_steps <= self.num_hidden_layers:
+            raise UserError(f"z_steps={self.z_steps} must be from 0 to num_hidden_layers={self.num_hidden_layers}")
         width = self.embedding_size
         if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
             raise UserError(f"embedding_size={shown(width)} must be a positive integer")
@@ -99,11 +103,6 @@ class DebertaV2Config(BertConfig):
         size = values.get("pooler_hidden_size")
         if size is not None and size != values.get("hidden_size", cls.hidden_size):
             raise UserError(f"{source}: pooler_hidden_size={shown(size)} must be hidden_size, which the pooler reads")
-        if isinstance(values.get("z_steps"), int) and values["z_steps"] > 1:
-            raise UserError(
-                f"{source}: z_steps={values['z_steps']}, further passes of the last layer, is not supported;"
-                " transformers ignores it"
-            )
         if values.get("tie_word_embeddings") is False:
             raise UserError(f"{source}: tie_word_embeddings=false, a head with weights of its own, is not supported")
         return super().from_dict(values, source)
@@ -111,10 +110,11 @@ class DebertaV2Config(BertConfig):
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> Self:
         """Return one of BERT's sizes with DeBERTa-v3's layers: disentangled attention with 256 buckets, projections
-        shared with relative positions, which are normalised, and no absolute ones."""
+        shared with relative positions, which are normalised, and no absolute ones. The masked-LM head is the one
+        that transformers loads, `legacy`."""
         shape = {
             "relative_attention": True, "position_buckets": 256, "pos_att_type": ("p2c", "c2p"), "share_att_key": True,
-            "norm_rel_ebd": "layer_norm", "position_biased_input": False, "legacy": False,
+            "norm_rel_ebd": "layer_norm", "position_biased_input": False,
         }  # fmt: skip
         return super().preset(name, **{**shape, **overrides})
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastbert.models.activations import activation_of
-from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
+from fastbert.models.architecture import (
+    Architecture,
+    ArchitectureSpec,
+    ClassificationHeadSpec,
+    EmbeddingsSpec,
+    PredictionSpec,
+)
 from fastbert.models.eurobert.config import EuroBertConfig
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.sequence import ForSequenceClassification
+from fastbert.models.heads.tokens import ForTokenClassification
 from fastbert.models.joined_rows import JoinedRows
 from fastbert.models.key_map import KeyMap
 from fastbert.ops.encoder_layer.spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
@@ -23,7 +32,8 @@ KEY_MAP = KeyMap(
         (".output.dense.", ".mlp.down_proj."),
         ("encoder.LayerNorm.", "norm."),
         ("embeddings.word_embeddings.", "embed_tokens."),
-        ("cls.predictions.decoder.", "lm_head."),
+        ("cls.predictions.decoder.weight", "lm_head.weight"),
+        ("cls.predictions.bias", "lm_head.bias"),
         ("classifier.dense.", "dense."),
         ("classifier.out_proj.", "classifier."),
     )
@@ -46,6 +56,17 @@ def eurobert_spec(config: Any) -> ArchitectureSpec:
     return ArchitectureSpec(embeddings, (layer,) * config.num_hidden_layers, final_norm=behind, pooler=False)
 
 
+def classification_head(config: Any) -> ClassificationHeadSpec:
+    """Return the classifier of a config, "late" pooling takes the mean of logits."""
+    poolings: dict[str, Literal["first", "mean", "logits"]] = {"bos": "first", "mean": "mean", "late": "logits"}
+    return ClassificationHeadSpec("gelu", pooling=poolings[config.classifier_pooling])
+
+
+def prediction(config: Any) -> PredictionSpec:
+    """Return the masked-LM head of a config: a matmul, whose weight is its own unless tied."""
+    return PredictionSpec(config.hidden_size, decoder_bias=config.mlp_bias, tied=config.ties_prediction_head)
+
+
 EUROBERT = Architecture(
     name=EuroBertConfig.model_type,
     title="EuroBERT (Boizard et al. 2025)",
@@ -54,6 +75,9 @@ EUROBERT = Architecture(
     class_prefix="EuroBert",
     base_model_prefix="model",
     key_map=KEY_MAP,
+    heads=(ForMaskedLM, ForSequenceClassification, ForTokenClassification),
+    classification_head=classification_head,
+    prediction=prediction,
     from_file=GATED.join,
     to_file=GATED.split_tensors,
     replaces_remote_code=True,

@@ -85,6 +85,11 @@ class EuroBertConfig(RotaryConfig):
         """Return whether the masked-LM head multiplies with the token embedding."""
         return self.tie_word_embeddings
 
+    @property
+    def sequence_classifier_dropout(self) -> float:
+        """Return 0: nothing is dropped in front of classifiers."""
+        return 0.0
+
     def num_parameters(self, heads: bool = False) -> int:
         """Return the number of parameters of the encoder, or with `heads` with the masked-LM head."""
         width, inner, head_dim = self.hidden_size, self.intermediate_size, self.head_dim

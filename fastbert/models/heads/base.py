@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from fastbert.models.bilstm import BiLstm, sequence_states
 from fastbert.models.encoder import EncoderModel, summary_indices, summary_tokens
 from fastbert.models.fusibility import project
 from fastbert.models.labels import TokenLabels, token_labels
+from fastbert.models.norm import norm_of
 from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch
 from fastbert.ops.dropout.arguments import Site, TokenDropout
@@ -24,7 +26,13 @@ from fastbert.ops.dropout.op import dropout
 from fastbert.packing import PackedBatch
 
 # Of a `ClassificationHead`; GELU by the error function.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 HiddenStates = tuple[Tensor, ...] | None
 
 
@@ -56,17 +64,21 @@ class LabelledTokens:
 
 
 class ClassificationHead(nn.Module):
-    """A classifier of first tokens without the encoder's pooler: linear layer, activation, dropout, linear layer."""
+    """A classifier of first tokens without the encoder's pooler: linear layer, activation, norm if there is one,
+    dropout, linear layer."""
 
     def __init__(self, spec: ClassificationHeadSpec, hidden_size: int, classes: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size, hidden_size, bias=spec.bias)
+        self.LayerNorm = None if spec.norm is None else norm_of(spec.norm, hidden_size)
         self.out_proj = nn.Linear(hidden_size, classes)
-        self.activation, self.drops_input = spec.activation, spec.drops_input
+        self.activation, self.drops_input, self.pooling = spec.activation, spec.drops_input, spec.pooling
 
     def transform(self, first: Tensor) -> Tensor:
-        """Return the activation of first tokens (sequences, hidden_size), the same shape."""
-        return ACTIVATIONS[self.activation](project(self.dense, first))
+        """Return the activation of first tokens (sequences, hidden_size), normalised if the head has a norm: the same
+        shape."""
+        inner = ACTIVATIONS[self.activation](project(self.dense, first))
+        return inner if self.LayerNorm is None else self.LayerNorm(inner)
 
     def forward(self, first: Tensor) -> Tensor:
         """Return logits (sequences, classes) of first tokens (sequences, hidden_size), without dropout."""
@@ -107,9 +119,16 @@ class ModelWithHead(PreTrainedModel):
 
     def _classifier(self, classes: int) -> nn.Module:
         """Return the architecture's classifier of first tokens: a linear layer, or a `ClassificationHead`."""
-        spec, width = self.architecture.classification_head, self.config.head_input_size
+        spec, width = self.architecture.head_spec(self.config), self.config.head_input_size
         if spec is None:
             return nn.Linear(width, classes, bias=self.architecture.classifier_bias)
+        return ClassificationHead(spec, width, classes)
+
+    def _token_classifier(self, classes: int) -> nn.Module:
+        """Return the architecture's classifier of tokens: a linear layer, or a `ClassificationHead`."""
+        width, spec = self.config.head_input_size, self.architecture.head_spec(self.config)
+        if spec is None or not self.architecture.transforms_tokens:
+            return nn.Linear(width, classes)
         return ClassificationHead(spec, width, classes)
 
     @property
@@ -182,11 +201,22 @@ class ModelWithHead(PreTrainedModel):
         pooled, _, hidden_states = self._encode_pooled(packed, no_tokens, output_hidden_states)
         return pooled, hidden_states
 
+    def _encode_means(self, packed: Packed, output_hidden_states: bool | None) -> tuple[Tensor, Tensor, HiddenStates]:
+        """Return the mean hidden states of each sequence (sequences, hidden_size), then what `_encode` returns."""
+        x, hidden_states = self._encode(packed, None, output_hidden_states)
+        means = self._ends(x, packed.batch) if self.bilstm is not None else sequence_means(x, packed.batch)
+        return means, x, hidden_states
+
     def _classify_sequences(
         self, packed: Packed, classifier: nn.Module, output_hidden_states: bool | None, num_orders: int = 1
     ) -> tuple[Tensor, HiddenStates]:
         """Return logits (sequences / num_orders, classes) of the pooled first tokens, and the hidden states of
         `_encode`. The pooled tokens of each `num_orders` adjacent sequences are added."""
+        if isinstance(classifier, ClassificationHead) and classifier.pooling == "logits":
+            x, hidden_states = self._encode(packed, None, output_hidden_states)
+            x = self._token_dropout(packed.batch, classifier.transform(x), self.classifier_dropout_prob)
+            logits = sequence_means(project(classifier.out_proj, x), packed.batch)
+            return (logits if num_orders == 1 else logits.unflatten(0, (-1, num_orders)).sum(1)), hidden_states
         x, last, hidden_states = self._classifier_input(packed, classifier, output_hidden_states, num_orders)
         return project(last, x), hidden_states
 
@@ -195,13 +225,17 @@ class ModelWithHead(PreTrainedModel):
     ) -> tuple[Tensor, nn.Module, HiddenStates]:
         """Return the input (sequences / num_orders, width) of a classifier's last linear layer, that layer, and the
         hidden states of `_encode`."""
-        first, hidden_states = self._encode_sequences(packed, output_hidden_states)
+        if isinstance(classifier, ClassificationHead) and classifier.pooling == "mean":
+            first, _, hidden_states = self._encode_means(packed, output_hidden_states)
+        else:
+            first, hidden_states = self._encode_sequences(packed, output_hidden_states)
         if num_orders != 1:
             first = first.unflatten(0, (-1, num_orders)).sum(1)
         batch, p = packed.batch, self.classifier_dropout_prob
         if isinstance(classifier, ClassificationHead):
             if classifier.drops_input:
-                first = self._head_dropout(batch, first, p, Site.HEAD_INPUT, group=num_orders)
+                input_p = self.config.classifier_input_dropout
+                first = self._head_dropout(batch, first, input_p, Site.HEAD_INPUT, group=num_orders)
             first, classifier = classifier.transform(first), classifier.out_proj
         return self._head_dropout(batch, first, p, group=num_orders), classifier, hidden_states
 
@@ -210,6 +244,8 @@ class ModelWithHead(PreTrainedModel):
     ) -> tuple[Tensor, HiddenStates]:
         """Return logits (rows, classes) of tokens, all of them or those of `token_indices`, and the hidden states."""
         x, hidden_states = self._encode(packed, token_indices, output_hidden_states)
+        if isinstance(classifier, ClassificationHead):
+            x, classifier = classifier.transform(x), classifier.out_proj
         x = self._token_dropout(packed.batch, x, self.config.token_classifier_dropout, token_indices)
         return project(classifier, x), hidden_states
 
@@ -228,6 +264,23 @@ class ModelWithHead(PreTrainedModel):
             return x
         tokens = TokenDropout(p, _keys(batch), batch.sequence_ids, batch.offsets_in_sequence, int(Site.HEAD))
         return dropout(x, tokens if token_indices is None else tokens.select(token_indices))
+
+
+def sequence_means(x: Tensor, batch: PackedBatch) -> Tensor:
+    """Return the mean of each sequence's rows of x (tokens, width): (sequences, width), zeros for empty sequences.
+
+    Sums are fp32, or as wide as x.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if isinstance(batch, PaddedBatch):
+        rows = wide.reshape(*batch.shape, -1)
+        if batch.mask is None:
+            return rows.mean(1).to(x.dtype)
+        counts = batch.mask.sum(1, keepdim=True).clamp(min=1)
+        return (rows.masked_fill(~batch.mask[..., None], 0).sum(1) / counts).to(x.dtype)
+    lengths = batch.cu_seqlens.diff().long()
+    sums = torch.segment_reduce(wide, "sum", lengths=lengths, axis=0, initial=0)
+    return (sums / lengths.clamp(min=1)[:, None]).to(x.dtype)
 
 
 def _keys(batch: PackedBatch) -> Tensor:

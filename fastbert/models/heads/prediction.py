@@ -7,34 +7,39 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
+from fastbert.models.activations import activation_of
+from fastbert.models.architecture import PredictionSpec
 from fastbert.models.base import resized
 from fastbert.models.fusibility import is_plain, is_plain_without_bias, project, project_without_bias
 from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
-from fastbert.models.modules import Norm, is_plain_norm
+from fastbert.models.norm import is_plain_norm, norm_of
 from fastbert.ops.cross_entropy.op import CrossEntropy, linear_cross_entropy
 from fastbert.ops.dispatch import preferred_backend
-from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.encoder_layer.composition import activate
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, NormSpec
 from fastbert.ops.native.matmul_table import prefers_native
 from fastbert.ops.norm.op import gelu_layer_norm
 from fastbert.packing import IGNORE_INDEX
 
 
 class PredictionTransform(nn.Module):
-    """Linear layer, GELU and LayerNorm between the encoder and the matmul with the vocabulary."""
+    """Linear layer, activation and LayerNorm between the encoder and the matmul with the vocabulary."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, hidden_size: int, spec: PredictionSpec) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.token_embedding_size)
-        self.LayerNorm = Norm(config.token_embedding_size, config.layer_norm_eps)
-        self.approximate = config.prediction_gelu_approximation
+        assert spec.norm is not None
+        self.dense = nn.Linear(hidden_size, spec.width, bias=spec.bias)
+        self.LayerNorm = norm_of(spec.norm, spec.width)
+        self.activation = spec.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform hidden states (rows, hidden_size) into rows of the token embedding's width."""
         norm = self.LayerNorm
         product, bias = project_without_bias(self.dense, x)
-        if is_plain_norm(norm):
-            return gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, self.approximate)
-        normed: Tensor = norm(bias_gelu(product, bias, self.approximate))
+        if is_plain_norm(norm) and self.activation in APPROXIMATIONS:
+            approximate = APPROXIMATIONS[self.activation]
+            return gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, approximate)
+        normed: Tensor = norm(activate(product, bias, self.activation))
         return normed
 
 
@@ -102,24 +107,47 @@ def set_z_loss(model: nn.Module, z_loss: float) -> None:
 
 
 class PredictionHead(VocabularyHead):
-    """The masked-LM head, whose decoder shares the token embedding's weight and has its own bias."""
+    """The masked-LM head, whose decoder shares the token embedding's weight and has its own bias, unless the
+    architecture's record says otherwise."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: BertConfig, spec: PredictionSpec | None = None) -> None:
         super().__init__()
-        self.transform = PredictionTransform(config)
-        self.decoder = nn.Linear(config.token_embedding_size, config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self.decoder.bias = self.bias
+        spec = prediction_spec(config) if spec is None else spec
+        self.transform = nn.Identity() if spec.norm is None else PredictionTransform(config.hidden_size, spec)
+        self.decoder = nn.Linear(spec.width, config.vocab_size, bias=spec.decoder_bias)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if spec.decoder_bias else None
+        self.decoder.bias = self.bias  # type: ignore[assignment]
+        self.tied, self.std = spec.tied, config.initializer_range
 
     def tie(self, weight: Tensor) -> None:
-        """Share the token embedding's weight (vocab_size, width) and the head's bias with the decoder."""
-        super().tie(weight)
-        self.decoder.bias = self.bias
+        """Share the token embedding's weight (vocab_size, width) with the decoder of a tied head, and the bias."""
+        if self.tied:
+            super().tie(weight)
+        self.decoder.bias = self.bias  # type: ignore[assignment]
 
     def resize(self, rows: int) -> None:
-        """Predict that many tokens; the bias of new ones is 0."""
+        """Predict that many tokens; the bias of new ones is 0, weights that are not tied are drawn."""
         super().resize(rows)
-        self.bias = resized(self.bias, rows, self.bias.detach().new_zeros(max(rows - len(self.bias), 0)))
+        if self.bias is not None:
+            self.bias = resized(self.bias, rows, self.bias.detach().new_zeros(max(rows - len(self.bias), 0)))
+        if not self.tied:
+            weight = self.decoder.weight
+            added = weight.detach().new_empty(max(rows - len(weight), 0), weight.shape[1])
+            nn.init.trunc_normal_(added, std=self.std, a=-2 * self.std, b=2 * self.std)
+            self.decoder.weight = resized(weight, rows, added)
+
+    @property
+    def tied_names(self) -> tuple[str, ...]:
+        """Return the names of its parameters that repeat others."""
+        names = (("decoder.weight", self.tied), ("decoder.bias", self.bias is not None))
+        return tuple(name for name, repeats in names if repeats)
+
+
+def prediction_spec(config: BertConfig) -> PredictionSpec:
+    """Return the masked-LM head of BERT, in a model of this config."""
+    return PredictionSpec(
+        config.token_embedding_size, activation_of(config.prediction_activation), NormSpec(config.layer_norm_eps)
+    )
 
 
 class TiedHead(VocabularyHead):
@@ -134,9 +162,9 @@ class TiedHead(VocabularyHead):
 class PreTrainingHeads(nn.Module):
     """The heads of pre-training: `predictions` if `mlm`, `seq_relationship` if `nsp`."""
 
-    def __init__(self, config: BertConfig, mlm: bool, nsp: bool) -> None:
+    def __init__(self, config: BertConfig, mlm: bool, nsp: bool, spec: PredictionSpec | None = None) -> None:
         super().__init__()
         if mlm:
-            self.predictions = PredictionHead(config)
+            self.predictions = PredictionHead(config, spec)
         if nsp:
             self.seq_relationship = nn.Linear(config.hidden_size, 2)

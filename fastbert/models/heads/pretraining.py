@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
+from fastbert.models.architecture import PredictionSpec
 from fastbert.models.fusibility import project
 from fastbert.models.heads.base import LabelledTokens, ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads
@@ -31,11 +32,20 @@ class MaskedLanguageModel(ModelWithHead):
     """A model with the masked-LM head, whose decoder is tied to the token embedding."""
 
     cls: PreTrainingHeads
-    tied_keys = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+
+    @property
+    def tied_keys(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return the names of the parameters that repeat others."""
+        return tuple(f"cls.predictions.{name}" for name in self.cls.predictions.tied_names)
+
+    @property
+    def prediction(self) -> PredictionSpec | None:
+        """Return the masked-LM head of the architecture, None for BERT's."""
+        return None if self.architecture.prediction is None else self.architecture.prediction(self.config)
 
     def add_head(self, config: BertConfig) -> None:
         """Add the masked-LM head."""
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=False, spec=self.prediction)
 
     def tie_weights(self) -> None:
         """Share the token embedding's weight and the head's bias with the decoder."""
@@ -69,7 +79,7 @@ class ForPreTraining(MaskedLanguageModel):
 
     def add_head(self, config: BertConfig) -> None:
         """Add both heads."""
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=True)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=True, spec=self.prediction)
 
     def forward(
         self,
@@ -102,6 +112,7 @@ class ForPreTraining(MaskedLanguageModel):
         tokens = self._labelled_tokens(packed, labels, self.config.vocab_size, USE_VOCABULARY, return_logits)
         pooled, x, hidden_states = self._encode_pooled(packed, tokens.indices, output_hidden_states)
         logits, mlm = self._predict(tokens, x)
+        pooled = self._head_dropout(packed.batch, pooled, self.config.pair_dropout)
         nsp_logits = project(self.cls.seq_relationship, pooled)
         output = PreTrainingOutput(
             prediction_logits=logits, seq_relationship_logits=nsp_logits, hidden_states=hidden_states

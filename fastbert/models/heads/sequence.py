@@ -88,7 +88,7 @@ class ForSequenceClassification(ModelWithHead):
     @property
     def with_pooler(self) -> bool:  # type: ignore[override]
         """Return whether the classifier reads pooled first tokens."""
-        return self.architecture.classification_head is None
+        return self.architecture.head_spec(self.config) is None
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""

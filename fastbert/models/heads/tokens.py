@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.fusibility import project
-from fastbert.models.heads.base import ModelWithHead
+from fastbert.models.heads.base import ClassificationHead, ModelWithHead
 from fastbert.models.labels import NUMBER_CLASSES, class_loss, integers
 from fastbert.models.outputs import LogitsOutput, SpanOutput
 from fastbert.models.packed import Packed, read_inputs
@@ -33,7 +33,7 @@ class ForTokenClassification(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""
-        self.classifier = nn.Linear(config.head_input_size, config.num_labels)
+        self.classifier = self._token_classifier(config.num_labels)
 
     def forward(
         self,
@@ -86,7 +86,7 @@ class ForQuestionAnswering(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the linear layer of both scores."""
-        self.qa_outputs = nn.Linear(config.head_input_size, 2)
+        self.qa_outputs = self._token_classifier(2)
 
     def forward(
         self,
@@ -115,8 +115,11 @@ class ForQuestionAnswering(ModelWithHead):
             past_key_values=past_key_values, **unsupported,
         )  # fmt: skip
         x, hidden_states = self._encode(packed, None, output_hidden_states)
+        last = self.qa_outputs
+        if isinstance(last, ClassificationHead):
+            x, last = last.transform(x), last.out_proj
         x = self._token_dropout(packed.batch, x, self.config.span_dropout)
-        logits = project(self.qa_outputs, x).float()
+        logits = project(last, x).float()
         loss = None
         if start_positions is not None and end_positions is not None:
             named = (("start_positions", start_positions), ("end_positions", end_positions))

@@ -10,6 +10,8 @@ from typing import Any
 
 from fastbert.models.activations import activation_of
 from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.jina_bert.config import GATES, JinaBertConfig
 from fastbert.models.key_map import KeyMap
 from fastbert.ops.encoder_layer.spec import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
@@ -47,6 +49,7 @@ JINA_BERT = Architecture(
     class_prefix="JinaBert",
     base_model_prefix="bert",
     key_map=KEY_MAP,
+    heads=(ForMaskedLM, *TASK_HEADS),
     replaces_remote_code=True,
     describes=JinaBertConfig.describes,
     layouts=(),

@@ -10,6 +10,9 @@ from typing import Any
 from fastbert.checkpoints.weights import Weights
 from fastbert.models.activations import activation_of
 from fastbert.models.architecture import Architecture, ArchitectureSpec, ClassificationHeadSpec, EmbeddingsSpec
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.sequence import ForSequenceClassification
+from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
 from fastbert.models.jina_embeddings_v3.config import JinaEmbeddingsV3Config
 from fastbert.models.joined_rows import JoinedRows, renamed
 from fastbert.models.roberta.architecture import KEY_MAP as ROBERTA_NAMES
@@ -61,6 +64,7 @@ JINA_EMBEDDINGS_V3 = Architecture(
     class_prefix="JinaEmbeddingsV3",
     base_model_prefix="roberta",
     key_map=KEY_MAP,
+    heads=(ForMaskedLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering),
     from_file=from_file,
     classification_head=ClassificationHeadSpec("tanh", drops_input=True),
     layouts=(),

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastbert.models.activations import activation_of
-from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
+from fastbert.models.architecture import (
+    Architecture,
+    ArchitectureSpec,
+    ClassificationHeadSpec,
+    EmbeddingsSpec,
+    PredictionSpec,
+)
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.tasks import TASK_HEADS
 from fastbert.models.joined_rows import JoinedRows
 from fastbert.models.key_map import KeyMap
 from fastbert.models.modernbert.config import LOCAL, ModernBertConfig
@@ -28,6 +36,9 @@ KEY_MAP = KeyMap(
         ("cls.predictions.transform.LayerNorm.", "head.norm."),
         ("cls.predictions.decoder.weight", "decoder.weight"),
         ("cls.predictions.bias", "decoder.bias"),
+        *((f"{head}.dense.", "head.dense.") for head in ("classifier", "qa_outputs")),
+        *((f"{head}.LayerNorm.", "head.norm.") for head in ("classifier", "qa_outputs")),
+        *((f"{head}.out_proj.", "classifier.") for head in ("classifier", "qa_outputs")),
     )
 )
 
@@ -52,6 +63,24 @@ def modernbert_spec(config: Any) -> ArchitectureSpec:
     return ArchitectureSpec(embeddings, tuple(layers), final_norm=behind, pooler=False, scales_residuals=True)
 
 
+def classification_head(config: Any) -> ClassificationHeadSpec:
+    """Return the classifier of a config: the masked-LM head's first half, then a linear layer."""
+    norm = NormSpec(config.layer_norm_eps, bias=config.norm_bias)
+    pooling: Literal["first", "mean"] = "mean" if config.classifier_pooling == "mean" else "first"
+    return ClassificationHeadSpec(
+        activation_of(config.classifier_activation), bias=config.classifier_bias, norm=norm, pooling=pooling
+    )
+
+
+def prediction(config: Any) -> PredictionSpec:
+    """Return the masked-LM head of a config."""
+    norm = NormSpec(config.layer_norm_eps, bias=config.norm_bias)
+    return PredictionSpec(
+        config.hidden_size, activation_of(config.classifier_activation), norm, bias=config.classifier_bias,
+        decoder_bias=config.decoder_bias,
+    )  # fmt: skip
+
+
 MODERNBERT = Architecture(
     name=ModernBertConfig.model_type,
     title="ModernBERT (Warner et al. 2024)",
@@ -60,6 +89,10 @@ MODERNBERT = Architecture(
     class_prefix="ModernBert",
     base_model_prefix="model",
     key_map=KEY_MAP,
+    heads=(ForMaskedLM, *TASK_HEADS),
+    classification_head=classification_head,
+    transforms_tokens=True,
+    prediction=prediction,
     from_file=PROJECTIONS.split,
     to_file=PROJECTIONS.join_tensors,
     layouts=(),

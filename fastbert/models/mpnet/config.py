@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 from fastbert.config import config_class
 from fastbert.errors import UserError
@@ -39,6 +39,11 @@ class MPNetConfig(RobertaConfig):
             )
         if self.pad_token_id != 1:
             raise UserError(f"pad_token_id={self.pad_token_id} must be 1, where MPNet's positions begin")
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> Self:
+        """Return one of the published sizes of BERT as MPNet has it: RoBERTa's, without segments."""
+        return super().preset(name, **{"type_vocab_size": 0, **overrides})
 
     def num_parameters(self, heads: bool = False) -> int:
         """Return the number of parameters as `BertConfig.num_parameters`, with the table of distances."""

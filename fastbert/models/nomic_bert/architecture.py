@@ -10,6 +10,9 @@ from torch import Tensor
 from fastbert.checkpoints.weights import Weights
 from fastbert.models.activations import activation_of
 from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.sequence import ForSequenceClassification
+from fastbert.models.heads.tokens import ForTokenClassification
 from fastbert.models.joined_rows import JoinedRows, renamed
 from fastbert.models.key_map import KeyMap
 from fastbert.models.nomic_bert.config import NomicBertConfig
@@ -76,6 +79,7 @@ NOMIC_BERT = Architecture(
     class_prefix="NomicBert",
     base_model_prefix="nomic_bert",
     key_map=KEY_MAP,
+    heads=(ForMaskedLM, ForSequenceClassification, ForTokenClassification),
     from_file=from_file,
     to_file=to_file,
     replaces_remote_code=True,
