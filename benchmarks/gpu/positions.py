@@ -23,11 +23,10 @@ from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 from fastbert.ops.attention.rotary import rotate
 
-TOKENS, WINDOW, BASE, SPAN = 16384, 64, 10_000.0, 256
+TOKENS, WINDOW, BASE = 16384, 64, 10_000.0
 TRANSFORMERS = "transformers eager"
 # The allowed multiples of the rival's error against float64, and of the largest value.
 FACTOR, FLOOR = 2.0, 1e-3
-
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,8 @@ class Shape:
     head_dim: int = 64
     sequences: int = 0
     """0: as many as make `TOKENS`."""
+    span: int = 256
+    """Buckets of relative positions on each side."""
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class Shape:
 def shapes(dry: bool) -> list[Shape]:
     """Return all cases."""
     if dry:
-        small: dict[str, Any] = {"heads": 1, "head_dim": 32, "sequences": 1}
+        small: dict[str, Any] = {"heads": 1, "head_dim": 32, "sequences": 1, "span": 4}
         return [Shape(kind="disentangled", length=20, **small), Shape(kind="windowed", length=20, **small)]
     cases = [Shape(kind="disentangled", length=length) for length in (128, 512, 2048)]
     cases += [Shape(kind="windowed", length=length) for length in (512, 8192)]
@@ -144,10 +145,8 @@ def _drawn(device: Device, shape: Shape) -> tuple[dict[str, Callable[..., Tensor
     cu_seqlens = torch.arange(0, tokens + 1, shape.length, dtype=torch.int32, device=device.torch_device)
     if shape.kind == "disentangled":
         names = ("query_proj", "key_proj", "value_proj")
-        projections = [
-            x for _ in names for x in (normal(width, width, factor=width**-0.5), normal(width, factor=0.02))
-        ]
-        leaves = [normal(tokens, width), normal(2 * SPAN, width), *projections]
+        projections = [x for _ in names for x in (normal(width, width, factor=width**-0.5), normal(width, factor=0.02))]
+        leaves = [normal(tokens, width), normal(2 * shape.span, width), *projections]
         return _disentangled(shape, cu_seqlens), leaves, gradient
     return _rotary(device, shape, cu_seqlens), [normal(tokens, 3 * width)], gradient
 
@@ -164,7 +163,7 @@ def _disentangled(shape: Shape, cu_seqlens: Tensor) -> dict[str, Callable[..., T
         hidden_size=width,
         num_attention_heads=shape.heads,
         relative_attention=True,
-        position_buckets=SPAN,
+        position_buckets=shape.span,
         max_relative_positions=512,
         pos_att_type=["p2c", "c2p"],
         share_att_key=True,
@@ -175,8 +174,8 @@ def _disentangled(shape: Shape, cu_seqlens: Tensor) -> dict[str, Callable[..., T
     names = [f"{name}.{kind}" for name in ("query_proj", "key_proj", "value_proj") for kind in ("weight", "bias")]
     distances = torch.arange(1 - shape.length, shape.length, device=cu_seqlens.device)
     # Their positions are those of queries relative to keys.
-    rows = theirs.make_log_bucket_position(-distances, SPAN, 512) + SPAN
-    buckets = rows.clamp(0, 2 * SPAN - 1).int()
+    rows = theirs.make_log_bucket_position(-distances, shape.span, 512) + shape.span
+    buckets = rows.clamp(0, 2 * shape.span - 1).int()
     mask = torch.ones(shape.count, 1, shape.length, shape.length, dtype=torch.bool, device=cu_seqlens.device)
 
     def fastbert(hidden: Tensor, table: Tensor, *projections: Tensor) -> Tensor:

@@ -46,14 +46,21 @@ _COMPILED: Table = {
 _HOPPER: Table = _COMPILED | {
     "positional_forward": _SHARED | {"half-32-masked": _tile(64, 8), "half-64-masked": _tile(64, 8)},
 }
+# Their matrix units read registers.
+_AMPERE: Table = {kernel: entries | {"half-64": _tile(32, 4)} for kernel, entries in _COMPILED.items()} | {
+    "positional_buckets": _BUCKETS
+}
+_CDNA3: Table = _COMPILED | {"positional_keys": _SHARED}
 # Small tiles, so that small tests have several of them.
 _INTERPRETER: Table = {
     kernel: {f"{kind}-{width}": _tile(32, 4) for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
     for kernel in _KERNELS
 } | {"positional_buckets": _BUCKETS}
 TABLES: dict[str, Table] = {
-    **dict.fromkeys(("sm_80", "sm_86", "sm_100", "sm_120", "gfx942"), _COMPILED),
+    **dict.fromkeys(("sm_80", "sm_86", "sm_120"), _AMPERE),
     "sm_90": _HOPPER,
+    "sm_100": _COMPILED,
+    "gfx942": _CDNA3,
     "interpreter": _INTERPRETER,
 }
 # The sizes that the kernels are written for.

@@ -85,7 +85,7 @@ def every() -> list[PositionalCase]:
     """Return all variants of these."""
     return [
         PositionalCase(
-            dtype=dtype, tf32=tf32, head_dim=width, dropout=dropout, causal=causal, **{name: True for name in names}
+            dtype=dtype, tf32=tf32, head_dim=width, dropout=dropout, causal=causal, **dict.fromkeys(names, True)
         )
         for (dtype, tf32), width, dropout, causal, names in itertools.product(
             [*ARITHMETICS, ("fp16", False)],

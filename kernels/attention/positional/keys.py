@@ -53,9 +53,7 @@ def positional_keys(
         dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
         row, begin, length = tl.arange(0, BLOCK)[:, None], begin_k + first, length_k - first
         inside = row < length
-        ka, kb = load_turned(
-            k_ptr, begin, first, row, inside, STRIDE_K, group, rotary, HEAD_DIM, WIDTH, ROTARY, True
-        )
+        ka, kb = load_turned(k_ptr, begin, first, row, inside, STRIDE_K, group, rotary, HEAD_DIM, WIDTH, ROTARY, True)
         v = load_rows(v_ptr, begin, row, inside, STRIDE_V, group, HEAD_DIM, BLOCK_D, True)
         start, full, end = query_range(first, length_q, length_k, window, CAUSAL, WINDOW, SPLIT, BLOCK)
         spans = (begin_q, length_q, length_k, first, window, tokens_q)
@@ -105,9 +103,7 @@ def _add_queries(
     for here in range(start, end, BLOCK):
         left, begin = length_q - here, begin_q + here
         inside, position, unknown = row < left, here + shift + row, left >> 31
-        qa, qb = load_turned(
-            q_ptr, begin, here, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, MASKED
-        )
+        qa, qb = load_turned(q_ptr, begin, here, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, MASKED)
         grad = load_rows(grad_ptr, begin, row, inside, HEADS * HEAD_DIM, head, HEAD_DIM, BLOCK_D, MASKED)
         lse = load_statistic(lse_ptr, begin, row, left, head, HEADS, tokens_q, float("inf"))
         delta = load_statistic(delta_ptr, begin, row, left, head, HEADS, tokens_q, 0.0)

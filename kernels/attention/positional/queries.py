@@ -60,9 +60,7 @@ def positional_queries(
             HEADS, HEAD_DIM, BLOCK_D,
         )  # fmt: skip
         grad = load_rows(grad_ptr, begin, row, inside, HEADS * HEAD_DIM, head, HEAD_DIM, BLOCK_D, True)
-        qa, qb = load_turned(
-            q_ptr, begin, first, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, True
-        )
+        qa, qb = load_turned(q_ptr, begin, first, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, True)
         lse = load_statistic(lse_ptr, begin, row, length, head, HEADS, tokens_q, float("inf"))
         start, full, end = key_range(first, length_q, length_k, window, CAUSAL, WINDOW, SPLIT, BLOCK)
         spans = (begin_k, length_k, first, length_k - length_q, window)

@@ -89,12 +89,8 @@ def positional_tables(
                 k_ptr, begin_k + first_key, first_key, row, inside_k, STRIDE_K, head // GROUP, rotary,
                 HEAD_DIM, WIDTH, ROTARY, True,
             )  # fmt: skip
-            v = load_rows(
-                v_ptr, begin_k + first_key, row, inside_k, STRIDE_V, head // GROUP, HEAD_DIM, BLOCK_D, True
-            )
-            grad = load_rows(
-                grad_ptr, begin_q + first, row, inside, HEADS * HEAD_DIM, head, HEAD_DIM, BLOCK_D, True
-            )
+            v = load_rows(v_ptr, begin_k + first_key, row, inside_k, STRIDE_V, head // GROUP, HEAD_DIM, BLOCK_D, True)
+            grad = load_rows(grad_ptr, begin_q + first, row, inside, HEADS * HEAD_DIM, head, HEAD_DIM, BLOCK_D, True)
             statistic = head * tl.cast(tokens_q, tl.int64) + begin_q + query
             lse = tl.load(lse_ptr + statistic, mask=inside, other=float("inf"))
             delta = tl.load(delta_ptr + statistic, mask=inside, other=0.0)

@@ -140,6 +140,13 @@ def _angles(rotary, first, index, row, inside, turned, ROTARY: tl.constexpr, WID
 
 
 @triton.jit
+def _settled(x, dtype: tl.constexpr):
+    """Return x in `dtype`, behind a reduction of one value: compilers for matrix units that read registers would
+    otherwise turn a tile once per operand that it is, and hold its fp32 parts for each."""
+    return narrow(tl.max(tl.expand_dims(x, 2), 2), dtype)
+
+
+@triton.jit
 def load_turned(
     x_ptr, first, index, row, inside, stride, head, rotary,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr,
@@ -155,7 +162,7 @@ def load_turned(
         b = _load(x_ptr, other, real, inside, HEAD_DIM, MASKED)
         cosine, sine = _angles(rotary, first, index, row, inside, turned, ROTARY, WIDTH)
         wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
-        return narrow(wide_a * cosine - wide_b * sine, a.dtype), narrow(wide_b * cosine + wide_a * sine, b.dtype)
+        return _settled(wide_a * cosine - wide_b * sine, a.dtype), _settled(wide_b * cosine + wide_a * sine, b.dtype)
 
 
 @triton.jit
