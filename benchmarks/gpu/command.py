@@ -30,8 +30,8 @@ RESULTS = {"measure": "results.json", "tests": "tests.json", "tune": "tune.json"
 SECTIONS = {
     "measure": (
         "build", "environment", "ceilings", "compile", "pretraining", "encoder", "compile-kernels", "layer",
-        "attention", "linear", "loss", "fused", "compile-rest", "softmax", "attention-rest", "resources", "profile",
-        "charts",
+        "attention", "linear", "loss", "fused", "compile-rest", "softmax", "positions", "attention-rest", "resources",
+        "profile", "charts",
     ),
     "tune": ("build", "environment", "tune"),
 }  # fmt: skip

@@ -37,6 +37,15 @@ FUSED = {
 }
 LINEAR_WIDTHS, LINEAR_GOAL = (768, 1024), 600.0  # TFLOP/s, which the goals of the steps below require
 LOSS_ROWS, LOSS_GOAL, MEMORY_GOAL = (10_000, 4_096, 40_000), 1.0, 0.1  # times eager torch; of its logits in fp32
+# Times transformers' eager class, or the faster of torch's implementations.
+POSITION_GOALS = {
+    "disentangled step 128": 1.5,
+    "disentangled step 512": 1.75,
+    "disentangled step 2048": 1.75,
+    "windowed step 512": 1.1,
+    "windowed step 8192": 1.1,
+    "rotary step 1024": 1.1,
+}
 LAYER_GOALS = {"eager": 2.0, "eager compiled": 1.2}
 INFERENCE_GOAL, REAL_GOAL, LATENCY_GOAL = 22_000.0, 2.5, 5.0  # sequences per second; times transformers
 RIVALS = ("transformers sdpa", "torch padded")
@@ -44,7 +53,7 @@ RIVALS = ("transformers sdpa", "torch padded")
 
 def verdicts(sections: Sections) -> list[Verdict]:
     """Return all goals in the order of the table."""
-    judges = (_attention, _cudnn, _softmax, _fused, _linear, _loss, _layer, _encoder)
+    judges = (_attention, _cudnn, _positions, _softmax, _fused, _linear, _loss, _layer, _encoder)
     return [verdict for part in judges for verdict in part(sections)]
 
 
@@ -69,6 +78,11 @@ def _cudnn(sections: Sections) -> Iterable[Verdict]:
         name = f"attention backward {length} full dropout 0.1"
         goal = f"backward {length}, dropout 0.1 / cuDNN without"
         yield against(sections, "attention", name, goal, CUDNN_GOAL, lambda rows: [WITHOUT_DROPOUT])
+
+
+def _positions(sections: Sections) -> Iterable[Verdict]:
+    for name, target in POSITION_GOALS.items():
+        yield against(sections, "positions", name, name, target, lambda rows: ("transformers eager", "flex", "sdpa"))
 
 
 def _softmax(sections: Sections) -> Iterable[Verdict]:
@@ -177,7 +191,7 @@ def _encoder(sections: Sections) -> Iterable[Verdict]:
 def ratios(sections: Sections) -> list[dict[str, Any]]:
     """Return fastbert's time per workload beside the fastest rival's with the same dropout."""
     entries = []
-    for section in ("attention", "softmax", "fused", "linear", "loss", "layer"):
+    for section in ("attention", "positions", "softmax", "fused", "linear", "loss", "layer"):
         rows = all_rows(sections, section)
         for fastbert_row in (row for row in rows if row["contender"] == FASTBERT):
             name = fastbert_row["workload"]

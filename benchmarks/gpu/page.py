@@ -25,6 +25,7 @@ SECTIONS = {
     "loss": "Loss",
     "fused": "Fused patterns",
     "softmax": "Softmax",
+    "positions": "Attention with positions, forward and backward",
 }
 UNMEASURED = "unmeasured"
 

@@ -175,6 +175,7 @@ COMMANDS: dict[str, tuple[Section, ...]] = {
         _cases("fused", 50, "fused"),
         Section("compile-rest", 15, compile_kernels("rest")),
         _cases("softmax", 10, "softmax"),
+        _cases("positions", 40, "positions"),
         _cases("attention-rest", 40, "attention", names="other_names"),
         Section("resources", 10, asked("gpu.precompile:resources")),
         Section("profile", 40, profiling.profile),

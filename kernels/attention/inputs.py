@@ -15,6 +15,9 @@ class TableGradients(NamedTuple):
     position_queries: bool = False
 
 
+NO_TABLES = TableGradients()
+
+
 class AttentionInputs(NamedTuple):
     """The inputs of all launchers: q, k, v (tokens, heads, head_dim) with contiguous heads, int32 offsets. The fields
     with defaults are as in `fastbert.ops.attention`."""

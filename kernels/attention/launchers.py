@@ -11,7 +11,7 @@ from torch import Tensor
 from fastbert.kernels.attention import library
 from fastbert.kernels.attention.bias import backward_bias
 from fastbert.kernels.attention.heads import backward_heads, forward_heads
-from fastbert.kernels.attention.inputs import AttentionInputs, TableGradients
+from fastbert.kernels.attention.inputs import NO_TABLES, AttentionInputs, TableGradients
 from fastbert.kernels.attention.long import backward_keys, backward_queries, forward_long
 from fastbert.kernels.attention.medium import backward_medium
 from fastbert.kernels.attention.positional import launchers as positional
@@ -172,7 +172,7 @@ def backward(
     rest: Tensor,
     grad: Tensor,
     bias_gradient: bool,
-    wanted: TableGradients = TableGradients(),
+    wanted: TableGradients = NO_TABLES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of q, k, v, contiguous, of the bias with `bias_gradient`, and those of distance_bias,
     position_keys and position_queries that are `wanted`; `grad` is contiguous."""

@@ -17,27 +17,50 @@ _BUCKETS = {
     for kind in ("half", "tf32", "ieee")
     for width in (32, 64, 128)
 }
+_KERNELS = ("positional_forward", "positional_queries", "positional_keys", "positional_tables")
+# Relative positions exchange scores between threads, which takes registers: tiles of 32 hold them.
+_SHARED = {
+    "half-32": _tile(64, 4),
+    "half-32-masked": _tile(32, 8),
+    "half-64": _tile(64, 4),
+    "half-64-masked": _tile(32, 4),
+    "half-128": _tile(32, 4),
+    "half-128-masked": _tile(32, 8),
+    "tf32-32": _tile(32, 4),
+    "tf32-64": _tile(32, 4),
+    "tf32-64-masked": _tile(32, 8),
+    "tf32-128": _tile(32, 8),
+    "ieee-32": _tile(32, 4),
+    "ieee-32-masked": _tile(32, 8),
+    "ieee-64": _tile(32, 4),
+    "ieee-64-masked": _tile(32, 8),
+    "ieee-128": _tile(32, 8),
+}
 _COMPILED: Table = {
-    kernel: {
-        "half-32": _tile(64, 4),
-        "half-64": _tile(64, 4),
-        "half-128": _tile(64, 8),
-        "tf32-32": _tile(32, 4),
-        "tf32-64": _tile(32, 4),
-        "tf32-128": _tile(32, 8),
-        "ieee-32": _tile(32, 4),
-        "ieee-64": _tile(32, 8),
-        "ieee-128": _tile(32, 8),
-    }
-    for kernel in ("positional_forward", "positional_queries", "positional_keys", "positional_tables")
-} | {"positional_buckets": _BUCKETS}
+    "positional_forward": _SHARED,
+    "positional_queries": _SHARED | {"ieee-64": _tile(32, 8)},
+    "positional_keys": _SHARED | {"half-32-masked": _tile(32, 4), "half-64": _tile(64, 8)},
+    "positional_tables": _SHARED | {"half-32-masked": _tile(32, 2)},
+    "positional_buckets": _BUCKETS,
+}
+_HOPPER: Table = _COMPILED | {
+    "positional_forward": _SHARED | {"half-32-masked": _tile(64, 8), "half-64-masked": _tile(64, 8)},
+}
+# Their matrix units read registers.
+_AMPERE: Table = {kernel: entries | {"half-64": _tile(32, 4)} for kernel, entries in _COMPILED.items()} | {
+    "positional_buckets": _BUCKETS
+}
+_CDNA3: Table = _COMPILED | {"positional_keys": _SHARED}
 # Small tiles, so that small tests have several of them.
 _INTERPRETER: Table = {
     kernel: {f"{kind}-{width}": _tile(32, 4) for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
-    for kernel in ("positional_forward", "positional_queries", "positional_keys", "positional_tables")
+    for kernel in _KERNELS
 } | {"positional_buckets": _BUCKETS}
 TABLES: dict[str, Table] = {
-    **dict.fromkeys(("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "gfx942"), _COMPILED),
+    **dict.fromkeys(("sm_80", "sm_86", "sm_120"), _AMPERE),
+    "sm_90": _HOPPER,
+    "sm_100": _COMPILED,
+    "gfx942": _CDNA3,
     "interpreter": _INTERPRETER,
 }
 # The sizes that the kernels are written for.

@@ -20,7 +20,7 @@ HEAD_DIMS = (32, 64, 96, 128)
 
 
 class Triton(TritonBackend[AttentionArguments]):
-    """bf16, fp16 and fp32, with head_dim 32, 64, 96 or 128."""
+    """bf16, fp16 and fp32, with head_dim 32, 64, 96 or 128; positions and grouped heads, but not with a dense bias."""
 
     def supports(self, arguments: AttentionArguments) -> Reason | None:
         """Support the head dimensions of HEAD_DIMS, contiguous heads and positive scales."""

@@ -32,7 +32,7 @@ def positional_buckets(
         # As forward reads it.
         chosen = present & (tl.minimum(tl.maximum(bucket, 0), rows - 1) == row)
         block, place = here // BLOCK, here % BLOCK + index
-        for part in range(0, parts):
+        for part in range(parts):
             first = ((part * HEADS + head) * diagonals + block).to(tl.int64) * (2 * BLOCK) + place
             lower = chosen & (block < diagonals) & (column < HEAD_DIM)
             upper = chosen & (block > 0) & (column < HEAD_DIM)

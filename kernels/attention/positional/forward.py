@@ -103,7 +103,8 @@ def _attend(
     position = first + shift + row
     low, high = visible_keys(position, length_k, window, CAUSAL, WINDOW)
     for here in range(start, end, BLOCK):
-        inside = row < length_k - here
+        left = length_k - here
+        inside, unknown = row < left, left >> 31
         ka, kb = load_turned(
             k_ptr, begin_k + here, here, row, inside, STRIDE_K, head // GROUP, rotary, HEAD_DIM, WIDTH, ROTARY, MASKED
         )
@@ -112,10 +113,10 @@ def _attend(
         distance = here - first - shift
         if POSITION_KEYS:
             near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += content_to_position(qa, qb, near, ROTARY, PRECISION, BLOCK)
+            s += content_to_position(qa, qb, near, unknown, ROTARY, PRECISION, BLOCK)
         if POSITION_QUERIES:
             near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += position_to_content(ka, kb, near, ROTARY, PRECISION, BLOCK)
+            s += position_to_content(ka, kb, near, unknown, ROTARY, PRECISION, BLOCK)
         if BIAS:
             s = add_distance_bias(s * (scale * LOG2_E), bias, here + column - position, head)
         if MASKED:

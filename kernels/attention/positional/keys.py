@@ -102,19 +102,19 @@ def _add_queries(
     zero = tl.minimum(dropout_scale, 0.0)
     for here in range(start, end, BLOCK):
         left, begin = length_q - here, begin_q + here
-        inside, position = row < left, here + shift + row
+        inside, position, unknown = row < left, here + shift + row, left >> 31
         qa, qb = load_turned(q_ptr, begin, here, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, MASKED)
         grad = load_rows(grad_ptr, begin, row, inside, HEADS * HEAD_DIM, head, HEAD_DIM, BLOCK_D, MASKED)
         lse = load_statistic(lse_ptr, begin, row, left, head, HEADS, tokens_q, float("inf"))
         delta = load_statistic(delta_ptr, begin, row, left, head, HEADS, tokens_q, 0.0)
-        s, dp = product(qa, qb, ka, kb, ROTARY, PRECISION), dot(grad, flip(v), PRECISION)
+        s = product(qa, qb, ka, kb, ROTARY, PRECISION)
         distance = first - here - shift
         if POSITION_KEYS:
             near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += content_to_position(qa, qb, near, ROTARY, PRECISION, BLOCK)
+            s += content_to_position(qa, qb, near, unknown, ROTARY, PRECISION, BLOCK)
         if POSITION_QUERIES:
             near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += position_to_content(ka, kb, near, ROTARY, PRECISION, BLOCK)
+            s += position_to_content(ka, kb, near, unknown, ROTARY, PRECISION, BLOCK)
         s *= scale * LOG2_E
         if BIAS:
             s = add_distance_bias(s, bias, column - position, head)
@@ -122,13 +122,14 @@ def _add_queries(
         low, high = visible_keys(position, length_k, window, CAUSAL, WINDOW)
         if CAUSAL or WINDOW:
             p = tl.where((column >= low) & (column <= high), p, 0.0)
+        dp = dot(grad, flip(v), PRECISION)
         kept_p = kept(p, dropout, first, here + row, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
         ds = narrow(tl.where(low == high, zero, kept_p * dp - p * delta), qa.dtype)
         dv = add_dot(flip(narrow(kept_p, v.dtype)), grad, dv, PRECISION)
         dka, dkb = add_products(flip(ds), qa, qb, dka, dkb, ROTARY, PRECISION)
         if POSITION_QUERIES:
             lower_a, lower_b, upper_a, upper_b = near
-            lower, upper = key_distances(ds, BLOCK)
+            lower, upper = key_distances(ds, unknown, BLOCK)
             dka, dkb = add_products(flip(lower), lower_a, lower_b, dka, dkb, ROTARY, PRECISION)
             dka, dkb = add_products(flip(upper), upper_a, upper_b, dka, dkb, ROTARY, PRECISION)
     return dka, dkb, dv

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.kernels.attention.inputs import AttentionInputs, TableGradients
+from fastbert.kernels.attention.inputs import NO_TABLES, AttentionInputs, TableGradients
 from fastbert.kernels.attention.positional.buckets import positional_buckets
 from fastbert.kernels.attention.positional.forward import positional_forward
 from fastbert.kernels.attention.positional.keys import positional_keys
@@ -141,7 +141,7 @@ def backward(
     lse: Tensor,
     rest: Tensor,
     grad: Tensor,
-    wanted: TableGradients = TableGradients(),
+    wanted: TableGradients = NO_TABLES,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of q, k, v, contiguous, and those of distance_bias, position_keys and position_queries that
     are wanted; `grad` is contiguous."""

@@ -103,32 +103,34 @@ def _add_keys(
     low, high = visible_keys(position, length_k, window, CAUSAL, WINDOW)
     zero = tl.minimum(dropout_scale, 0.0)
     for here in range(start, end, BLOCK):
-        inside = row < length_k - here
+        left = length_k - here
+        inside, unknown = row < left, left >> 31
         ka, kb = load_turned(
             k_ptr, begin_k + here, here, row, inside, STRIDE_K, head // GROUP, rotary, HEAD_DIM, WIDTH, ROTARY, MASKED
         )
         v = load_rows(v_ptr, begin_k + here, row, inside, STRIDE_V, head // GROUP, HEAD_DIM, BLOCK_D, MASKED)
-        s, dp = product(qa, qb, ka, kb, ROTARY, PRECISION), dot(grad, flip(v), PRECISION)
+        s = product(qa, qb, ka, kb, ROTARY, PRECISION)
         distance = here - first - shift
         if POSITION_QUERIES:
             near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += position_to_content(ka, kb, near, ROTARY, PRECISION, BLOCK)
+            s += position_to_content(ka, kb, near, unknown, ROTARY, PRECISION, BLOCK)
         if POSITION_KEYS:
             near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += content_to_position(qa, qb, near, ROTARY, PRECISION, BLOCK)
+            s += content_to_position(qa, qb, near, unknown, ROTARY, PRECISION, BLOCK)
         s *= scale * LOG2_E
         if BIAS:
             s = add_distance_bias(s, bias, here + column - position, head)
         p = tl.exp2(s - lse)
         if MASKED:
             p = tl.where((here + column >= low) & (here + column <= high), p, 0.0)
+        dp = dot(grad, flip(v), PRECISION)
         kept_p = kept(p, dropout, here, first + row, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
         # A query with one visible key has no gradient: its softmax is constant.
         ds = narrow(tl.where(low == high, zero, kept_p * dp - p * delta), ka.dtype)
         dqa, dqb = add_products(ds, ka, kb, dqa, dqb, ROTARY, PRECISION)
         if POSITION_KEYS:
             lower_a, lower_b, upper_a, upper_b = near
-            lower, upper = query_distances(ds, BLOCK)
+            lower, upper = query_distances(ds, unknown, BLOCK)
             dqa, dqb = add_products(lower, lower_a, lower_b, dqa, dqb, ROTARY, PRECISION)
             dqa, dqb = add_products(upper, upper_a, upper_b, dqa, dqb, ROTARY, PRECISION)
     return dqa, dqb

@@ -80,7 +80,8 @@ def positional_tables(
             first, first_key = here - shift, here + offset
             query, key, position = first + row, first_key + column, here + row
             inside = (query >= 0) & (query < length_q)
-            inside_k = first_key + row < length_k
+            left = length_k - first_key
+            inside_k, unknown = row < left, left >> 31
             qa, qb = load_turned(
                 q_ptr, begin_q + first, first, row, inside, STRIDE_Q, head, rotary, HEAD_DIM, WIDTH, ROTARY, True
             )
@@ -93,32 +94,33 @@ def positional_tables(
             statistic = head * tl.cast(tokens_q, tl.int64) + begin_q + query
             lse = tl.load(lse_ptr + statistic, mask=inside, other=float("inf"))
             delta = tl.load(delta_ptr + statistic, mask=inside, other=0.0)
-            s, dp = product(qa, qb, ka, kb, ROTARY, PRECISION), dot(grad, flip(v), PRECISION)
+            s = product(qa, qb, ka, kb, ROTARY, PRECISION)
             if POSITION_KEYS:
-                s += content_to_position(qa, qb, near_keys, ROTARY, PRECISION, BLOCK)
+                s += content_to_position(qa, qb, near_keys, unknown, ROTARY, PRECISION, BLOCK)
             if POSITION_QUERIES:
-                s += position_to_content(ka, kb, near_queries, ROTARY, PRECISION, BLOCK)
+                s += position_to_content(ka, kb, near_queries, unknown, ROTARY, PRECISION, BLOCK)
             s *= scale * LOG2_E
             if BIAS:
                 s = add_distance_bias(s, bias, key - position, head)
             low, high = visible_keys(position, length_k, window, CAUSAL, WINDOW)
             p = tl.where((key >= low) & (key <= high), tl.exp2(s - lse), 0.0)
+            dp = dot(grad, flip(v), PRECISION)
             kept_p = kept(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
             ds = tl.where(low == high, zero, kept_p * dp - p * delta)
             if dbias_ptr is not None:
                 total += ds
             ds = narrow(ds, qa.dtype)
             if dkeys_ptr is not None:
-                lower, upper = query_distances(ds, BLOCK)
+                lower, upper = query_distances(ds, unknown, BLOCK)
                 lower_ka, lower_kb = add_products(flip(lower), qa, qb, lower_ka, lower_kb, ROTARY, PRECISION)
                 upper_ka, upper_kb = add_products(flip(upper), qa, qb, upper_ka, upper_kb, ROTARY, PRECISION)
             if dqueries_ptr is not None:
-                lower, upper = key_distances(ds, BLOCK)
+                lower, upper = key_distances(ds, unknown, BLOCK)
                 lower_qa, lower_qb = add_products(lower, ka, kb, lower_qa, lower_qb, ROTARY, PRECISION)
                 upper_qa, upper_qb = add_products(upper, ka, kb, upper_qa, upper_qb, ROTARY, PRECISION)
     halves = ((part * HEADS + head) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 2
     if dbias_ptr is not None:
-        lower, upper = query_distances(total, BLOCK)
+        lower, upper = query_distances(total, 0, BLOCK)
         dbias_ptr += halves * BLOCK + tl.arange(0, BLOCK)
         tl.store(dbias_ptr, tl.sum(lower, 0) * dropout_scale)
         tl.store(dbias_ptr + BLOCK, tl.sum(upper, 0) * dropout_scale)

@@ -140,6 +140,13 @@ def _angles(rotary, first, index, row, inside, turned, ROTARY: tl.constexpr, WID
 
 
 @triton.jit
+def _settled(x, dtype: tl.constexpr):
+    """Return x in `dtype`, behind a reduction of one value: compilers for matrix units that read registers would
+    otherwise turn a tile once per operand that it is, and hold its fp32 parts for each."""
+    return narrow(tl.max(tl.expand_dims(x, 2), 2), dtype)
+
+
+@triton.jit
 def load_turned(
     x_ptr, first, index, row, inside, stride, head, rotary,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr,
@@ -155,7 +162,7 @@ def load_turned(
         b = _load(x_ptr, other, real, inside, HEAD_DIM, MASKED)
         cosine, sine = _angles(rotary, first, index, row, inside, turned, ROTARY, WIDTH)
         wide_a, wide_b = a.to(tl.float32), b.to(tl.float32)
-        return narrow(wide_a * cosine - wide_b * sine, a.dtype), narrow(wide_b * cosine + wide_a * sine, b.dtype)
+        return _settled(wide_a * cosine - wide_b * sine, a.dtype), _settled(wide_b * cosine + wide_a * sine, b.dtype)
 
 
 @triton.jit
@@ -236,39 +243,39 @@ def position_rows(
 
 
 @triton.jit
-def content_to_position(a, b, rows, ROTARY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+def content_to_position(a, b, rows, zero, ROTARY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
     """Return the products of queries (a, b) with the position keys of their distances, (queries, keys)."""
     lower_a, lower_b, upper_a, upper_b = rows
     query, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     lower = product(a, b, lower_a, lower_b, ROTARY, PRECISION)
     upper = product(a, b, upper_a, upper_b, ROTARY, PRECISION)
-    return tl.gather(tl.where(column >= BLOCK - 1 - query, lower, upper), (column - query - 1) & (BLOCK - 1), 1)
+    return tl.gather(tl.where(column >= BLOCK - 1 - query, lower, upper), (column - query - 1 + zero) & (BLOCK - 1), 1)
 
 
 @triton.jit
-def position_to_content(a, b, rows, ROTARY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+def position_to_content(a, b, rows, zero, ROTARY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
     """Return the products of keys (a, b) with the position queries of their distances, (queries, keys)."""
     lower_a, lower_b, upper_a, upper_b = rows
     row, key = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     lower = product(lower_a, lower_b, a, b, ROTARY, PRECISION)
     upper = product(upper_a, upper_b, a, b, ROTARY, PRECISION)
-    return tl.gather(tl.where(row >= key, lower, upper), (key - row - 1) & (BLOCK - 1), 0)
+    return tl.gather(tl.where(row >= key, lower, upper), (key - row - 1 + zero) & (BLOCK - 1), 0)
 
 
 @triton.jit
-def query_distances(ds, BLOCK: tl.constexpr):
+def query_distances(ds, zero, BLOCK: tl.constexpr):
     """Return gradients of scores (queries, keys) as (queries, distances): those of the lower half, and the upper's."""
     query, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    ds = tl.gather(ds, (column + query + 1) & (BLOCK - 1), 1)
+    ds = tl.gather(ds, (column + query + 1 + zero) & (BLOCK - 1), 1)
     lower = column >= BLOCK - 1 - query
     return tl.where(lower, ds, 0.0).to(ds.dtype), tl.where(lower, 0.0, ds).to(ds.dtype)
 
 
 @triton.jit
-def key_distances(ds, BLOCK: tl.constexpr):
+def key_distances(ds, zero, BLOCK: tl.constexpr):
     """Return gradients of scores (queries, keys) as (distances, keys): those of the lower half, and the upper's."""
     row, key = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    ds = tl.gather(ds, (key - row - 1) & (BLOCK - 1), 0)
+    ds = tl.gather(ds, (key - row - 1 + zero) & (BLOCK - 1), 0)
     return tl.where(row >= key, ds, 0.0).to(ds.dtype), tl.where(row >= key, 0.0, ds).to(ds.dtype)
 
 

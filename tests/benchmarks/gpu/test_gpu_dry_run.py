@@ -19,6 +19,7 @@ from fastbert.benchmarks.gpu import linear as gpu_linear
 from fastbert.benchmarks.gpu import loss as gpu_loss
 from fastbert.benchmarks.gpu import models as gpu_models
 from fastbert.benchmarks.gpu import plan
+from fastbert.benchmarks.gpu import positions as gpu_positions
 from fastbert.benchmarks.gpu import sections as gpu_sections
 from fastbert.benchmarks.gpu import steps as gpu_steps
 from fastbert.kernels.tuning import tables
@@ -80,6 +81,9 @@ def test_a_dry_run_times_the_interpreted_kernels_after_checking_them(dry_run: tu
     assert all(0 < row["max_abs_difference"] < 0.1 for row in rows), "compared with float64, in bf16"
     softmax = [row for row in sections["softmax"]["rows"] if row["contender"] == "fastbert"]
     assert {(row["details"]["backend"], row["outputs"]) for row in softmax} == {("triton", "close")}
+    positions = [row for row in sections["positions"]["rows"] if row["contender"] == "fastbert"]
+    assert {row["workload"] for row in positions} == set(gpu_positions.case_names(True))
+    assert {(row["details"]["backend"], row["outputs"]) for row in positions} == {("triton", "close")}
     assert [variant["seconds"] > 0 for variant in sections["compile-rest"]["variants"]] == [True]
 
 

@@ -12,6 +12,7 @@ from fastbert.benchmarks.gpu import layer as gpu_layer
 from fastbert.benchmarks.gpu import linear as gpu_linear
 from fastbert.benchmarks.gpu import loss as gpu_loss
 from fastbert.benchmarks.gpu import models as gpu_models
+from fastbert.benchmarks.gpu import positions as gpu_positions
 from fastbert.benchmarks.gpu import report as gpu_report
 from fastbert.benchmarks.gpu import softmax as gpu_softmax
 from fastbert.benchmarks.gpu import steps as gpu_steps
@@ -24,6 +25,7 @@ def test_every_goal_has_its_case() -> None:
         "linear": gpu_linear.case_names(False),
         "resources": ["compiled"],
         "softmax": gpu_softmax.case_names(False),
+        "positions": gpu_positions.case_names(False),
         "fused": gpu_fused.case_names(False),
         "loss": gpu_loss.case_names(False),
         "layer": gpu_layer.case_names(False),
@@ -37,7 +39,7 @@ def test_every_goal_has_its_case() -> None:
     }
     failed["resources"]["reason"] = "x"
     verdicts = gpu_goals.verdicts(failed, False)
-    assert len({verdict["goal"] for verdict in verdicts}) == len(verdicts) == 20 + 34 + 4 + 20 + 4 + 6 + 8 + 3
+    assert len({verdict["goal"] for verdict in verdicts}) == len(verdicts) == 20 + 34 + 6 + 4 + 20 + 4 + 6 + 8 + 3
     assert {verdict["verdict"] for verdict in verdicts} == {"unmeasured: x"}
 
 
