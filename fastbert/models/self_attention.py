@@ -31,10 +31,14 @@ class SelfAttention(nn.Module):
         self.position_query = nn.Linear(hidden_size, inner) if projects and spec.position_queries else None
         self.similarity = perceptron_similarity(spec)
 
-    def named_projections(self) -> dict[str, nn.Module]:
+    def named_projections(self) -> dict[str, nn.Linear]:
         """Return the linear layers by the names of `LayerParameters`."""
-        names = ("query", "key", "value", "position_key", "position_query")
-        return {name: module for name in names if (module := getattr(self, name)) is not None}
+        modules = {"query": self.query, "key": self.key, "value": self.value}
+        if self.position_key is not None:
+            modules["position_key"] = self.position_key
+        if self.position_query is not None:
+            modules["position_query"] = self.position_query
+        return modules
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply a function to all tensors, as `to` and `cuda` do, and join those of a GPU (so do the RNNs of torch)."""

@@ -14,6 +14,7 @@ import fastbert
 
 transformers = pytest.importorskip("transformers")
 
+EXPORTED = ("mpnet", "modernbert", "deberta-v2-convolution", "eurobert")  # all features; an export takes seconds
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -61,8 +62,9 @@ def test_encoders_equal_transformers(case: str, tmp_path: Path, seed: int) -> No
         chosen = torch.tensor([0, 3, 19, 30, 33])
         rows, _ = model.encode(packed(inputs), token_indices=chosen)
         torch.testing.assert_close(rows, states[chosen], rtol=1e-5, atol=1e-5)
-        exported = torch.export.export(model, (), inputs).module()(**inputs).last_hidden_state
-        torch.testing.assert_close(exported[mask == 1], states, rtol=1e-5, atol=1e-5)
+        if case in EXPORTED:
+            exported = torch.export.export(model, (), inputs).module()(**inputs).last_hidden_state
+            torch.testing.assert_close(exported[mask == 1], states, rtol=1e-5, atol=1e-5)
         # Padding in front, and between tokens.
         gaps = (torch.arange(20) % 5 != 3).long().expand(4, 20) * mask
         for other_mask in (mask.flip(1), gaps):

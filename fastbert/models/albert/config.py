@@ -42,10 +42,8 @@ class AlbertConfig(BertConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"{name}={shown(value)} must be a positive integer")
-        if self.num_hidden_groups > self.num_hidden_layers:
-            raise UserError(
-                f"num_hidden_groups={self.num_hidden_groups} must be at most num_hidden_layers={self.num_hidden_layers}"
-            )
+        # A config with fewer layers than it was made for has as many groups at most.
+        object.__setattr__(self, "num_hidden_groups", min(self.num_hidden_groups, self.num_hidden_layers))
         check_probability("hidden_dropout_prob", self.hidden_dropout_prob)
 
     @classmethod
@@ -53,6 +51,9 @@ class AlbertConfig(BertConfig):
         """Make a config of a dictionary in transformers' format, as `BertConfig.from_dict` does."""
         if values.get("inner_group_num", 1) != 1:
             raise UserError(f"{source}: inner_group_num={shown(values['inner_group_num'])} is not supported, only 1")
+        groups, layers = values.get("num_hidden_groups"), values.get("num_hidden_layers")
+        if isinstance(groups, int) and isinstance(layers, int) and groups > layers:
+            raise UserError(f"{source}: num_hidden_groups={groups} must be at most num_hidden_layers={layers}")
         if values.get("tie_word_embeddings") is False:
             raise UserError(f"{source}: tie_word_embeddings=false, a head with weights of its own, is not supported")
         return super().from_dict(values, source)

@@ -70,7 +70,8 @@ class ModernBertConfig(BertConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        types = self.layer_types or _every(3, self.num_hidden_layers)
+        # A config with fewer layers than it was made for has the types of the first ones.
+        types = self.layer_types[: self.num_hidden_layers] or _every(3, self.num_hidden_layers)
         object.__setattr__(self, "layer_types", tuple(types))
         ropes = {name: {"rope_type": "default", "rope_theta": theta} for name, theta in THETAS.items()}
         for name, values in self.rope_parameters.items():
@@ -120,6 +121,8 @@ class ModernBertConfig(BertConfig):
         if types is None and isinstance(every, int) and every > 0 and isinstance(layers, int) and layers < 1 << 16:
             types = _every(every, layers)
         values["layer_types"] = tuple(types) if isinstance(types, list | tuple) else ()
+        if isinstance(layers, int) and len(values["layer_types"]) > layers:
+            raise UserError(f"{source}: layer_types has {len(values['layer_types'])} entries for {layers} layers")
         ropes = values.get("rope_parameters") or {}
         if not isinstance(ropes, dict):
             raise UserError(f"{source}: rope_parameters={shown(ropes)} must be an object")
