@@ -45,7 +45,8 @@ def test_opcheck(arguments, seed) -> None:
     tensors = [x.to(DEVICE).requires_grad_() for x in inputs.tensors]
     key = inputs.options.get("dropout_key")
     everything = (*tensors[:3], *inputs.cu, 40, 40, False, arguments.get("dropout_p", 0.0), key, 3)
-    rest = (tensors[3] if len(tensors) > 3 else None, 0.2, False, "triton", True)
+    positions = [None] * 7
+    rest = (tensors[3] if len(tensors) > 3 else None, 0.2, False, *positions, "triton", True)
     torch.library.opcheck(torch.ops.fastbert.attention.default, (*everything, *rest))
 
 
