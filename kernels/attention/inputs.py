@@ -50,7 +50,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def is_positional(self) -> bool:
-        """Whether the kernels of `fastbert.kernels.attention.positional` compute the call."""
+        """Return whether the kernels of `fastbert.kernels.attention.positional` compute the call."""
         tables = (self.rotary, self.distance_bias, self.position_keys, self.position_queries)
         shares_heads = self.k.shape[1] != self.q.shape[1]
         return shares_heads or self.window is not None or any(table is not None for table in tables)

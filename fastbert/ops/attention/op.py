@@ -62,12 +62,12 @@ def attention(
 
     Positions enter in four ways. `window`: a query attends to so many tokens on each side alone, and cost is linear in
     length. `rotary` fp32 (positions, rotary_dim), cosines then sines, turns the first dims of q and k (Su et al. 2021),
-    by a token's index in its sequence or by `rotary_positions` int64 (tokens,). `distance_bias` (heads, 2 x length - 1)
-    is added to the scores (Raffel et al. 2020; Press et al. 2022), for any `length` from the longest sequence on:
-    column key - query + length - 1. `position_keys` and `position_queries` (rows, heads, head_dim) add q . position_key
-    and k . position_query to q . k before the scale (disentangled attention, He et al. 2021), of the row that `buckets`
-    int32 (2 x length - 1,) holds for the distance. The last three get gradients. With fewer queries than keys
-    the last query has the last key's position.
+    by a token's index in its sequence or by `rotary_positions` int64 (tokens,). `distance_bias` (heads, distances) is
+    added to the scores (Raffel et al. 2020; Press et al. 2022): with 2 x length - 1 distances, for any length from the
+    longest sequence on, column key - query + length - 1. `position_keys` and `position_queries` (rows, heads, head_dim)
+    add q . position_key and k . position_query to q . k before the scale (disentangled attention, He et al. 2021), of
+    the row that `buckets` int32 (distances,) holds for the distance. The last three get gradients. With fewer queries
+    than keys the last query has the last key's position.
 
     Returns (tokens_q, heads, head_dim) in the dtype of q; under autocast q, k and v are cast to its dtype first. Sums
     and the softmax are fp32. fp32 matmuls follow `torch.set_float32_matmul_precision`. Results and gradients are the
