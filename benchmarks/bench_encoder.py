@@ -4,6 +4,7 @@
     python benchmarks/bench_encoder.py --json rows.json --chart rows.png
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
     python benchmarks/bench_encoder.py --matmuls
+    python benchmarks/bench_encoder.py --family modernbert-base --json rows.json
 
 Weights and tokens are random with a fixed seed; all contenders load the same folder. Others get padded batches with
 their attention mask, fastbert the same sequences packed. docs/benchmarks.md explains the measures and the columns.
@@ -19,13 +20,15 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, report, workloads
+from fastbert.benchmarks.cpu import command, families, report, workloads
 from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
 from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.config import BertConfig
+from fastbert.errors import UserError
 
 RECORDS = {"encoder": "encoder", "matmul": "matmuls"}  # by kind of contender
 
@@ -36,9 +39,15 @@ class Options(CpuOptions):
 
     matmuls: bool = False
     """Measure the encoder's matmuls instead of whole encoders."""
+    family: str | None = None
+    """Another family's encoder in its released shape, one of `FAMILIES`, beside transformers' own; None: BERT."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.family is not None and self.family not in FAMILIES:
+            raise UserError(f"--family {self.family} is not one of {', '.join(FAMILIES)}")
+        if self.family is not None and (self.matmuls or self.model is not None):
+            raise UserError("--family has one shape and whole encoders: leave out --model and --matmuls")
         self.names()
         self.chosen()
 
@@ -59,12 +68,17 @@ class Options(CpuOptions):
 
     def names(self) -> list[str]:
         """Return the selected contenders."""
-        return choose("contender", peers.names(self.kind), self.contenders)
+        # The exports of other runtimes take minutes, and not every family has one: they take part when named.
+        contenders = self.contenders or (() if self.family is None else ("fastbert", "accelerated", "transformers"))
+        return choose("contender", peers.names(self.kind), contenders)
 
     def chosen(self) -> list[Workload]:
         """Return the selected workloads."""
-        make = workloads.matmuls if self.matmuls else workloads.batches
-        by_name = {workload.name: workload for workload in make(self.config, self.quick)}
+        if self.family is not None:
+            made = families.batches(FAMILIES[self.family], self.quick)
+        else:
+            made = (workloads.matmuls if self.matmuls else workloads.batches)(self.config, self.quick)
+        by_name = {workload.name: workload for workload in made}
         return [by_name[name] for name in choose("workload", list(by_name), self.workloads)]
 
 
@@ -73,7 +87,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
-        model = None if options.matmuls else save_model(folder / "model", options.config)
+        model = None if options.matmuls else _model(folder / "model", options)
         names, threads, isolate = options.names(), options.thread_count, options.isolate
         lineup = Lineup(options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say)
 
@@ -83,6 +97,13 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
 
         with lineup:
             return measure_all(options.chosen(), measure, progress or (lambda *_: None))
+
+
+def _model(folder: Path, options: Options) -> Path:
+    """Write the model that is measured as a Hugging Face folder; return it."""
+    if options.family is None:
+        return save_model(folder, options.config)
+    return families.save_model(folder, FAMILIES[options.family], options.quick)
 
 
 def save_model(folder: Path, config: BertConfig) -> Path:
@@ -111,13 +132,15 @@ show = report.show
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
-    what = f"{'Matmuls of BERT' if options.matmuls else 'BERT'} {options.preset}"
-    command.publish(result, options, json, chart, benchmark=RECORDS[options.kind], packages=packages, what=what)
+    what = options.family or f"{'Matmuls of BERT' if options.matmuls else 'BERT'} {options.preset}"
+    benchmark = RECORDS[options.kind] if options.family is None else f"encoder-{options.family}"
+    command.publish(result, options, json, chart, benchmark=benchmark, packages=packages, what=what)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
+    parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
     return command_line.execute(parser, arguments, Options, run, show, publish)
 

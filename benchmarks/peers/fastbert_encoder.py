@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastbert import BertModel, PackedBatch
+from fastbert import PackedBatch
 from fastbert.benchmarks.peers import Arrays
+from fastbert.models.registry import load_encoder
 from fastbert.ops import dispatch
 
 
 class Encoder:
-    """`BertModel` on a `PackedBatch`, its weights in fp32 or bf16; int8 is the bf16 model quantised."""
+    """An encoder on a `PackedBatch`, its weights in fp32 or bf16; int8 is the bf16 model quantised."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        self.model: Any = BertModel.from_pretrained(folder, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
+        self.model: Any = load_encoder(folder, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
         if dtype == "int8":
             self.model = self.model.quantize("int8")
 
