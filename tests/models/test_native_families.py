@@ -1,0 +1,123 @@
+"""Layers of newer encoders as one native call: the values of composed operations, the same bits in every batch, int8,
+and what keeps a layer from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from encoder_families import CASES, LENGTHS
+
+from fastbert import PackedBatch, use_backend
+from fastbert.models.encoder import EncoderModel
+from fastbert.models.registry import architecture_of, config_from_dict
+from fastbert.ops.encoder_layer import native_general
+
+transformers = pytest.importorskip("transformers")
+FUSED_AS_BERT = ("albert", "deberta-absolute")  # their layers are BERT's
+CONVOLVED = ("deberta-v2-convolution", "deberta-narrow-unbucketed")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
+    """The native calls of whole layers, by the dtype of their matmuls."""
+    made: list[torch.dtype] = []
+    original = native_general.infer
+
+    def counted(*arguments: Any, **options: Any) -> torch.Tensor:
+        made.append(arguments[4])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(native_general, "infer", counted)
+    return iter([made])
+
+
+def model_of(case: str, seed: int) -> EncoderModel:
+    prefix, values = CASES[case]
+    config = config_from_dict(getattr(transformers, f"{prefix}Config")(**values).to_dict())
+    torch.manual_seed(seed)
+    model = architecture_of(config).model_class(EncoderModel)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def batch_of(lengths: tuple[int, ...], ids: torch.Tensor) -> PackedBatch:
+    offsets = torch.tensor((0, *lengths)).cumsum(0).int()
+    return PackedBatch(input_ids=ids, cu_seqlens=offsets, max_seqlen=max(lengths))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_layer_is_one_call_with_the_values_of_its_operations(
+    case: str, calls: Iterator[list[torch.dtype]], seed: int
+) -> None:
+    model, made = model_of(case, seed), next(calls)
+    ids = torch.randint(5, 99, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
+    batch, chosen = batch_of(LENGTHS, ids), torch.tensor([0, 3, 30, 3])
+    with torch.inference_mode():
+        with use_backend("eager"):
+            expected = model(batch).last_hidden_state
+            assert not made
+        with use_backend("native"):
+            actual = model(batch).last_hidden_state
+            rows, _ = model.encode(batch, token_indices=chosen)
+        layers = model.config.num_hidden_layers
+        if case not in FUSED_AS_BERT:
+            assert made == [torch.float32] * (2 * layers)
+        torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(rows, expected[chosen], rtol=2e-5, atol=2e-5)
+        if case not in CONVOLVED:  # whose matmul is the library's
+            start = 0
+            with use_backend("native"):
+                for length in LENGTHS:
+                    alone = model(batch_of((length,), ids[start : start + length])).last_hidden_state
+                    assert torch.equal(alone, actual[start : start + length]), f"a text of {length} tokens"
+                    start += length
+        before = len(made)
+        quantized = model.quantize("int8")(batch).last_hidden_state
+        assert case in FUSED_AS_BERT or len(made) == before + layers
+        cosine = torch.nn.functional.cosine_similarity(quantized.flatten(), expected.flatten(), dim=0)
+        assert cosine > 0.99, float(cosine)
+
+
+def test_new_weights_change_kept_tables(seed: int) -> None:
+    """The projections of relative positions are kept, and computed again after any change of their parameters."""
+    model = model_of("deberta-v3", seed)
+    ids = torch.randint(5, 99, (20,), generator=torch.Generator().manual_seed(seed))
+    batch = batch_of((20,), ids)
+
+    def states() -> torch.Tensor:
+        with torch.no_grad():
+            return model(batch).last_hidden_state
+
+    before = states()
+    assert torch.equal(states(), before)
+    for name in ("encoder.layer.0.attention.self.key.weight", "positions.embeddings.weight"):
+        parameter = dict(model.named_parameters())[next(n for n, _ in model.named_parameters() if n.endswith(name))]
+        with torch.no_grad():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+        changed = states()
+        assert (changed - before).abs().max() > 1e-3, name
+        with use_backend("eager"):
+            torch.testing.assert_close(states(), changed, rtol=2e-5, atol=2e-5)
+        before = changed
+
+
+def test_gradients_dropout_and_hooks_compose_the_layer(calls: Iterator[list[torch.dtype]], seed: int) -> None:
+    model, made = model_of("modernbert", seed), next(calls)
+    ids = torch.randint(5, 99, (20,), generator=torch.Generator().manual_seed(seed))
+    batch = batch_of((20,), ids)
+    with use_backend("native"):
+        model(batch).last_hidden_state.sum().backward()
+        assert not made
+        seen: list[tuple[int, ...]] = []
+        layer = model.encoder.layer[1]
+        handle = layer.output.dense.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+        with torch.no_grad():
+            model(batch)
+        handle.remove()
+    assert len(made) == model.config.num_hidden_layers - 1
+    assert seen == [(20, 32)]
