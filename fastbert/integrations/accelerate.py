@@ -16,6 +16,7 @@ from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.encoder import PackedForward, PackedHead
+from fastbert.integrations.transformers.spec_layouts import EncoderSpec, applications
 from fastbert.io.log import logger
 from fastbert.models import registry
 from fastbert.models.architecture import TransformersLayout
@@ -122,10 +123,18 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, For
 def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
     """Raise UserError for an encoder whose modules are not where its layout expects them."""
     try:
-        for layer in layouts.stack(layout, module)[1]:
+        spec = EncoderSpec(layout, module) if layout.parts else None
+        for index, layer in enumerate(applications(layout, module)):
             if layouts.is_as_written(layout, layer):
-                layouts.layer_modules(layout, layer)
+                if spec is None:
+                    layouts.layer_modules(layout, layer)
+                else:
+                    spec.layer(layer, index)
         layouts.tables(layout, module)
+    except UserError as error:
+        raise UserError(
+            f"{where} ({type(module).__name__}) cannot be accelerated: {error}; the model is unchanged"
+        ) from None
     except AttributeError as error:
         raise UserError(
             f"{where} ({type(module).__name__}) is built differently than in transformers 5: {error}; the model is"

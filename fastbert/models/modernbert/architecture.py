@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastbert.models.activations import activation_of
-from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
+from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec, TransformersLayout
 from fastbert.models.joined_rows import JoinedRows
 from fastbert.models.key_map import KeyMap
 from fastbert.models.modernbert.config import LOCAL, ModernBertConfig
@@ -62,5 +62,40 @@ MODERNBERT = Architecture(
     key_map=KEY_MAP,
     from_file=PROJECTIONS.split,
     to_file=PROJECTIONS.join_tensors,
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="ModernBertModel",
+            module="transformers.models.modernbert.modeling_modernbert",
+            output="BaseModelOutput",
+            positional=("input_ids", "attention_mask", "position_ids", "inputs_embeds"),
+            ignored=("token_type_ids",),
+            stack=None,
+            layers="layers",
+            containers=("attn", "mlp"),
+            attention="attn",
+            attention_dropout="attention_dropout",
+            attention_output_dropout="attn.out_drop",
+            output_dropout=None,
+            inner_dropout="mlp.drop",
+            activation="mlp.act",
+            parts=(
+                ("attention_norm", "attn_norm"),
+                ("qkv", "attn.Wqkv"),
+                ("attention_output", "attn.Wo"),
+                ("output_norm", "mlp_norm"),
+                ("intermediate", "mlp.Wi"),
+                ("output", "mlp.Wo"),
+            ),
+            embedding_arguments=("input_ids", "inputs_embeds"),
+            embedding_norm="norm",
+            embedding_dropout="drop",
+            tables=("embeddings.tok_embeddings",),
+            table_ids=("input_ids",),
+            weight="final_norm",
+            final_norm="final_norm",
+            rotary="rotary_emb",
+            pooler=None,
+            layer_call="modernbert",
+        ),
+    ),
 )
