@@ -15,7 +15,8 @@ from fastbert.errors import UserError
 from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.transformers import layouts
-from fastbert.integrations.transformers.encoder import PackedForward, PackedHead
+from fastbert.integrations.transformers.encoder import PackedForward
+from fastbert.integrations.transformers.head import PackedHead
 from fastbert.integrations.transformers.spec_layouts import EncoderSpec, applications
 from fastbert.io.log import logger
 from fastbert.models import registry

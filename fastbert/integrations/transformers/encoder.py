@@ -1,7 +1,4 @@
-"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once.
-
-The forward of a masked-LM head skips the padding of the hidden states that it restored.
-"""
+"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once."""
 
 from __future__ import annotations
 
@@ -14,42 +11,37 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from fastbert import ops
 from fastbert.integrations.forward_patch import ForwardPatch
 from fastbert.integrations.layer_modules import PackedLayer, largest_dropout, library_multiplies_bf16
 from fastbert.integrations.module_checks import (
     CAPTURING,
     dropout_probability,
-    gelu_approximation,
     has_hooks_inside,
     is_library_module,
-    is_plain_norm,
     is_tokenwise_linear,
     norm_eps,
     torch_is_patched,
 )
 from fastbert.integrations.transformers import embeddings as packed_embeddings
 from fastbert.integrations.transformers import layouts
+from fastbert.integrations.transformers.head import SLOTS
 from fastbert.integrations.transformers.layer_calls import call_layer, token_mask
 from fastbert.integrations.transformers.spec_layer import plain_norm
 from fastbert.integrations.transformers.spec_layouts import EncoderSpec, applications
 from fastbert.integrations.transformers.unpadding import Unpadding, has_holes, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
 from fastbert.models.convolution import ACTIVATIONS, convolve
-from fastbert.models.fusibility import has_hooks, project, project_without_bias
+from fastbert.models.fusibility import has_hooks, project
 from fastbert.models.joined_projections import join_projections
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
-from fastbert.ops.native import buffers, prepacked_weights
-from fastbert.packing import pad
+from fastbert.ops.native import buffers
 
 # Arguments of transformers' forwards that do not change what is computed.
 IDLE = ("return_dict", "output_hidden_states", "output_attentions", "use_cache", "num_items_in_batch")
 # Attention implementations that compute what ours does; a custom one may not.
 ATTENTIONS = ("eager", "sdpa", "fastbert", "flex_attention", "flash", "kernels-community/")
-# The attribute of restored hidden states that holds the indices of their tokens, for heads that skip padding.
-SLOTS = "_fastbert_slots"
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -375,52 +367,3 @@ def _spreads(ids: Tensor, shape: torch.Size) -> bool:
     if ids.dim() > 2:
         return False
     return all(size in (1, target) for size, target in zip(ids.shape[::-1], shape[::-1], strict=False))
-
-
-class PackedHead(ForwardPatch):
-    """A masked-LM head's forward: hidden states (rows, columns, hidden_size) -> logits (rows, columns, vocab_size).
-
-    Logits at padding are zeros."""
-
-    _sums: tuple[int, float] | None = None
-
-    def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the logits, of tokens alone if the encoder has marked them."""
-        hidden = args[0] if args else next(iter(kwargs.values()), None)
-        head = self._head()
-        if head is None or not isinstance(hidden, Tensor) or hidden.dim() != 3 or not hidden.numel() or hidden.is_meta:
-            return self.original(*args, **kwargs)
-        slots = getattr(hidden, SLOTS, None)
-        shape, x = (hidden.shape[0], hidden.shape[1]), hidden.flatten(0, 1)
-        if slots is not None:
-            x = x.index_select(0, slots)
-        norm: Any = head.norm
-        product, bias = project_without_bias(head.dense, x)
-        x = ops.gelu_layer_norm(
-            product, bias, norm.weight, norm.bias, norm.eps, gelu_approximation(head.activation) or "none"
-        )
-        self._detect_row_writes(head.decoder)
-        logits = project(head.decoder, x)
-        return logits.view(*shape, logits.shape[-1]) if slots is None else pad(logits, slots, shape)
-
-    def _head(self) -> layouts.PredictionHead | None:
-        """Return the head's modules if they alone decide what it computes, else None."""
-        if has_hooks_inside(self.module) or _has_any_global_hook() or torch_is_patched():
-            return None
-        if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
-            return None
-        head = layouts.prediction_head(self.module)
-        if head is None or gelu_approximation(head.activation) is None or not is_plain_norm(head.norm):
-            return None
-        return head if is_tokenwise_linear(head.dense) and is_tokenwise_linear(head.decoder) else None
-
-    def _detect_row_writes(self, decoder: nn.Module) -> None:
-        """Drop the prepacked decoder if single rows were written to without torch counting it, as by
-        `embeddings.weight.data[id] = ...`, which the fingerprint may miss: compare the sum of one number per row."""
-        weight = decoder._parameters.get("weight")
-        if weight is None or weight.device.type != "cpu" or torch.is_grad_enabled():
-            return
-        state = (id(weight), float(weight.detach()[:, 0].double().sum()))
-        if self._sums is not None and self._sums != state:
-            prepacked_weights.forget(weight)
-        self._sums = state
