@@ -32,7 +32,8 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
     """Run a model's encoders on fastbert's kernels, in place, and return the same object.
 
     `model` is or contains (as a SentenceTransformer does) encoders of transformers 5 (BertModel and every BertFor*,
-    RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT) or a `torch.nn.TransformerEncoder` (post-LN, batch_first).
+    RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ModernBERT, DeBERTa-v2 and -v3, NomicBERT, EuroBERT,
+    ALBERT, jina-embeddings v3) or a `torch.nn.TransformerEncoder` (post-LN, batch_first).
     Parameters are used where they are, in their dtype, in training and in inference; state dicts, output classes and
     arguments stay the same. Padded batches are unpadded once, inside.
 
@@ -41,7 +42,8 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
     forward on padded states; LoRA, quantised and parametrised modules run theirs on packed ones. `quantize="int8"`
     multiplies integers in inference on CPUs (see `BertModel.quantize`).
 
-    Raises `UserError` if the model contains no known encoder, or one that is not supported; it is then unchanged.
+    Raises `UserError` if the model contains no known encoder (classes of remote code are unknown), or one that is not
+    supported; it is then unchanged.
     """
     if quantize not in (None, "int8"):
         raise UserError(f'quantize={quantize!r}: choose "int8", or leave it out')
