@@ -15,7 +15,9 @@ from fastbert.errors import UserError
 from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.transformers import layouts
-from fastbert.integrations.transformers.encoder import PackedForward, PackedHead
+from fastbert.integrations.transformers.encoder import PackedForward
+from fastbert.integrations.transformers.head import PackedHead
+from fastbert.integrations.transformers.spec_layouts import EncoderSpec, applications
 from fastbert.io.log import logger
 from fastbert.models import registry
 from fastbert.models.architecture import TransformersLayout
@@ -30,7 +32,8 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
     """Run a model's encoders on fastbert's kernels, in place, and return the same object.
 
     `model` is or contains (as a SentenceTransformer does) encoders of transformers 5 (BertModel and every BertFor*,
-    RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT) or a `torch.nn.TransformerEncoder` (post-LN, batch_first).
+    RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, ModernBERT, DeBERTa-v2 and -v3, NomicBERT, EuroBERT,
+    ALBERT, jina-embeddings v3) or a `torch.nn.TransformerEncoder` (post-LN, batch_first).
     Parameters are used where they are, in their dtype, in training and in inference; state dicts, output classes and
     arguments stay the same. Padded batches are unpadded once, inside.
 
@@ -39,7 +42,8 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
     forward on padded states; LoRA, quantised and parametrised modules run theirs on packed ones. `quantize="int8"`
     multiplies integers in inference on CPUs (see `BertModel.quantize`).
 
-    Raises `UserError` if the model contains no known encoder, or one that is not supported; it is then unchanged.
+    Raises `UserError` if the model contains no known encoder (classes of remote code are unknown), or one that is not
+    supported; it is then unchanged.
     """
     if quantize not in (None, "int8"):
         raise UserError(f'quantize={quantize!r}: choose "int8", or leave it out')
@@ -122,10 +126,18 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, For
 def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
     """Raise UserError for an encoder whose modules are not where its layout expects them."""
     try:
-        for layer in layouts.stack(layout, module)[1]:
+        spec = EncoderSpec(layout, module) if layout.parts else None
+        for index, layer in enumerate(applications(layout, module)):
             if layouts.is_as_written(layout, layer):
-                layouts.layer_modules(layout, layer)
+                if spec is None:
+                    layouts.layer_modules(layout, layer)
+                else:
+                    spec.layer(layer, index)
         layouts.tables(layout, module)
+    except UserError as error:
+        raise UserError(
+            f"{where} ({type(module).__name__}) cannot be accelerated: {error}; the model is unchanged"
+        ) from None
     except AttributeError as error:
         raise UserError(
             f"{where} ({type(module).__name__}) is built differently than in transformers 5: {error}; the model is"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,28 @@ class LayerModules:
         """The norms behind attention and behind the layer."""
         return self.attention_norm, self.output_norm
 
+    @property
+    def projections(self) -> tuple[nn.Module, ...]:
+        """The linear layers whose weights a GPU reads as one."""
+        return self.query, self.key, self.value
+
+    @property
+    def largest_p(self) -> float:
+        """The largest dropout probability of tokens."""
+        return max(self.attention_output_p, self.output_p)
+
+    def run(self, x: Tensor, batch: LayerBatch, index: int, int8: bool = False) -> Tensor:
+        """Compute the layer, by `run_layer`."""
+        return run_layer(self, x, batch, index, int8)
+
+    def leaves_bf16(self, tokens: int, x: Tensor, int8: bool) -> bool:
+        """Return whether torch's library, not our kernels, would multiply bf16 on the CPU in the layer of so many
+        tokens; `x` has the dtype and the device of the hidden states."""
+        parameters = self.fusible_parameters()
+        return parameters is None or not is_native(
+            parameters, self.spec(), tokens, torch.bfloat16, int8=int8, trains=False
+        )
+
     def is_tokenwise(self) -> bool:
         """Return whether nothing but attention is known to read more than one token, so that tokens may be packed."""
         known = gelu_approximation(self.activation) is not None or is_pointwise(self.activation)
@@ -78,10 +100,36 @@ class LayerModules:
         return layer_parameters(self.linears, self.norms)
 
 
-def largest_dropout(layers: Iterable[LayerModules | None]) -> tuple[float, float]:
+class PackedLayer(Protocol):
+    """A layer of another library that runs on packed tokens."""
+
+    @property
+    def attention_p(self) -> float:
+        """The dropout probability of attention."""
+
+    @property
+    def largest_p(self) -> float:
+        """The largest dropout probability of tokens."""
+
+    @property
+    def projections(self) -> tuple[nn.Module, ...]:
+        """The linear layers whose weights a GPU reads as one."""
+
+    def is_tokenwise(self) -> bool:
+        """Return whether nothing but attention is known to read more than one token, so that tokens may be packed."""
+
+    def run(self, x: Tensor, batch: LayerBatch, index: int, int8: bool = False) -> Tensor:
+        """Compute the layer of x (tokens, hidden_size) -> the same shape."""
+
+    def leaves_bf16(self, tokens: int, x: Tensor, int8: bool) -> bool:
+        """Return whether torch's library, not our kernels, would multiply bf16 on the CPU in the layer of so many
+        tokens; `x` has the dtype and the device of the hidden states."""
+
+
+def largest_dropout(layers: Iterable[PackedLayer | None]) -> tuple[float, float]:
     """Return the largest dropout probabilities of tokens and of attention: they decide whether keys are drawn."""
     known = [layer for layer in layers if layer is not None]
-    hidden = max((max(layer.attention_output_p, layer.output_p) for layer in known), default=0.0)
+    hidden = max((layer.largest_p for layer in known), default=0.0)
     return hidden, max((layer.attention_p for layer in known), default=0.0)
 
 
@@ -108,17 +156,9 @@ def run_layer(modules: LayerModules, x: Tensor, batch: LayerBatch, index: int, i
     return compose_layer(x, layer, batch, index)
 
 
-def library_multiplies_bf16(layers: Iterable[LayerModules | None], tokens: int, x: Tensor, int8: bool) -> bool:
+def library_multiplies_bf16(layers: Iterable[PackedLayer | None], tokens: int, x: Tensor, int8: bool) -> bool:
     """Return whether torch's library, not our kernels, would multiply bf16 on the CPU in one of the layers of so many
     tokens, for which row counts are rounded up; `x` has the dtype and the device of the hidden states."""
     if not multiplies_in_bf16(x):
         return False
-    for modules in layers:
-        if modules is None:
-            continue
-        parameters = modules.fusible_parameters()
-        if parameters is None or not is_native(
-            parameters, modules.spec(), tokens, torch.bfloat16, int8=int8, trains=False
-        ):
-            return True
-    return False
+    return any(layer is not None and layer.leaves_bf16(tokens, x, int8) for layer in layers)

@@ -11,14 +11,15 @@ from typing import Any
 from torch import nn
 from torch.nn import functional as F
 
-from fastbert.models.fusibility import has_hooks, owns_weight_and_bias, runs_as_written
+from fastbert.models.fusibility import has_hooks, owns_weight, owns_weight_and_bias, runs_as_written
+from fastbert.ops.encoder_layer.spec import Activation
 
 # The module of the hooks that transformers leaves on layers after hidden states or attentions were requested: they do
 # nothing in other calls.
 CAPTURING = "transformers.utils.output_capturing"
 TANH_GELUS = ("NewGELUActivation", "GELUTanh", "FastGELUActivation")
 # Methods of layers that may be patched on one object.
-METHODS = frozenset(("feed_forward_chunk", "ff_chunk", "_sa_block", "_ff_block"))
+METHODS = frozenset(("feed_forward_chunk", "ff_chunk", "_sa_block", "_ff_block", "disentangled_attention_bias"))
 # The attribute that holds a module's `ForwardPatch`, also while another library has wrapped it once more.
 PATCH = "_fastbert_forward"
 # torch's own functions, to detect patches of whole classes.
@@ -86,6 +87,23 @@ def gelu_approximation(activation: Any) -> str | None:
     return "none" if name == "GELUActivation" else "tanh" if name in TANH_GELUS else None
 
 
+def activation_name(activation: Any) -> Activation | None:
+    """Return the name in specs of an activation that computes nothing else; None for other functions."""
+    approximation = gelu_approximation(activation)
+    if approximation is not None:
+        return "gelu_tanh" if approximation == "tanh" else "gelu"
+    if not isinstance(activation, nn.Module) or "forward" in activation.__dict__ or has_hooks(activation, CAPTURING):
+        return None
+    kind: Any = type(activation)
+    if kind is nn.ReLU:
+        return "relu"
+    if kind is nn.SiLU:
+        return "silu"
+    home = "transformers.activations"
+    is_silu = (kind.__module__, kind.__name__) == (home, "SiLUActivation") and kind.forward.__module__ == home
+    return "silu" if is_silu else None
+
+
 def is_pointwise(activation: Any) -> bool:
     """Return whether an activation is known to be elementwise."""
     if isinstance(activation, nn.Module):
@@ -106,6 +124,25 @@ def is_tokenwise_linear(linear: Any) -> bool:
 def is_plain_norm(module: nn.Module) -> bool:
     """Return whether a LayerNorm is nothing but its weight, bias and epsilon, over one dimension."""
     return runs_as_written(module, nn.LayerNorm) and owns_weight_and_bias(module) and len(module.normalized_shape) == 1  # type: ignore[arg-type]
+
+
+def norm_eps(module: Any, home: str) -> float | None:
+    """Return the epsilon of a norm that is nothing but its weight, the epsilon and, if it has one, its bias: a
+    LayerNorm, or an RMSNorm of the Python module `home`; None for other modules."""
+    if has_hooks(module, CAPTURING) or "forward" in module.__dict__ or not owns_weight(module):
+        return None
+    kind: Any = type(module)
+    if kind is nn.LayerNorm:
+        return float(module.eps) if len(module.normalized_shape) == 1 else None
+    if is_rms_norm(module, home):
+        return float(module.variance_epsilon)
+    return None
+
+
+def is_rms_norm(module: Any, home: str) -> bool:
+    """Return whether a module is an RMSNorm of the Python module `home`, with its own forward."""
+    kind: Any = type(module)
+    return kind.__module__ == home == kind.forward.__module__ and kind.__name__.endswith("RMSNorm")
 
 
 def is_tokenwise_norm(module: Any) -> bool:

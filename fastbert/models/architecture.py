@@ -136,6 +136,9 @@ def _unsupported(layer: LayerSpec) -> str | None:
     return None
 
 
+LayerCall = Literal["bert", "distilbert", "mpnet", "deberta", "modernbert", "rotary", "albert"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformersLayout:
     """The paths of the modules of an encoder of transformers, as text, so that nothing here imports the library.
@@ -153,7 +156,8 @@ class TransformersLayout:
     """The arguments of forward that may be given by position."""
     ignored: tuple[str, ...] = ()
     """Arguments that forward accepts and does not read."""
-    stack: str = "encoder"
+    stack: str | None = "encoder"
+    """The module whose forward runs the layers; None: the encoder itself."""
     layers: str = "encoder.layer"
     containers: tuple[str, ...] = ("attention", "attention.self", "attention.output", "intermediate", "output")
     """The modules between a layer and its leaves."""
@@ -169,7 +173,7 @@ class TransformersLayout:
     intermediate: str = "intermediate.dense"
     activation: str = "intermediate.intermediate_act_fn"
     feed_forward_output: str = "output.dense"
-    output_dropout: str = "output.dropout"
+    output_dropout: str | None = "output.dropout"
     output_norm: str = "output.LayerNorm"
     tables: tuple[str, ...] = (
         "embeddings.word_embeddings", "embeddings.position_embeddings", "embeddings.token_type_embeddings",
@@ -180,9 +184,52 @@ class TransformersLayout:
     pooler: str | None = "pooler"
     projection: str | None = None
     """The projection between embeddings and layers, None if there is none."""
-    layer_call: Literal["bert", "distilbert"] = "bert"
+    layer_call: LayerCall = "bert"
     """The signature with which the library's encoder calls a layer."""
     prediction_head: PredictionHeadLayout | None = None
+    parts: tuple[tuple[str, str], ...] = ()
+    """The paths of a layer's parts by the names of `fastbert.ops.encoder_layer.arguments.LayerParameters`, for layers
+    whose spec comes from the architecture's record; those of relative positions are "position_key" and
+    "position_query", of joined weights "qkv", of separate halves of a gated network "gate" and "up". The other paths of
+    a layer's linear layers and norms are then unused. Empty: BERT's layers."""
+    config_limits_layers: bool = False
+    """True if the encoder runs as many of its layers as its config says, False if all."""
+    groups: str | None = None
+    """The list of layers inside each entry of `layers`, which are groups whose parameters are shared; None: none."""
+    attention_dropout: str = "dropout"
+    """The attribute of the attention that holds its dropout: a module that runs, or a probability."""
+    attention_asks_training: bool = False
+    """True if the attention reads that module's probability and asks itself whether it trains."""
+    inner_dropout: str | None = None
+    """The dropout behind the activation of the feed-forward network."""
+    position_dropout: str | None = None
+    """The dropout of embeddings of relative positions in a layer."""
+    embeddings: str | None = "embeddings"
+    """The module of embeddings; None where the encoder adds and normalises nothing."""
+    embedding_arguments: tuple[str, ...] = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+    """The arguments with which the encoder calls it."""
+    embedding_norm: str = "LayerNorm"
+    embedding_dropout: str = "dropout"
+    embedding_projection: str | None = None
+    """The projection in front of the embeddings' norm."""
+    table_ids: tuple[str, ...] = ("input_ids", "position_ids", "token_type_ids")
+    """The ids that `tables` are indexed with."""
+    weight: str = "embeddings.LayerNorm"
+    """A norm whose weight has the dtype and the device of the encoder."""
+    final_norm: str | None = None
+    rotary: str | None = None
+    """The module that computes rotary embeddings."""
+    relative_bias: str | None = None
+    """The table of `RelativeBiasSpec`."""
+    relative_embeddings: str | None = None
+    """The table of `RelativeEmbeddingsSpec`."""
+    relative_norm: str | None = None
+    convolution: str | None = None
+    """The convolution behind the first layer."""
+    pooler_activation: str | None = None
+    """The activation behind a pooler that is a linear layer of the first token; None: the pooler does all of it."""
+    tuple_keeps_pooler: bool = False
+    """True if an output that is a tuple has the pooled output, None without a pooler, in the second place."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,25 +38,31 @@ class Convolution(nn.Module):
         each."""
         if isinstance(batch, PaddedLayerBatch) and batch.padded.mask is not None:
             x = x.masked_fill(~batch.padded.mask.reshape(-1, 1), 0)
-        convolved = self._convolve(x, batch.cu_seqlens)
-        dropped = dropout(convolved, batch.token_dropout(Site.CONVOLUTION))
-        normed: Tensor = self.LayerNorm(residual + ACTIVATIONS[self.activation](dropped))
+        normed: Tensor = self.LayerNorm(convolve(self.conv, x, residual, batch, self.activation, batch.output_p))
         return normed
 
-    def _convolve(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Return the convolution of x (tokens, hidden_size): the matmul of each token's neighbourhood."""
-        conv, tokens = self.conv, x.shape[0]
-        assert conv.bias is not None
-        size, groups = conv.kernel_size[0], conv.groups
-        offsets = torch.arange(size, device=x.device) - size // 2
-        place = positions_of(cu_seqlens, tokens)[:, None] + offsets
-        ends = cu_seqlens.long().diff().repeat_interleave(cu_seqlens.long().diff(), output_size=tokens)
-        inside = (place >= 0) & (place < ends[:, None])
-        neighbours = (torch.arange(tokens, device=x.device)[:, None] + offsets).clamp(0, max(tokens - 1, 0))
-        rows = x[neighbours].masked_fill(~inside[..., None], 0)  # (tokens, size, hidden_size)
-        if groups == 1:
-            return linear(rows.flatten(1), conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
-        grouped = rows.unflatten(-1, (groups, -1))
-        weight = conv.weight.unflatten(0, (groups, -1))
-        summed = torch.einsum("tsgi,gois->tgo", grouped.to(weight.dtype), weight).flatten(1)
-        return summed + conv.bias
+
+def convolve(conv: nn.Conv1d, x: Tensor, residual: Tensor, batch: LayerBatch, activation: str, p: float) -> Tensor:
+    """Return residual + activation(dropout(convolution of x)), (tokens, hidden_size) each, dropped with probability
+    `p`; `activation` is a key of `ACTIVATIONS`."""
+    dropped = dropout(_convolution(conv, x, batch.cu_seqlens), batch.token_dropout(Site.CONVOLUTION, p=p))
+    return residual + ACTIVATIONS[activation](dropped)
+
+
+def _convolution(conv: nn.Conv1d, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the convolution of x (tokens, hidden_size): the matmul of each token's neighbourhood."""
+    tokens = x.shape[0]
+    assert conv.bias is not None
+    size, groups = conv.kernel_size[0], conv.groups
+    offsets = torch.arange(size, device=x.device) - size // 2
+    place = positions_of(cu_seqlens, tokens)[:, None] + offsets
+    ends = cu_seqlens.long().diff().repeat_interleave(cu_seqlens.long().diff(), output_size=tokens)
+    inside = (place >= 0) & (place < ends[:, None])
+    neighbours = (torch.arange(tokens, device=x.device)[:, None] + offsets).clamp(0, max(tokens - 1, 0))
+    rows = x[neighbours].masked_fill(~inside[..., None], 0)  # (tokens, size, hidden_size)
+    if groups == 1:
+        return linear(rows.flatten(1), conv.weight.permute(0, 2, 1).flatten(1), conv.bias)
+    grouped = rows.unflatten(-1, (groups, -1))
+    weight = conv.weight.unflatten(0, (groups, -1))
+    summed = torch.einsum("tsgi,gois->tgo", grouped.to(weight.dtype), weight).flatten(1)
+    return summed + conv.bias

@@ -54,6 +54,13 @@ def owns_weight_and_bias(module: nn.Module) -> bool:
     return type(tensors.get("weight")) in PLAIN_TENSORS and type(tensors.get("bias")) in PLAIN_TENSORS
 
 
+def owns_weight(module: nn.Module) -> bool:
+    """Return whether a module owns its weight and, if it has one, its bias: neither is computed from other tensors."""
+    tensors = module._parameters
+    bias = tensors.get("bias")
+    return type(tensors.get("weight")) in PLAIN_TENSORS and (bias is None or type(bias) in PLAIN_TENSORS)
+
+
 def project_without_bias(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return a linear layer's matmul of x (rows, in), and the bias that the caller must add; None if it is included."""
     if is_plain(module):

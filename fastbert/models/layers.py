@@ -168,8 +168,8 @@ def native_layer(
     """Compute a layer of x (tokens, hidden_size) as one call of the CPU's kernels, for inference; None where they do
     not: in training, with dropout, while a compiler traces, or for a spec that they lack.
 
-    `parts` are plain modules by the names of `LayerParameters`; `tables` returns keys and queries of relative
-    positions.
+    `parts` are plain modules by the names of `fastbert.ops.encoder_layer.native_general`; `tables` returns keys and
+    queries of relative positions.
     """
     if isinstance(batch, PaddedLayerBatch | KeyedLayerBatch) or batch.drops or batch.inner_p or x.device != CPU:
         return None

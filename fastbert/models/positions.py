@@ -99,53 +99,52 @@ def _distances(length: int) -> Tensor:
     return torch.arange(1 - length, length)
 
 
-class Positions(nn.Module):
-    """The tables of relative positions that an encoder owns, and what its attention reads of positions."""
+class PositionReader:
+    """What the attention of an encoder's layers reads of positions, made of specs and of tables that others own."""
 
     def __init__(self, spec: ArchitectureSpec, longest: int) -> None:
         """`longest` is the number of tokens of the longest text that the model was trained for."""
-        super().__init__()
         attentions = [layer.self_attention for layer in spec.layers]
         rotary = (attention.rotary for attention in attentions)
         self.rotary: tuple[RotarySpec, ...] = tuple(dict.fromkeys(table for table in rotary if table is not None))
         self.alibi_heads = next((attention.heads for attention in attentions if attention.position == "alibi"), 0)
-        self.relative, relative = spec.relative, spec.relative
-        self.bias: nn.Embedding | None = None
-        self.embeddings: nn.Embedding | None = None
-        self.LayerNorm: nn.Module | None = None
-        if isinstance(relative, RelativeBiasSpec):
-            self.bias = nn.Embedding(relative.rows, attentions[0].heads)
-        if isinstance(relative, RelativeEmbeddingsSpec):
-            width = spec.layers[0].hidden_size
-            self.embeddings = nn.Embedding(2 * relative.span, width)
-            self.LayerNorm = None if relative.norm is None else norm_of(relative.norm, width)
-        self.has_table, self.longest = bool(spec.embeddings.positions), longest
-        self.needs_columns = bool(
-            self.rotary or self.alibi_heads or relative is not None or spec.convolution is not None
-        ) or any(attention.window is not None for attention in attentions)
-        self._warned = False
+        self.relative, self.longest = spec.relative, longest
+        self.by_distance = bool(self.alibi_heads or spec.relative is not None or spec.convolution is not None) or any(
+            attention.window is not None for attention in attentions
+        )
+        """True if what a token reads of another depends on the number of tokens between them."""
 
-    def forward(self, batch: PackedBatch) -> LayerPositions | None:
-        """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings."""
+    def read(
+        self,
+        batch: PackedBatch,
+        *,
+        bias: Callable[[Tensor], Tensor] | None = None,
+        embeddings: Callable[[], Tensor] | None = None,
+        sources: tuple[Tensor, ...] = (),
+    ) -> LayerPositions | None:
+        """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings.
+
+        `bias` returns rows (count, heads) of the table of `RelativeBiasSpec` by their indices int64 (count,),
+        `embeddings` the table of `RelativeEmbeddingsSpec` (rows, hidden_size), computed of the parameters `sources`.
+        """
         if not (self.rotary or self.alibi_heads or self.relative is not None):
             return None
         position_ids, rotary = self._rotary(batch)
-        distance_bias = embeddings = buckets = None
-        sources: tuple[Tensor, ...] = ()
+        distance_bias = table = buckets = None
         length, device = max(batch.max_seqlen, 1), batch.device
         if self.alibi_heads:
             distance_bias = self._by_distance(("alibi", self.alibi_heads), length, device, self._alibi).T.contiguous()
-        elif self.bias is not None:
+        elif isinstance(self.relative, RelativeBiasSpec):
+            assert bias is not None
             rows = self._by_distance(self.relative, length, device, self._bias_rows)
-            distance_bias = F.embedding(rows, self.bias.weight).T.contiguous()
-        elif self.embeddings is not None:
+            distance_bias = bias(rows).T.contiguous()
+        elif isinstance(self.relative, RelativeEmbeddingsSpec):
+            assert embeddings is not None
             buckets = self._by_distance(self.relative, length, device, self._embedding_rows)
-            weight = self.embeddings.weight
-            embeddings = weight if self.LayerNorm is None else self.LayerNorm(weight)
-            sources = tuple(self.parameters())
+            table = embeddings()
         return LayerPositions(
-            position_ids=position_ids, rotary=rotary, distance_bias=distance_bias, embeddings=embeddings,
-            buckets=buckets, sources=sources,
+            position_ids=position_ids, rotary=rotary, distance_bias=distance_bias, embeddings=table,
+            buckets=buckets, sources=() if table is None else sources,
         )  # fmt: skip
 
     def _rotary(self, batch: PackedBatch) -> tuple[Tensor | None, dict[RotarySpec, Tensor]]:
@@ -164,20 +163,6 @@ class Positions(nn.Module):
             torch._assert_async((ids < rows).all())  # without a host-device sync
         make = {spec: lambda count, spec=spec: rotary_table(spec, torch.arange(count)) for spec in self.rotary}
         return ids, {spec: _ROTARY.get(spec, rows, ids.device, make[spec]) for spec in self.rotary}
-
-    def check_length(self, batch: PackedBatch) -> None:
-        """Warn once of positions beyond those that the model was trained for, where no table ends before them."""
-        if self._warned or self.has_table or not batch.position_ids.numel():
-            return
-        longest = int(batch.position_ids.max()) + 1
-        if longest > self.longest:
-            self._warned = True
-            logger.warning(
-                "a text has %s tokens, but the model was trained for up to max_position_embeddings=%s: its positions go"
-                " on, but results may be worse; truncate the text to stay within them",
-                longest,
-                self.longest,
-            )
 
     @staticmethod
     def _by_distance(key: Hashable, length: int, device: torch.device, make: Callable[[Tensor], Tensor]) -> Tensor:
@@ -199,3 +184,53 @@ class Positions(nn.Module):
     def _embedding_rows(self, distances: Tensor) -> Tensor:
         assert isinstance(self.relative, RelativeEmbeddingsSpec)
         return relative_embedding_rows(distances, self.relative).int()
+
+
+class Positions(nn.Module):
+    """The tables of relative positions that an encoder owns, and what its attention reads of positions."""
+
+    def __init__(self, spec: ArchitectureSpec, longest: int) -> None:
+        """`longest` is the number of tokens of the longest text that the model was trained for."""
+        super().__init__()
+        self.reader = PositionReader(spec, longest)
+        relative = spec.relative
+        self.bias: nn.Embedding | None = None
+        self.embeddings: nn.Embedding | None = None
+        self.LayerNorm: nn.Module | None = None
+        if isinstance(relative, RelativeBiasSpec):
+            self.bias = nn.Embedding(relative.rows, spec.layers[0].self_attention.heads)
+        if isinstance(relative, RelativeEmbeddingsSpec):
+            width = spec.layers[0].hidden_size
+            self.embeddings = nn.Embedding(2 * relative.span, width)
+            self.LayerNorm = None if relative.norm is None else norm_of(relative.norm, width)
+        self.has_table, self.longest = bool(spec.embeddings.positions), longest
+        self.needs_columns = self.reader.by_distance or bool(self.reader.rotary)
+        self._warned = False
+
+    def forward(self, batch: PackedBatch) -> LayerPositions | None:
+        """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings."""
+        sources = tuple(self.parameters())
+        return self.reader.read(batch, bias=self._bias, embeddings=self._embeddings, sources=sources)
+
+    def _bias(self, rows: Tensor) -> Tensor:
+        assert self.bias is not None
+        return F.embedding(rows, self.bias.weight)
+
+    def _embeddings(self) -> Tensor:
+        assert self.embeddings is not None
+        weight = self.embeddings.weight
+        return weight if self.LayerNorm is None else self.LayerNorm(weight)
+
+    def check_length(self, batch: PackedBatch) -> None:
+        """Warn once of positions beyond those that the model was trained for, where no table ends before them."""
+        if self._warned or self.has_table or not batch.position_ids.numel():
+            return
+        longest = int(batch.position_ids.max()) + 1
+        if longest > self.longest:
+            self._warned = True
+            logger.warning(
+                "a text has %s tokens, but the model was trained for up to max_position_embeddings=%s: its positions go"
+                " on, but results may be worse; truncate the text to stay within them",
+                longest,
+                self.longest,
+            )

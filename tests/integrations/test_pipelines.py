@@ -11,6 +11,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 import fastbert  # noqa: E402
+from fastbert.integrations.accelerate import explain  # noqa: E402
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, "the", "a", "cat", "dog", "sat", "on", "mat", "hat", "in", "red", "blue", "ran", ",", ".", "##s"]
@@ -161,3 +162,52 @@ def test_a_real_sentence_model_extracts_the_same_features() -> None:
     )
     for one, other in zip(actual, expected):
         assert np.abs(np.array(one) - np.array(other)).max() < 2e-5
+
+
+DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 8,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "pad_token_id": 0,
+}
+
+
+def test_accelerated_deberta_tags_and_classifies_as_before(tmp_path: Path, seed: int) -> None:
+    fastbert.WordPieceTokenizer(WORDS).save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    entails = {"id2label": dict(enumerate(ENTAILS)), "label2id": {name: i for i, name in enumerate(ENTAILS)}}
+    cases: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        ("ner", "DebertaV2ForTokenClassification", {"id2label": NAMES}, {"aggregation_strategy": "first"}),
+        (
+            "zero-shot-classification",
+            "DebertaV2ForSequenceClassification",
+            entails,
+            {"candidate_labels": ["cat", "dog"]},
+        ),
+    ]
+    for task, name, config, options in cases:
+        torch.manual_seed(seed)
+        model = getattr(transformers, name)(transformers.DebertaV2Config(**SHAPE, **DEBERTA, **config)).eval()
+        pipe = transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
+        expected = pipe(TEXTS, batch_size=2, **options)
+        fastbert.accelerate(model)
+        assert_same(pipe(TEXTS, batch_size=2, **options), expected)
+        assert len(explain(model)) == 1
+
+
+def test_an_accelerated_sentence_transformer_of_mpnet(tmp_path: Path, seed: int) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+    torch.manual_seed(seed)
+    config = transformers.MPNetConfig(**SHAPE)
+    transformers.MPNetModel(config).save_pretrained(tmp_path)
+    fastbert.WordPieceTokenizer(WORDS).save_pretrained(tmp_path)
+    embedder = library.SentenceTransformer(str(tmp_path), device="cpu")
+    texts = [*TEXTS, "a cat", "the"]
+    before = embedder.encode(texts)
+    assert fastbert.accelerate(embedder) is embedder
+    np.testing.assert_allclose(embedder.encode(texts), before, rtol=1e-4, atol=1e-4)
+    assert len(explain(embedder)) == 1

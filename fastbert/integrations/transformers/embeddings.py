@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.integrations.module_checks import (
@@ -14,30 +16,56 @@ from fastbert.integrations.module_checks import (
     has_hooks_inside,
     is_library_module,
     is_plain_norm,
+    norm_eps,
 )
-from fastbert.models.fusibility import PLAIN_TENSORS, has_hooks
+from fastbert.integrations.transformers.spec_layer import plain_norm
+from fastbert.models.architecture import TransformersLayout
+from fastbert.models.fusibility import PLAIN_TENSORS, has_hooks, project
 from fastbert.ops.dropout.arguments import TokenDropout
+from fastbert.ops.dropout.op import dropout
 from fastbert.packing import PackedBatch
 
 
-def are_fusible(embeddings: nn.Module, tables: list[nn.Module], home: str) -> bool:
-    """Return whether embeddings are nothing but the sum of their tables, LayerNorm and dropout."""
-    modules: Any = embeddings
-    if (
-        not is_library_module(embeddings, home)
-        or has_hooks_inside(embeddings)
-        or dropout_probability(modules.dropout) is None
-    ):
+def are_fusible(embeddings: nn.Module | None, tables: Iterable[nn.Module], layout: TransformersLayout) -> bool:
+    """Return whether embeddings are nothing but the sum of their tables, projected, norm and dropout, as far as the
+    layout has them."""
+    if embeddings is None:
+        return all(_is_plain_table(table) for table in tables)
+    if not is_library_module(embeddings, layout.module) or has_hooks_inside(embeddings):
         return False
-    return is_plain_norm(modules.LayerNorm) and all(_is_plain_table(table) for table in tables)
+    norm = getattr(embeddings, layout.embedding_norm)
+    if dropout_probability(getattr(embeddings, layout.embedding_dropout)) is None:
+        return False
+    return norm_eps(norm, layout.module) is not None and all(_is_plain_table(table) for table in tables)
 
 
-def embed_tokens(batch: PackedBatch, embeddings: Any, tables: list[Any], dropout: TokenDropout | None) -> Tensor:
-    """Return dropout(LayerNorm(sum of the tables' rows)) of packed tokens, (tokens, width)."""
-    ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)[: len(tables)]
-    weights = [_without_padding(table) for table in tables]
-    norm = embeddings.LayerNorm
-    return ops.embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, dropout)
+def embed_tokens(
+    batch: PackedBatch,
+    embeddings: Any,
+    tables: Mapping[str, Any],
+    layout: TransformersLayout,
+    token_dropout: TokenDropout | None,
+) -> Tensor:
+    """Return dropout(norm(projection(sum of the tables' rows))) of packed tokens, (tokens, width)."""
+    ids = [getattr(batch, name) for name in tables]
+    if embeddings is None:
+        return _sum_of_rows(ids, tables)
+    norm = getattr(embeddings, layout.embedding_norm)
+    projection = None if layout.embedding_projection is None else getattr(embeddings, layout.embedding_projection)
+    if projection is None and is_plain_norm(norm):
+        weights = [_without_padding(table) for table in tables.values()]
+        return ops.embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, token_dropout)
+    total = _sum_of_rows(ids, tables)
+    total = total if projection is None else project(projection, total)
+    return dropout(plain_norm(norm, total, layout.module), token_dropout)
+
+
+def _sum_of_rows(ids: list[Tensor], tables: Mapping[str, Any]) -> Tensor:
+    """Return the sum of the rows of tables (tokens, width)."""
+    rows = [
+        F.embedding(index, table.weight, table.padding_idx) for index, table in zip(ids, tables.values(), strict=True)
+    ]
+    return sum(rows[1:], rows[0])
 
 
 def position_columns(embeddings: Any, columns: int) -> Tensor | None:

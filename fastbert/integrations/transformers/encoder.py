@@ -1,7 +1,4 @@
-"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once.
-
-The forward of a masked-LM head skips the padding of the hidden states that it restored.
-"""
+"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once."""
 
 from __future__ import annotations
 
@@ -14,37 +11,37 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from fastbert import ops
 from fastbert.integrations.forward_patch import ForwardPatch
-from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
+from fastbert.integrations.layer_modules import PackedLayer, largest_dropout, library_multiplies_bf16
 from fastbert.integrations.module_checks import (
     CAPTURING,
     dropout_probability,
-    gelu_approximation,
     has_hooks_inside,
     is_library_module,
-    is_plain_norm,
     is_tokenwise_linear,
+    norm_eps,
     torch_is_patched,
 )
 from fastbert.integrations.transformers import embeddings as packed_embeddings
 from fastbert.integrations.transformers import layouts
-from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
+from fastbert.integrations.transformers.head import SLOTS
+from fastbert.integrations.transformers.layer_calls import call_layer, token_mask
+from fastbert.integrations.transformers.spec_layer import plain_norm
+from fastbert.integrations.transformers.spec_layouts import EncoderSpec, applications
+from fastbert.integrations.transformers.unpadding import Unpadding, has_holes, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
-from fastbert.models.fusibility import has_hooks, project, project_without_bias
+from fastbert.models.convolution import ACTIVATIONS, convolve
+from fastbert.models.fusibility import has_hooks, project
 from fastbert.models.joined_projections import join_projections
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
-from fastbert.ops.native import buffers, prepacked_weights
-from fastbert.packing import pad
+from fastbert.ops.native import buffers
 
 # Arguments of transformers' forwards that do not change what is computed.
 IDLE = ("return_dict", "output_hidden_states", "output_attentions", "use_cache", "num_items_in_batch")
 # Attention implementations that compute what ours does; a custom one may not.
 ATTENTIONS = ("eager", "sdpa", "fastbert", "flex_attention", "flash", "kernels-community/")
-# The attribute of restored hidden states that holds the indices of their tokens, for heads that skip padding.
-SLOTS = "_fastbert_slots"
 INTEGERS = (torch.int64, torch.int32)
 
 
@@ -56,6 +53,7 @@ class PackedForward(ForwardPatch):
     ) -> None:
         super().__init__(module, where)
         self.layout = layout
+        self.encoder_spec = EncoderSpec(layout, module) if layout.parts else None
         self.reads_first = reads_first
         self.int8 = int8
 
@@ -94,7 +92,7 @@ class PackedForward(ForwardPatch):
             extra = arguments.get(name)
             if extra is not None and (extra.dtype not in INTEGERS or not _spreads(extra, first.shape[:2])):
                 return ""
-        if mask is not None and mask.dim() == 2 and mask.shape != first.shape[:2]:
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape != first.shape[:2]:
             return ""
         weight = self._weight()
         if weight.is_meta:  # without values, unless hooks of another library bring them for the original forward
@@ -106,6 +104,8 @@ class PackedForward(ForwardPatch):
         module, mask = self.module, arguments.get("attention_mask")
         if layouts.decodes(module):
             return "a config that makes the encoder a decoder"
+        if mask is not None and not isinstance(mask, Tensor):
+            return f"an attention mask that is a {type(mask).__name__}"
         if mask is not None and mask.dim() != 2:
             return f"an attention mask of {mask.dim()} dimensions"
         if self._option(arguments, "output_attentions"):
@@ -118,12 +118,15 @@ class PackedForward(ForwardPatch):
         if _has_any_global_hook() or torch_is_patched():
             return "hooks on all modules, or torch.nn changed"
         stack, layers = layouts.stack(self.layout, module)
+        inner = stack is not module  # hooks of the encoder itself run around this forward
         if (
-            has_hooks(stack, CAPTURING)
-            or has_hooks(layers, CAPTURING)
-            or not is_library_module(stack, self.layout.module)
+            has_hooks(layers, CAPTURING)
+            or (inner and has_hooks(stack, CAPTURING))
+            or (inner and not is_library_module(stack, self.layout.module))
         ):
             return f"a {type(stack).__name__} that has hooks or a forward of its own"
+        if getattr(module, "z_steps", 0) > 1:
+            return "z_steps, further applications of the last layer"
         for name, value in arguments.items():
             if (
                 name not in (*self.layout.positional, *self.layout.ignored, *IDLE)
@@ -142,13 +145,19 @@ class PackedForward(ForwardPatch):
         unpadding = unpad(ids, mask)
         if unpadding.slots is not None and self.reads_first and mask is not None and not bool(mask[:, 0].all()):
             return "padding in the first column, which the pooler or a head reads"
+        if unpadding.slots is not None and mask is not None and self._reads_distances() and has_holes(mask):
+            return "padding between tokens, whose distances count"
         return unpadding
 
+    def _reads_distances(self) -> bool:
+        return self.encoder_spec is not None and self.encoder_spec.reader.by_distance
+
     def _run(self, unpadding: Unpadding, arguments: dict[str, Any]) -> Any:
-        layers = layouts.stack(self.layout, self.module)[1]
-        modules = [self._layer_modules(layer) for layer in layers]
+        layers = applications(self.layout, self.module)
+        modules = [self._layer_modules(layer, index) for index, layer in enumerate(layers)]
         output_hidden_states = bool(self._option(arguments, "output_hidden_states"))
         x, batch = self._embed(unpadding, arguments, modules)
+        embedded = x
         states: list[Tensor] = []
         for index, (layer, leaves) in enumerate(zip(layers, modules, strict=True)):
             if output_hidden_states:
@@ -156,10 +165,12 @@ class PackedForward(ForwardPatch):
             if leaves is None:
                 x = self._original_layer(layer, x, unpadding, arguments)
             elif getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
-                x = checkpoint(run_layer, leaves, x, batch, index, self.int8, use_reentrant=False)
+                x = checkpoint(leaves.run, x, batch, index, self.int8, use_reentrant=False)
             else:
-                x = run_layer(leaves, x, batch, index, self.int8)
-        last = self._restore(x, unpadding)
+                x = leaves.run(x, batch, index, self.int8)
+            if index == 0 and self.layout.convolution is not None:
+                x = self._convolve(embedded, x, batch, unpadding, arguments)
+        last = self._restore(self._normalise(x, unpadding), unpadding)
         return self._output(last, (*states, last) if output_hidden_states else None, arguments)
 
     def _record_state(self, x: Tensor, unpadding: Unpadding, states: list[Tensor]) -> Tensor:
@@ -172,65 +183,134 @@ class PackedForward(ForwardPatch):
 
     def closed_layers(self) -> Iterator[tuple[int, str]]:
         """Yield the indices of layers that run their own forward, each with the reason."""
-        for index, layer in enumerate(layouts.stack(self.layout, self.module)[1]):
-            if self._layer_modules(layer) is None:
+        for index, layer in enumerate(applications(self.layout, self.module)):
+            if self._layer_modules(layer, index) is None:
                 yield index, "it has hooks or is not as the library wrote it"
 
     def join_projections(self) -> None:
         """Lay the projections of each layer out as one weight, which calls on a GPU would otherwise concatenate."""
-        for layer in layouts.stack(self.layout, self.module)[1]:
-            modules = self._layer_modules(layer)
-            if modules is not None:
-                join_projections(modules.query, modules.key, modules.value)
+        for index, layer in enumerate(applications(self.layout, self.module)):
+            modules = self._layer_modules(layer, index)
+            if modules is not None and modules.projections:
+                join_projections(*modules.projections)
 
-    def _layer_modules(self, layer: nn.Module) -> LayerModules | None:
+    def _layer_modules(self, layer: nn.Module, index: int) -> PackedLayer | None:
         """Return the leaves of a layer; None where the layer must run as a whole, for its hooks for example."""
         if has_hooks_inside(layer) or not layouts.is_as_written(self.layout, layer):
             return None
-        leaves = layouts.layer_modules(self.layout, layer)
+        leaves: PackedLayer | None
+        if self.encoder_spec is None:
+            leaves = layouts.layer_modules(self.layout, layer)
+        else:
+            leaves = self.encoder_spec.layer(layer, index)
         return leaves if leaves is not None and leaves.is_tokenwise() else None
 
     def _embed(
-        self, unpadding: Unpadding, arguments: dict[str, Any], modules: list[LayerModules | None]
+        self, unpadding: Unpadding, arguments: dict[str, Any], modules: list[PackedLayer | None]
     ) -> tuple[Tensor, LayerBatch]:
         """Return the first layer's input (tokens, hidden_size), and the layers' view of its batch."""
-        ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
-        embeddings: Any = self.module.embeddings
+        ids, layout = arguments.get("input_ids"), self.layout
+        embeddings: Any = None if layout.embeddings is None else layouts.module_at(self.module, layout.embeddings)
         positions, segments = arguments.get("position_ids"), arguments.get("token_type_ids")
-        tables = layouts.tables(self.layout, self.module)
-        plain = ids is not None and packed_embeddings.are_fusible(embeddings, tables, self.layout.module)
+        tables = layouts.tables(layout, self.module)
+        plain = ids is not None and packed_embeddings.are_fusible(embeddings, tables.values(), layout)
         batch, p = unpadding.batch, 0.0
         if plain:
             assert ids is not None
-            positions = layouts.positions(self.layout, embeddings, ids) if positions is None else positions
-            if segments is None and len(tables) > 2 and positions is not None:
+            if positions is None and "position_ids" in tables:
+                positions = layouts.positions(layout, embeddings, ids)
+            if segments is None and "token_type_ids" in tables and positions is not None:
                 segments = packed_embeddings.token_segments(embeddings, positions.long())
-            batch, p = with_ids(unpadding, positions, segments), dropout_probability(embeddings.dropout) or 0.0
+            batch = with_ids(unpadding, positions, segments)
+            p = 0.0 if embeddings is None else dropout_probability(getattr(embeddings, layout.embedding_dropout)) or 0.0
+        elif self.encoder_spec is not None:
+            batch = with_ids(unpadding, positions, None)
         if library_multiplies_bf16(modules, batch.num_tokens, self._weight(), self.int8):
             batch = batch.filled(ROWS_MULTIPLE)
         hidden, attention = largest_dropout(modules)
-        layers = layer_batch(batch, max(p, hidden), attention, training=True)
-        projection = layouts.part(self.module, self.layout.projection)
+        relative = None if self.encoder_spec is None else self.encoder_spec.positions(self.module, batch)
+        layers = layer_batch(
+            batch,
+            max(p, hidden),
+            attention,
+            training=True,
+            other_p=self._convolution_p(),
+            positions=relative,
+        )
+        projection = layouts.part(self.module, layout.projection)
         is_tokenwise = projection is None or (is_tokenwise_linear(projection) and not has_hooks_inside(projection))
         if plain:
-            x = packed_embeddings.embed_tokens(batch, embeddings, tables, layers.token_dropout(Site.EMBEDDING, p=p))
+            dropout = layers.token_dropout(Site.EMBEDDING, p=p)
+            x = packed_embeddings.embed_tokens(batch, embeddings, tables, layout, dropout)
         else:
-            named = {"input_ids": ids, "inputs_embeds": embeds, "position_ids": positions}
-            named |= {"token_type_ids": segments} if len(tables) > 2 else {}
-            x = unpadding.pack(embeddings(**named))
+            x = unpadding.pack(self._original_embeddings(embeddings, tables, arguments, positions))
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
         if projection is not None and is_tokenwise:
             x = project(projection, x)
         elif projection is not None:
-            tokens = unpadding.batch.num_tokens
-            x = unpadding.pack(projection(unpadding.restore(x[:tokens])))
-            x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
+            x = self._padded(projection, x, unpadding)
         return x, layers
+
+    def _original_embeddings(
+        self, embeddings: Any, tables: dict[str, Any], arguments: dict[str, Any], positions: Tensor | None
+    ) -> Tensor:
+        """Return the own forward of the embeddings (rows, columns, width)."""
+        ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
+        if embeddings is None:
+            rows: Tensor = tables["input_ids"](ids) if embeds is None else embeds
+            return rows
+        accepted = self.layout.embedding_arguments
+        named = {"input_ids": ids, "inputs_embeds": embeds, "position_ids": positions}
+        if "token_type_ids" in tables:
+            named["token_type_ids"] = arguments.get("token_type_ids")
+        if "mask" in accepted:
+            first = embeds if ids is None else ids
+            assert first is not None
+            named["mask"] = token_mask(first, arguments.get("attention_mask"))
+        padded: Tensor = embeddings(**{name: value for name, value in named.items() if name in accepted})
+        return padded
+
+    def _padded(self, module: nn.Module, x: Tensor, unpadding: Unpadding) -> Tensor:
+        """Return a module's own forward of packed states, which it receives padded; what fills the batch up is 0."""
+        tokens = unpadding.batch.num_tokens
+        y = unpadding.pack(module(unpadding.restore(x[:tokens])))
+        return F.pad(y, (0, 0, 0, len(x) - tokens))
+
+    def _normalise(self, x: Tensor, unpadding: Unpadding) -> Tensor:
+        """Return the norm behind the last layer of x, (tokens, hidden_size) each; x itself where there is none."""
+        if self.layout.final_norm is None:
+            return x
+        norm, home = layouts.module_at(self.module, self.layout.final_norm), self.layout.module
+        if norm_eps(norm, home) is not None:
+            return plain_norm(norm, x, home)
+        return self._padded(norm, x, unpadding)
+
+    def _convolution_p(self) -> float:
+        """Return the dropout probability of the convolution, 0 if there is none or it runs its own forward."""
+        module = layouts.part(self.module, self.layout.convolution)
+        return 0.0 if module is None else dropout_probability(module.dropout) or 0.0
+
+    def _convolve(
+        self, embedded: Tensor, x: Tensor, batch: LayerBatch, unpadding: Unpadding, arguments: dict[str, Any]
+    ) -> Tensor:
+        """Return the first layer's output with the convolution of the embeddings, if the encoder has one."""
+        module = layouts.part(self.module, self.layout.convolution)
+        if module is None:
+            return x
+        home, kind = self.layout.module, module.conv_act
+        plain = is_library_module(module, home) and not has_hooks_inside(module) and type(module.conv) is nn.Conv1d
+        if plain and kind in ACTIVATIONS and dropout_probability(module.dropout) is not None:
+            total = convolve(module.conv, embedded, x, batch, kind, self._convolution_p())
+            norm: Any = module.LayerNorm
+            return plain_norm(norm, total, home) if norm_eps(norm, home) is not None else norm(total)
+        tokens = unpadding.batch.num_tokens
+        padded, residual = unpadding.restore(embedded[:tokens]), unpadding.restore(x[:tokens])
+        y = unpadding.pack(module(padded, residual, token_mask(padded, arguments.get("attention_mask"))))
+        return F.pad(y, (0, 0, 0, len(x) - tokens))
 
     def _weight(self) -> Tensor:
         """Return a tensor of the module's dtype and device, also in a replica, which has no parameters."""
-        embeddings: Any = self.module.embeddings
-        weight: Tensor = embeddings.LayerNorm.weight
+        weight: Tensor = layouts.module_at(self.module, self.layout.weight).weight
         return weight
 
     def is_on_gpu(self) -> bool:
@@ -239,37 +319,47 @@ class PackedForward(ForwardPatch):
 
     def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, arguments: dict[str, Any]) -> Tensor:
         """Run a layer's own forward on the padded states and the mask that the library would pass."""
-        from transformers.masking_utils import create_bidirectional_mask
-
         tokens = unpadding.batch.num_tokens
         filling, padded = x[tokens:], unpadding.restore(x[:tokens])
-        config: Any = self.module.config
-        mask = create_bidirectional_mask(
-            config=config, inputs_embeds=padded, attention_mask=arguments.get("attention_mask")
-        )
-        result = layouts.call_layer(self.layout, layer, padded, mask, arguments.get("position_ids"))
-        packed = unpadding.pack(result[0] if isinstance(result, tuple) else result)
+        mask, positions = arguments.get("attention_mask"), arguments.get("position_ids")
+        packed = unpadding.pack(call_layer(self.layout, self.module, layer, padded, mask, positions))
         return torch.cat((packed, filling.to(packed.dtype))) if len(filling) else packed
 
     def _restore(self, x: Tensor, unpadding: Unpadding) -> Tensor:
         padded = unpadding.restore(x if len(x) == unpadding.batch.num_tokens else x[: unpadding.batch.num_tokens])
         # Under autocast a LayerNorm's output has its input's dtype in transformers: behind a matmul, autocast's.
         weight = self._weight()
-        if torch.is_autocast_enabled(padded.device.type) and layouts.part(self.module, self.layout.projection) is None:
+        if torch.is_autocast_enabled(padded.device.type) and not self._projects():
             padded = padded.to(weight.dtype)
         if unpadding.slots is not None:
             setattr(padded, SLOTS, unpadding.slots)
         return padded
+
+    def _projects(self) -> bool:
+        """Return whether a matmul is between the tables and the layers."""
+        if layouts.part(self.module, self.layout.projection) is not None:
+            return True
+        layout = self.layout
+        if layout.embeddings is None or layout.embedding_projection is None:
+            return False
+        return getattr(layouts.module_at(self.module, layout.embeddings), layout.embedding_projection) is not None
 
     def _output(self, last: Tensor, states: tuple[Tensor, ...] | None, arguments: dict[str, Any]) -> Any:
         from transformers import modeling_outputs
 
         pooler = layouts.part(self.module, self.layout.pooler)
         fields: dict[str, Any] = {"last_hidden_state": last, "hidden_states": states}
-        if pooler is not None:
+        if pooler is not None and self.layout.pooler_activation is not None:
+            activation = layouts.module_at(self.module, self.layout.pooler_activation)
+            fields["pooler_output"] = activation(pooler(last[:, 0]))
+        elif pooler is not None:
             fields["pooler_output"] = pooler(last)
         output = getattr(modeling_outputs, self.layout.output)(**fields)
-        return output.to_tuple() if self._option(arguments, "return_dict") is False else output
+        if self._option(arguments, "return_dict") is not False:
+            return output
+        if self.layout.tuple_keeps_pooler and pooler is None:
+            return (last, None) if states is None else (last, None, states)
+        return output.to_tuple()
 
 
 def _spreads(ids: Tensor, shape: torch.Size) -> bool:
@@ -277,52 +367,3 @@ def _spreads(ids: Tensor, shape: torch.Size) -> bool:
     if ids.dim() > 2:
         return False
     return all(size in (1, target) for size, target in zip(ids.shape[::-1], shape[::-1], strict=False))
-
-
-class PackedHead(ForwardPatch):
-    """A masked-LM head's forward: hidden states (rows, columns, hidden_size) -> logits (rows, columns, vocab_size).
-
-    Logits at padding are zeros."""
-
-    _sums: tuple[int, float] | None = None
-
-    def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the logits, of tokens alone if the encoder has marked them."""
-        hidden = args[0] if args else next(iter(kwargs.values()), None)
-        head = self._head()
-        if head is None or not isinstance(hidden, Tensor) or hidden.dim() != 3 or not hidden.numel() or hidden.is_meta:
-            return self.original(*args, **kwargs)
-        slots = getattr(hidden, SLOTS, None)
-        shape, x = (hidden.shape[0], hidden.shape[1]), hidden.flatten(0, 1)
-        if slots is not None:
-            x = x.index_select(0, slots)
-        norm: Any = head.norm
-        product, bias = project_without_bias(head.dense, x)
-        x = ops.gelu_layer_norm(
-            product, bias, norm.weight, norm.bias, norm.eps, gelu_approximation(head.activation) or "none"
-        )
-        self._detect_row_writes(head.decoder)
-        logits = project(head.decoder, x)
-        return logits.view(*shape, logits.shape[-1]) if slots is None else pad(logits, slots, shape)
-
-    def _head(self) -> layouts.PredictionHead | None:
-        """Return the head's modules if they alone decide what it computes, else None."""
-        if has_hooks_inside(self.module) or _has_any_global_hook() or torch_is_patched():
-            return None
-        if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
-            return None
-        head = layouts.prediction_head(self.module)
-        if head is None or gelu_approximation(head.activation) is None or not is_plain_norm(head.norm):
-            return None
-        return head if is_tokenwise_linear(head.dense) and is_tokenwise_linear(head.decoder) else None
-
-    def _detect_row_writes(self, decoder: nn.Module) -> None:
-        """Drop the prepacked decoder if single rows were written to without torch counting it, as by
-        `embeddings.weight.data[id] = ...`, which the fingerprint may miss: compare the sum of one number per row."""
-        weight = decoder._parameters.get("weight")
-        if weight is None or weight.device.type != "cpu" or torch.is_grad_enabled():
-            return
-        state = (id(weight), float(weight.detach()[:, 0].double().sum()))
-        if self._sums is not None and self._sums != state:
-            prepacked_weights.forget(weight)
-        self._sums = state

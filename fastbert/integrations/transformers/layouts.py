@@ -17,6 +17,8 @@ from fastbert.integrations.transformers.embeddings import position_columns
 from fastbert.models.architecture import PredictionHeadLayout, TransformersLayout
 from fastbert.models.registry import layouts
 
+# The modules that transformers makes of a folder's own code.
+REMOTE = "transformers_modules"
 # A path of modules as a function, compiled once.
 _getter = cache(attrgetter)
 # The methods of its own class that an encoder's forward calls.
@@ -26,6 +28,8 @@ _CALLED = ("forward", "_create_attention_masks")
 def layout_of(module: nn.Module) -> TransformersLayout | None:
     """Return the layout of an encoder, or of a subclass that computes as its parent does; None for other modules."""
     kind: Any = type(module)
+    if kind.__module__.startswith(REMOTE):
+        return None
     for parent in kind.__mro__:
         for layout in layouts():
             if parent.__name__ == layout.model and parent.__module__ == layout.module:
@@ -39,9 +43,14 @@ def part(module: Any, path: str | None) -> Any:
     return None if path is None or not hasattr(module, path.partition(".")[0]) else _getter(path)(module)
 
 
+def module_at(module: Any, path: str) -> Any:
+    """Return the module at a path. Raises AttributeError where there is none."""
+    return _getter(path)(module)
+
+
 def stack(layout: TransformersLayout, model: Any) -> tuple[nn.Module, nn.ModuleList]:
     """Return the module that runs the layers, and the layers."""
-    return _getter(layout.stack)(model), _getter(layout.layers)(model)
+    return model if layout.stack is None else _getter(layout.stack)(model), _getter(layout.layers)(model)
 
 
 def is_as_written(layout: TransformersLayout, layer: nn.Module) -> bool:
@@ -54,10 +63,9 @@ def is_as_written(layout: TransformersLayout, layer: nn.Module) -> bool:
 def layer_modules(layout: TransformersLayout, layer: nn.Module) -> LayerModules | None:
     """Return the leaves of a layer; None where it computes something else with them."""
     attention, query = _getter(layout.attention)(layer), _getter(layout.query)(layer)
-    first_p = 0.0
-    if layout.attention_output_dropout is not None:
-        first_p = dropout_probability(_getter(layout.attention_output_dropout)(layer))  # type: ignore[assignment]
-    last_p = dropout_probability(_getter(layout.output_dropout)(layer))
+    first, last = layout.attention_output_dropout, layout.output_dropout
+    first_p = 0.0 if first is None else dropout_probability(_getter(first)(layer))
+    last_p = 0.0 if last is None else dropout_probability(_getter(last)(layer))
     heads: int = getattr(attention, layout.heads)
     if first_p is None or last_p is None or not _is_standard(attention, heads, query):
         return None
@@ -80,30 +88,25 @@ def layer_modules(layout: TransformersLayout, layer: nn.Module) -> LayerModules 
     )
 
 
-def call_layer(
-    layout: TransformersLayout, layer: nn.Module, hidden: Tensor, mask: Any, position_ids: Tensor | None
-) -> Any:
-    """Call a layer as the library's encoder does."""
-    if layout.layer_call == "distilbert":
-        return layer(hidden, mask)
-    return layer(hidden, mask, None, position_ids=position_ids, encoder_attention_mask=None, past_key_values=None)
-
-
 def decodes(model: Any) -> bool:
     """Return whether a model attends to the left only, or to another sequence."""
     config = model.config
     return bool(getattr(config, "is_decoder", False) or getattr(config, "add_cross_attention", False))
 
 
-def tables(layout: TransformersLayout, model: Any) -> list[nn.Module]:
-    """Return the tables of token, position and, if present, segment embeddings."""
-    return [_getter(path)(model) for path in layout.tables]
+def tables(layout: TransformersLayout, model: Any) -> dict[str, nn.Module]:
+    """Return the tables of token embeddings and, if present, of positions and segments, by the names of their ids."""
+    named = zip(layout.table_ids, layout.tables, strict=False)
+    return {ids: table for ids, path in named if (table := _getter(path)(model)) is not None}
 
 
 def positions(layout: TransformersLayout, embeddings: Any, input_ids: Tensor) -> Tensor | None:
     """Return position ids (sequences, length), or (1, length) where they are the columns."""
     if layout.positions == "columns":
         return position_columns(embeddings, input_ids.shape[1])
+    if not hasattr(embeddings, "create_position_ids_from_input_ids"):  # MPNet's is a function of its module
+        is_token = input_ids.ne(embeddings.padding_idx).long()
+        return is_token.cumsum(1) * is_token + int(embeddings.padding_idx)
     counted: Tensor = embeddings.create_position_ids_from_input_ids(input_ids, embeddings.padding_idx)
     return counted
 

@@ -49,6 +49,13 @@ def unpad(ids: Tensor, mask: Tensor | None) -> Unpadding:
     return Unpadding(batch, None, (rows, columns))
 
 
+def has_holes(mask: Tensor) -> bool:
+    """Return whether a row of a mask (rows, columns) has padding between tokens."""
+    tokens = mask.bool()
+    starts = tokens[:, 0].long() + (tokens[:, 1:] & ~tokens[:, :-1]).sum(dim=1)
+    return bool((starts > 1).any())
+
+
 def with_ids(unpadding: Unpadding, positions: Tensor | None, segments: Tensor | None) -> PackedBatch:
     """Return the packed batch with given positions and segments, each (rows, columns) or one row or column of them."""
     fields = {"position_ids": positions, "token_type_ids": segments}

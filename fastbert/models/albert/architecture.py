@@ -12,7 +12,7 @@ from torch import Tensor
 from fastbert.checkpoints.weights import Weights
 from fastbert.models.activations import activation_of
 from fastbert.models.albert.config import AlbertConfig
-from fastbert.models.architecture import Architecture, ArchitectureSpec
+from fastbert.models.architecture import Architecture, ArchitectureSpec, PredictionHeadLayout, TransformersLayout
 from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
 from fastbert.models.heads.tasks import TASK_HEADS
@@ -68,5 +68,32 @@ ALBERT = Architecture(
     heads=(ForPreTraining, ForMaskedLM, *TASK_HEADS),
     from_file=from_file,
     to_file=to_file,
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="AlbertModel",
+            module="transformers.models.albert.modeling_albert",
+            output="BaseModelOutputWithPooling",
+            layers="encoder.albert_layer_groups",
+            groups="albert_layers",
+            containers=("attention",),
+            attention="attention",
+            attention_dropout="attention_dropout",
+            attention_asks_training=True,
+            attention_output_dropout="attention.output_dropout",
+            output_dropout=None,
+            activation="activation",
+            parts=(
+                *((name, f"attention.{name}") for name in ("query", "key", "value")),
+                ("attention_output", "attention.dense"),
+                ("attention_norm", "attention.LayerNorm"),
+                ("intermediate", "ffn"),
+                ("output", "ffn_output"),
+                ("output_norm", "full_layer_layer_norm"),
+            ),
+            projection="encoder.embedding_hidden_mapping_in",
+            pooler_activation="pooler_activation",
+            layer_call="albert",
+            prediction_head=PredictionHeadLayout(name="AlbertMLMHead", activation="activation", norm="LayerNorm"),
+        ),
+    ),
 )

@@ -14,8 +14,10 @@ from fastbert.models.architecture import (
     ClassificationHeadSpec,
     ConvolutionSpec,
     EmbeddingsSpec,
+    PredictionHeadLayout,
     PredictionSpec,
     RelativeEmbeddingsSpec,
+    TransformersLayout,
 )
 from fastbert.models.deberta_v2.config import CONTENT_TO_POSITION, POSITION_TO_CONTENT, DebertaV2Config
 from fastbert.models.heads.pretraining import ForMaskedLM
@@ -106,5 +108,36 @@ DEBERTA_V2 = Architecture(
     classification_head=lambda config: ClassificationHeadSpec(config.pooler_hidden_act, drops_input=True),
     prediction=prediction,
     renames_of=renames_of,
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="DebertaV2Model",
+            module="transformers.models.deberta_v2.modeling_deberta_v2",
+            output="BaseModelOutput",
+            containers=("attention", "attention.self", "attention.output", "intermediate", "output"),
+            parts=(
+                *((name, f"attention.self.{name}_proj") for name in ("query", "key", "value")),
+                ("position_key", "attention.self.pos_key_proj"),
+                ("position_query", "attention.self.pos_query_proj"),
+                ("attention_output", "attention.output.dense"),
+                ("attention_norm", "attention.output.LayerNorm"),
+                ("intermediate", "intermediate.dense"),
+                ("output", "output.dense"),
+                ("output_norm", "output.LayerNorm"),
+            ),
+            position_dropout="attention.self.pos_dropout",
+            embedding_arguments=("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "mask"),
+            embedding_projection="embed_proj",
+            relative_embeddings="encoder.rel_embeddings",
+            relative_norm="encoder.LayerNorm",
+            convolution="encoder.conv",
+            pooler=None,
+            layer_call="deberta",
+            prediction_head=PredictionHeadLayout(
+                name="LegacyDebertaV2LMPredictionHead",
+                transform="transform",
+                activation="transform_act_fn",
+                norm="LayerNorm",
+            ),
+        ),
+    ),
 )

@@ -11,6 +11,7 @@ from fastbert.models.architecture import (
     ClassificationHeadSpec,
     EmbeddingsSpec,
     PredictionSpec,
+    TransformersLayout,
 )
 from fastbert.models.eurobert.config import EuroBertConfig
 from fastbert.models.heads.pretraining import ForMaskedLM
@@ -81,5 +82,39 @@ EUROBERT = Architecture(
     from_file=GATED.join,
     to_file=GATED.split_tensors,
     replaces_remote_code=True,
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="EuroBertModel",
+            module="transformers.models.eurobert.modeling_eurobert",
+            output="BaseModelOutput",
+            positional=("input_ids", "attention_mask", "position_ids", "inputs_embeds"),
+            ignored=("token_type_ids",),
+            stack=None,
+            layers="layers",
+            config_limits_layers=True,
+            containers=("self_attn", "mlp"),
+            attention="self_attn",
+            attention_dropout="attention_dropout",
+            attention_output_dropout=None,
+            output_dropout=None,
+            activation="mlp.act_fn",
+            parts=(
+                ("attention_norm", "input_layernorm"),
+                *((name, f"self_attn.{name[0]}_proj") for name in ("query", "key", "value")),
+                ("attention_output", "self_attn.o_proj"),
+                ("output_norm", "post_attention_layernorm"),
+                ("gate", "mlp.gate_proj"),
+                ("up", "mlp.up_proj"),
+                ("output", "mlp.down_proj"),
+            ),
+            embeddings=None,
+            tables=("embed_tokens",),
+            table_ids=("input_ids",),
+            weight="norm",
+            final_norm="norm",
+            rotary="rotary_emb",
+            pooler=None,
+            layer_call="rotary",
+        ),
+    ),
 )

@@ -9,7 +9,14 @@ from typing import Any
 
 from fastbert.checkpoints.weights import Weights
 from fastbert.models.activations import activation_of
-from fastbert.models.architecture import Architecture, ArchitectureSpec, ClassificationHeadSpec, EmbeddingsSpec
+from fastbert.models.architecture import (
+    Architecture,
+    ArchitectureSpec,
+    ClassificationHeadSpec,
+    EmbeddingsSpec,
+    PredictionHeadLayout,
+    TransformersLayout,
+)
 from fastbert.models.heads.pretraining import ForMaskedLM
 from fastbert.models.heads.sequence import ForSequenceClassification
 from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
@@ -67,5 +74,33 @@ JINA_EMBEDDINGS_V3 = Architecture(
     heads=(ForMaskedLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering),
     from_file=from_file,
     classification_head=ClassificationHeadSpec("tanh", drops_input=True),
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="JinaEmbeddingsV3Model",
+            module="transformers.models.jina_embeddings_v3.modeling_jina_embeddings_v3",
+            output="BaseModelOutputWithPooling",
+            stack=None,
+            layers="layers",
+            config_limits_layers=True,
+            containers=("self_attn", "mlp"),
+            attention="self_attn",
+            attention_dropout="attention_dropout",
+            attention_output_dropout="post_attention_dropout",
+            output_dropout="post_mlp_dropout",
+            activation="mlp.activation_fn",
+            parts=(
+                *((name, f"self_attn.{name[0]}_proj") for name in ("query", "key", "value")),
+                ("attention_output", "self_attn.o_proj"),
+                ("attention_norm", "post_attention_layernorm"),
+                ("intermediate", "mlp.fc1"),
+                ("output", "mlp.fc2"),
+                ("output_norm", "post_mlp_layernorm"),
+            ),
+            table_ids=("input_ids", "token_type_ids"),
+            tables=("embeddings.word_embeddings", "embeddings.token_type_embeddings"),
+            rotary="rotary_emb",
+            layer_call="rotary",
+            prediction_head=PredictionHeadLayout(name="JinaEmbeddingsV3LMHead"),
+        ),
+    ),
 )

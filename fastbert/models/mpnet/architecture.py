@@ -12,7 +12,9 @@ from fastbert.models.architecture import (
     ArchitectureSpec,
     ClassificationHeadSpec,
     EmbeddingsSpec,
+    PredictionHeadLayout,
     RelativeBiasSpec,
+    TransformersLayout,
 )
 from fastbert.models.heads.pretraining import ForMaskedLM
 from fastbert.models.heads.tasks import TASK_HEADS
@@ -54,5 +56,30 @@ MPNET = Architecture(
     key_map=KEY_MAP,
     heads=(ForMaskedLM, *TASK_HEADS),
     classification_head=ClassificationHeadSpec("tanh", drops_input=True),
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="MPNetModel",
+            module="transformers.models.mpnet.modeling_mpnet",
+            output="BaseModelOutputWithPooling",
+            positional=("input_ids", "attention_mask", "position_ids", "inputs_embeds"),
+            ignored=("token_type_ids",),
+            containers=("attention", "attention.attn", "intermediate", "output"),
+            attention="attention.attn",
+            attention_output_dropout="attention.dropout",
+            parts=(
+                *((name, f"attention.attn.{name[0]}") for name in ("query", "key", "value")),
+                ("attention_output", "attention.attn.o"),
+                ("attention_norm", "attention.LayerNorm"),
+                ("intermediate", "intermediate.dense"),
+                ("output", "output.dense"),
+                ("output_norm", "output.LayerNorm"),
+            ),
+            tables=("embeddings.word_embeddings", "embeddings.position_embeddings"),
+            positions="after_padding",
+            relative_bias="encoder.relative_attention_bias",
+            layer_call="mpnet",
+            tuple_keeps_pooler=True,
+            prediction_head=PredictionHeadLayout(name="MPNetLMHead"),
+        ),
+    ),
 )

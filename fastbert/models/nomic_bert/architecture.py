@@ -9,7 +9,13 @@ from torch import Tensor
 
 from fastbert.checkpoints.weights import Weights
 from fastbert.models.activations import activation_of
-from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec
+from fastbert.models.architecture import (
+    Architecture,
+    ArchitectureSpec,
+    EmbeddingsSpec,
+    PredictionHeadLayout,
+    TransformersLayout,
+)
 from fastbert.models.heads.pretraining import ForMaskedLM
 from fastbert.models.heads.sequence import ForSequenceClassification
 from fastbert.models.heads.tokens import ForTokenClassification
@@ -83,5 +89,36 @@ NOMIC_BERT = Architecture(
     from_file=from_file,
     to_file=to_file,
     replaces_remote_code=True,
-    layouts=(),
+    layouts=(
+        TransformersLayout(
+            model="NomicBertModel",
+            module="transformers.models.nomic_bert.modeling_nomic_bert",
+            output="BaseModelOutputWithPooling",
+            stack=None,
+            layers="layers",
+            config_limits_layers=True,
+            containers=("self_attn", "mlp"),
+            attention="self_attn",
+            attention_dropout="attention_dropout",
+            attention_output_dropout="post_attention_dropout",
+            output_dropout="post_mlp_dropout",
+            activation="mlp.act_fn",
+            parts=(
+                *((name, f"self_attn.{name[0]}_proj") for name in ("query", "key", "value")),
+                ("attention_output", "self_attn.o_proj"),
+                ("attention_norm", "post_attention_layernorm"),
+                ("gate", "mlp.gate_proj"),
+                ("up", "mlp.up_proj"),
+                ("output", "mlp.down_proj"),
+                ("output_norm", "post_mlp_layernorm"),
+            ),
+            table_ids=("input_ids", "token_type_ids"),
+            tables=("embeddings.word_embeddings", "embeddings.token_type_embeddings"),
+            rotary="rotary_emb",
+            layer_call="rotary",
+            prediction_head=PredictionHeadLayout(
+                name="NomicBertLMPredictionHead", transform="transform", activation="transform_act_fn"
+            ),
+        ),
+    ),
 )

@@ -22,7 +22,7 @@ from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, LayerSpec
 from fastbert.ops.native import buffers, matmul, matmul_table, prepacked_weights
 from fastbert.ops.operation import Reason
 
-_MATRICES = ("query", "key", "value", "attention_output", "intermediate", "output")
+_PROJECTIONS = ("query", "key", "value")
 _VECTORS = (
     "query_bias", "key_bias", "value_bias", "attention_output_bias", "attention_norm", "attention_norm_bias",
     "intermediate_bias", "output_bias", "output_norm", "output_norm_bias",
@@ -69,7 +69,8 @@ def unsupported(
 ) -> Reason | None:
     """Return why the kernels do not compute a layer of x (tokens, width) in matmuls of `dtype`, None if they do.
 
-    `parameters` are by the names of `LayerParameters`; biases and norms that the layer lacks are absent.
+    `parameters` are by the names of `LayerParameters`; biases and norms that the layer lacks are absent. One weight
+    "qkv" may replace the three projections, "gate" and "up" the intermediate one of a gated network, likewise biases.
     """
     reason = unsupported_spec(spec)
     if reason is not None:
@@ -100,12 +101,19 @@ def infer(
     if x.stride(-1) != 1:
         x = x.contiguous()
     network, gated = spec.feed_forward, spec.feed_forward.gated
-    matrices = [parameters[name] for name in _MATRICES]
-    element = "int8" if int8 else buffers.DTYPES[dtype]
-    weights = prepacked_weights.prepacked_group(
-        matrices, (3, 1, 1, 1), element, rows=x.shape[0], gated=(2,) if gated else ()
+    groups = (
+        ("qkv",) if "qkv" in parameters else _PROJECTIONS,
+        ("attention_output",),
+        ("gate", "up") if "gate" in parameters else ("intermediate",),
+        ("output",),
     )
-    vectors = [parameters[name].contiguous() if name in parameters else None for name in _VECTORS]
+    element = "int8" if int8 else buffers.DTYPES[dtype]
+    matrices = [parameters[name] for group in groups for name in group]
+    weights = prepacked_weights.prepacked_group(
+        matrices, tuple(map(len, groups)), element, rows=x.shape[0], gated=(2,) if gated else ()
+    )
+    biases = _apart(parameters, spec)
+    vectors = [biases[name].contiguous() if name in biases else None for name in _VECTORS]
     rows = None if batch.token_indices is None else batch.token_indices.contiguous()
     arguments, kept = _attention(x, spec, batch, dtype, tables)
     y = torch.empty((x.shape[0] if rows is None else rows.shape[0], x.shape[1]), dtype=dtype, device="cpu")
@@ -133,6 +141,20 @@ def infer(
         raise UserError(str(error)) from None
     del kept
     return y
+
+
+def _apart(parameters: Mapping[str, Tensor], spec: LayerSpec) -> Mapping[str, Tensor]:
+    """Return the biases by the names of `LayerParameters`, whichever weights are joined."""
+    if "qkv_bias" in parameters:
+        attention = spec.self_attention
+        groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
+        sizes = [heads * attention.head_dim for heads in (attention.heads, groups, groups)]
+        split = parameters["qkv_bias"].split(sizes)
+        parameters = {**parameters, **{f"{name}_bias": bias for name, bias in zip(_PROJECTIONS, split, strict=True)}}
+    if "gate_bias" in parameters:
+        joined = torch.cat((parameters["gate_bias"], parameters["up_bias"]))
+        parameters = {**parameters, "intermediate_bias": joined}
+    return parameters
 
 
 def _attention(
