@@ -180,7 +180,8 @@ def _check_objective(name: Objective, model: BertConfig) -> None:
         for home, other in registry.ARCHITECTURES.items()
         if home != PRE_NORM and other.config is not None and _head(other, OBJECTIVES[name]) is not None
     ]
-    cures = " or ".join([f"--objective {key}" for key in possible] + [f"--architecture {homes[0]}"] * (len(homes) == 1))
+    elsewhere = [f"--architecture {home}" for home in homes[:1] if len(homes) <= 2]
+    cures = " or ".join([f"--objective {key}" for key in possible] + elsewhere)
     cures = cures or "another --architecture"
     raise UserError(f"--objective {name}: a model of {record.name} that {reads} cannot have it; use {cures}")
 

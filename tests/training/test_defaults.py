@@ -76,7 +76,7 @@ def test_flags_that_are_given_count_on_resume_with_any_value() -> None:
     assert given.checkpoint_activations
     assert given.mask_prob == 0.3
     with pytest.raises(UserError, match=r"--mask-prob 0\.15 differs from the run being resumed, which has 0\.3"):
-        PretrainConfig(resume=True).marked(["mask_prob"]).resumed_from(saved)
+        PretrainConfig(resume=True, mask_prob=0.15).marked(["mask_prob"]).resumed_from(saved)
     unset = PretrainConfig(resume=True).marked(["micro_batch", "on_spike"]).resumed_from(saved)
     assert (unset.micro_batch, unset.on_spike) == (8, "warn")  # None leaves it to the run
     tuned = FinetuneConfig(log_every=3)

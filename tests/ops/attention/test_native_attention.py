@@ -254,7 +254,7 @@ def test_through_the_operator_and_compiled(seed: int) -> None:
     tensors = inputs(lengths, lengths, 2, 16, torch.float32, seed)
     cu = offsets(lengths)
     expected = run("native", tensors, lengths, lengths)
-    arguments = (*tensors, cu, cu, 20, 20, False, 0.0, None, 0, None, 0.25, False, "native", True)
+    arguments = (*tensors, cu, cu, 20, 20, False, 0.0, None, 0, None, 0.25, False, *[None] * 7, "native", True)
     torch.library.opcheck(torch.ops.fastbert.attention.default, arguments)
     assert torch.equal(_forward(*arguments)[0], expected)
 

@@ -339,11 +339,11 @@ def test_operators_and_compiled_programs(seed: int) -> None:
     bias = torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(seed), requires_grad=True)
     tensors = [x.requires_grad_() for x in inputs.tensors]
     cu, key = offsets([5, 20]), torch.tensor([3, 4])
-    arguments = (*tensors, cu, cu, 20, 20, True, 0.1, key, 7, bias, 0.25, False, "native", True)
+    arguments = (*tensors, cu, cu, 20, 20, True, 0.1, key, 7, bias, 0.25, False, *[None] * 7, "native", True)
     torch.library.opcheck(torch.ops.fastbert.attention.default, arguments)
     saved = [x.detach() for x in _forward(*arguments)]
     torch.library.opcheck(torch.ops.fastbert.attention_backward.default, (inputs.grad, *saved, *(
-        x.detach() if isinstance(x, Tensor) else x for x in arguments[:-1]), True))  # fmt: skip
+        x.detach() if isinstance(x, Tensor) else x for x in arguments[:-1]), [True, False, False, False]))  # fmt: skip
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return ops.attention(
