@@ -2,11 +2,12 @@
 unchanged.
 
 A layer of DeBERTa projects 512 positions, as much work as 512 tokens. What counts as unchanged is what counts for
-prepacked weights (`fastbert.ops.native.prepacked_weights`).
+prepacked weights (`fastbert.ops.native.prepacked_weights`): a step of any optimizer, and `forget`, end it.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ class _Kept:
 
 # By the projection's weight, then by the identities of the other parameters, and the dtype of the matmul.
 _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_lock = threading.Lock()
 
 
 def project_table(module: nn.Module, embeddings: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
@@ -43,12 +45,15 @@ def project_table(module: nn.Module, embeddings: Tensor, sources: tuple[Tensor, 
         return project(module, embeddings)
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     key = (tuple(map(id, tensors[1:])), autocast, torch.is_inference_mode_enabled())
-    state = prepacked_weights.state_of(tensors)
-    by_key: dict[Any, _Kept] = _kept.setdefault(tensors[0], {})
-    kept = by_key.get(key)
-    if kept is None or kept.state != state:
+    state = (prepacked_weights.changes(), *prepacked_weights.state_of(tensors))
+    kept: _Kept | None = _kept.get(tensors[0], {}).get(key)
+    if kept is not None and kept.state == state:
+        return kept.table
+    kept = _Kept(state, project(module, embeddings).detach())
+    with _lock:
+        by_key: dict[Any, _Kept] = _kept.setdefault(tensors[0], {})
         by_key.pop(key, None)
         while len(by_key) >= MOST:
             del by_key[next(iter(by_key))]
-        kept = by_key[key] = _Kept(state, project(module, embeddings).detach())
+        by_key[key] = kept
     return kept.table

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastbert.errors import UserError
 from fastbert.models.architecture import ArchitectureSpec, RelativeBiasSpec, RelativeEmbeddingsSpec
-from fastbert.models.norm import norm_of
+from fastbert.models.fusibility import PLAIN_TENSORS, runs_as_written
+from fastbert.models.norm import Norm, norm_of
 from fastbert.models.padded import PaddedBatch, is_readable, is_recorded
 from fastbert.models.rotary import rotary_table
 from fastbert.ops.encoder_layer.arguments import LayerPositions
@@ -24,6 +26,10 @@ from fastbert.ops.encoder_layer.spec import RotarySpec
 from fastbert.packing import PackedBatch
 
 logger = logging.getLogger("fastbert")
+
+
+LONGEST_TABLE = 1 << 20
+"""Rows of the longest rotary table that is made for positions that no text of a batch is long enough for."""
 
 
 class _Cache:
@@ -156,9 +162,15 @@ class PositionReader:
             return torch.arange(ids.shape[0], device=ids.device), {
                 spec: rotary_table(spec, ids) for spec in self.rotary
             }
-        rows = max(self.longest, batch.max_seqlen)
+        rows = max(min(self.longest, LONGEST_TABLE), batch.max_seqlen)
         if is_readable(ids) and ids.numel():
-            rows = max(rows, int(ids.max()) + 1)
+            low, high = (int(value) for value in ids.aminmax())
+            if low < 0 or high >= max(rows, LONGEST_TABLE):
+                raise UserError(
+                    f"position_ids holds {low if low < 0 else high}: positions of rotary embeddings must be from 0 to"
+                    f" {max(rows, LONGEST_TABLE) - 1}"
+                )
+            rows = max(rows, high + 1)
         elif ids.device.type == "cuda" and not torch.compiler.is_compiling():
             torch._assert_async((ids < rows).all())  # without a host-device sync
         make = {spec: lambda count, spec=spec: rotary_table(spec, torch.arange(count)) for spec in self.rotary}
@@ -209,8 +221,16 @@ class Positions(nn.Module):
 
     def forward(self, batch: PackedBatch) -> LayerPositions | None:
         """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings."""
-        sources = tuple(self.parameters())
+        sources = tuple(self.parameters()) if self._is_plain_table() else ()
         return self.reader.read(batch, bias=self._bias, embeddings=self._embeddings, sources=sources)
+
+    def _is_plain_table(self) -> bool:
+        """Return whether parameters alone decide the embeddings of relative positions: no hooks, replaced modules."""
+        if self.embeddings is None:
+            return False
+        weight, norm = self.embeddings._parameters.get("weight"), self.LayerNorm
+        plain_norm = norm is None or (runs_as_written(norm, Norm) and type(norm._parameters["weight"]) in PLAIN_TENSORS)
+        return type(weight) in PLAIN_TENSORS and plain_norm
 
     def _bias(self, rows: Tensor) -> Tensor:
         assert self.bias is not None

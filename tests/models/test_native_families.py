@@ -4,6 +4,7 @@ and what keeps a layer from it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from encoder_families import CASES, LENGTHS
 
 from fastbert import PackedBatch, use_backend
+from fastbert.errors import UserError
 from fastbert.models.encoder import EncoderModel
+from fastbert.models.layers import layer_batch
 from fastbert.models.registry import architecture_of, config_from_dict
 from fastbert.ops.encoder_layer import native_general
 
@@ -104,6 +107,38 @@ def test_new_weights_change_kept_tables(seed: int) -> None:
         with use_backend("eager"):
             torch.testing.assert_close(states(), changed, rtol=2e-5, atol=2e-5)
         before = changed
+    # Hooks do not show in parameters.
+    handle = model.positions.LayerNorm.register_forward_hook(lambda _, __, output: output * 1.7)
+    hooked = states()
+    assert (hooked - before).abs().max() > 1e-3
+    handle.remove()
+    assert torch.equal(states(), before)
+    # Fused optimizers leave no trace in versions, and write few elements where most gradients are zero.
+    weight = model.encoder.layer[0].attention.self.key.weight
+    weight.grad = torch.zeros_like(weight)
+    weight.grad[7, 7] = 1.0
+    torch.optim.SGD([weight], lr=9.0, fused=True).step()
+    weight.grad = None
+    stepped = states()
+    with use_backend("eager"):
+        torch.testing.assert_close(states(), stepped, rtol=2e-5, atol=2e-5)
+
+
+def test_what_does_not_fit_a_layer_is_named(seed: int) -> None:
+    """Kernels read addresses: other dtypes and widths are refused before they are."""
+    model, ids = model_of("modernbert", seed), torch.arange(5, 12)
+    batch = batch_of((7,), ids)
+    with torch.no_grad(), use_backend("native"):
+        for indices in (torch.tensor([0, 1], dtype=torch.int32), torch.zeros(2), torch.zeros(1, 1, dtype=torch.int64)):
+            with pytest.raises(UserError, match=r"token_indices must be int64 of shape \(rows,\)"):
+                model.encode(batch, token_indices=indices)
+        layers = layer_batch(batch, 0.0, 0.0, False, positions=model.positions(batch))
+        with pytest.raises(UserError, match="x is 16 wide"):
+            model.encoder.layer[1](torch.randn(7, 16), layers)
+        for position in (-1, 1 << 40):
+            moved = replace(batch, position_ids=torch.full((7,), position))
+            with pytest.raises(UserError, match=f"position_ids holds {position}: positions of rotary"):
+                model(moved)
 
 
 def test_gradients_dropout_and_hooks_compose_the_layer(calls: Iterator[list[torch.dtype]], seed: int) -> None:

@@ -130,6 +130,8 @@ def test_the_released_head_of_deberta_v3(seed: int, tmp_path: Path) -> None:
 
 BAD: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("modernbert", {"local_attention": 0}, "local_attention=0 must be 2 tokens or more, half of them on each side"),
+    ("modernbert", {"local_attention": 10**30}, "local_attention=1000.* must be 2 tokens or more"),
+    ("modernbert", {"classifier_activation": []}, "classifier_activation="),
     ("modernbert", {"hidden_size": 36}, "rotary embeddings of 9 dims: they turn pairs, so use an even number"),
     ("modernbert", {"layer_types": ["full_attention"]}, "layer_types=.* must name full_attention or sliding_attention"),
     ("modernbert", {"hidden_activation": "mish"}, "hidden_act='mish' is not one of gelu, gelu_new"),

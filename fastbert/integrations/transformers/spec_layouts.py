@@ -12,6 +12,7 @@ from fastbert.integrations.module_checks import activation_name, dropout_probabi
 from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.spec_layer import SpecLayer, with_activation
 from fastbert.models.architecture import ArchitectureSpec, RelativeEmbeddingsSpec, TransformersLayout
+from fastbert.models.fusibility import has_hooks
 from fastbert.models.positions import PositionReader
 from fastbert.models.registry import ARCHITECTURES
 from fastbert.models.rotary import frequencies
@@ -101,10 +102,11 @@ class EncoderSpec:
         table = layouts.module_at(model, layout.relative_embeddings)
         norm = None if relative.norm is None else layouts.part(model, layout.relative_norm)
         modules = (table,) if norm is None else (table, norm)
+        hooked = any(map(has_hooks, modules))  # then parameters alone do not decide the table
         return self.reader.read(
             batch,
             embeddings=lambda: table.weight if norm is None else norm(table.weight),
-            sources=tuple(parameter for module in modules for parameter in module.parameters()),
+            sources=() if hooked else tuple(parameter for module in modules for parameter in module.parameters()),
         )
 
     def _check_frequencies(self, model: Any) -> None:

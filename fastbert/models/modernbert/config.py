@@ -87,14 +87,14 @@ class ModernBertConfig(BertConfig):
                 " layers"
             )
         window = self.local_attention
-        if isinstance(window, bool) or not isinstance(window, int) or window < 2:
+        if isinstance(window, bool) or not isinstance(window, int) or not 2 <= window < 2**31:
             raise UserError(
-                f"local_attention={shown(window)} must be 2 tokens or more, half of them on each side; global layers"
-                f" alone are layer_types={GLOBAL}"
+                f"local_attention={shown(window)} must be 2 tokens or more, half of them on each side, and below 2**31;"
+                f" global layers alone are layer_types={GLOBAL}"
             )
         if self.classifier_pooling not in ("cls", "mean"):
             raise UserError(f"classifier_pooling={shown(self.classifier_pooling)} must be cls or mean")
-        if self.classifier_activation not in ACTIVATIONS:
+        if not isinstance(self.classifier_activation, str) or self.classifier_activation not in ACTIVATIONS:
             raise UserError(
                 f"classifier_activation={shown(self.classifier_activation)} is not one of {', '.join(ACTIVATIONS)}"
             )

@@ -119,9 +119,13 @@ class AttentionArguments(NamedTuple):
     def _check_features(self) -> None:
         """Raise UserError for windows, rotary tables and relative positions that no backend supports."""
         q = self.q
-        if self.window is not None and (isinstance(self.window, bool) or self.window < 1):
+        window: object = self.window
+        if window is not None and (
+            isinstance(window, bool) or not isinstance(window, int | torch.SymInt) or not 1 <= window < 2**31
+        ):
             raise UserError(
-                f"window={self.window!r} must be at least 1 token on each side, or None for whole sequences"
+                f"window={window!r} must be an integer of at least 1 token on each side and below 2**31, or None for"
+                " whole sequences"
             )
         if self.rotary is not None:
             check_tensor("rotary", self.rotary, "float32", ("positions", "rotary_dim"))

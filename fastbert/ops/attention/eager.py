@@ -95,7 +95,9 @@ class Eager(EagerBackend[AttentionArguments]):
         with torch.enable_grad():
             leaves = {name: getattr(arguments, name).detach().requires_grad_() for name in names}
             out = self.forward(arguments._replace(**leaves), False)[0]
-            gradients = torch.autograd.grad(out, list(leaves.values()), grad)
+            gradients = torch.autograd.grad(  # without tokens, of nothing
+                out, list(leaves.values()), grad, allow_unused=True, materialize_grads=True
+            )
         return AttentionGradients(**dict(zip(names, gradients, strict=True)))
 
 

@@ -27,6 +27,8 @@ class Native(NativeBackend[AttentionArguments]):
             return Reason(f"head_dim={arguments.q.shape[2]} is not between 1 and {MAX_HEAD_DIM}")
         if not 1e-30 <= arguments.scale <= 1e30:
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
+        if not arguments.heads and arguments.features:
+            return Reason("there are no heads")
         tables = (arguments.position_keys, arguments.position_queries, arguments.distance_bias)
         return buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias, *tables)
 

@@ -95,8 +95,13 @@ def infer(
     """Return a layer's output (tokens, width), or (rows, width) of `batch.token_indices`, in `dtype`, fp32 or bf16.
 
     Operands are of that dtype, or int8 (weights with a scale per output, tokens with one each). Raises UserError for
-    offsets that do not describe the tokens.
+    offsets that do not describe the tokens, and for x and token indices that are not of the layer.
     """
+    if x.shape[1] != spec.hidden_size or len(parameters["attention_output"]) != spec.hidden_size:
+        raise UserError(
+            f"x is {x.shape[1]} wide and attention's output {len(parameters['attention_output'])}, but the layer's"
+            f" hidden_size={spec.hidden_size}"
+        )
     cpu_capability.apply()
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -114,7 +119,13 @@ def infer(
     )
     biases = _apart(parameters, spec)
     vectors = [biases[name].contiguous() if name in biases else None for name in _VECTORS]
-    rows = None if batch.token_indices is None else batch.token_indices.contiguous()
+    rows = batch.token_indices
+    if rows is not None:
+        if rows.dtype != torch.int64 or rows.dim() != 1 or not rows.is_cpu:
+            raise UserError(
+                f"token_indices must be int64 of shape (rows,) on {x.device}, not {rows.dtype} {tuple(rows.shape)}"
+            )
+        rows = rows.contiguous()
     arguments, kept = _attention(x, spec, batch, dtype, tables)
     y = torch.empty((x.shape[0] if rows is None else rows.shape[0], x.shape[1]), dtype=dtype, device="cpu")
     norms = [norm for norm in (spec.attention_norm, spec.output_norm) if norm is not None]
@@ -133,7 +144,7 @@ def infer(
             activation=matmul.GATED_ACTIVATIONS[network.activation] if gated else network.activation,
             pre_norm=norms[-1].place == "pre",
             rms=norms[-1].kind == "rms_norm",
-            rows=None if rows is None else (rows.data_ptr(), len(rows)),
+            rows=None if rows is None else (buffers.address("token_indices", rows), len(rows)),
             y=y.data_ptr(),
             y_dtype=buffers.DTYPES[dtype],
         )  # fmt: skip

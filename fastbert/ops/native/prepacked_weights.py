@@ -58,6 +58,7 @@ class _Copies:
 # By the first of the weights, then by element, layout, the identities of the others, counts, and which are gated.
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.RLock()
+_changes = [0]  # see `changes`
 # Of one weight: elements, layouts, and the weights that it is packed with.
 MAX_COPIES = 8
 CHECK_ALL = os.environ.get("FASTBERT_CHECK_WEIGHTS", "").strip() not in ("", "0")
@@ -285,6 +286,7 @@ def _span(weight: Tensor) -> int:
 
 def forget(weights: Tensor | Iterable[Tensor]) -> None:
     """Drop the copies of one or several weights, which the next matmul packs again."""
+    _changes[0] += 1
     changed = {id(weights)} if isinstance(weights, Tensor) else {id(weight) for weight in weights}
     _retain(lambda copies: copies.identities.isdisjoint(changed))
 
@@ -300,6 +302,13 @@ def _retain(keep: Callable[[_Copies], bool]) -> None:
                 del _copies[first]
 
 
+def changes() -> int:
+    """Return a number that grows with every step of a torch optimizer and every `forget`, which end what others keep
+    that was computed of weights."""
+    _hook_optimizers()
+    return _changes[0]
+
+
 @functools.cache
 def _hook_optimizers() -> None:
     """Register a hook on the steps of all torch optimizers, from the first copy on."""
@@ -307,6 +316,7 @@ def _hook_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    _changes[0] += 1
     if not _copies:
         return
     # Our own optimizer names the weights that it left to torch; the copies of the others are fresh.

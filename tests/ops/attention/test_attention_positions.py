@@ -10,6 +10,8 @@ from torch import Tensor
 from fastbert import ops
 from fastbert.errors import UserError
 from fastbert.ops import reference
+from fastbert.ops.attention.arguments import AttentionArguments, WantedGradients
+from fastbert.ops.attention.op import ATTENTION
 
 LENGTHS = (5, 33, 1, 70, 17)
 HEADS, DIM, LENGTH, ROWS = 4, 16, 80, 10
@@ -80,7 +82,9 @@ def test_positions_replace_the_index_in_the_sequence(seed: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"window": 0}, "window=0 must be at least 1 token on each side"),
+        ({"window": 0}, "window=0 must be an integer of at least 1 token on each side"),
+        ({"window": 2**63 - 1}, r"window=9223372036854775807 must be an integer .* below 2\*\*31"),
+        ({"window": 2.5}, "window=2.5 must be an integer"),
         ({"rotary": torch.zeros(100, 15)}, "rotary turns 15 dims of each head: they must be even"),
         ({"rotary": torch.zeros(100, 18)}, "at most head_dim=16"),
         ({"rotary": torch.zeros(69, 16)}, "rotary has 69 positions, but max_seqlen_k=70"),
@@ -109,3 +113,21 @@ def test_grouped_heads_that_do_not_divide_are_named() -> None:
     cu_seqlens = torch.tensor([0, 3], dtype=torch.int32)
     with pytest.raises(UserError, match="q has 4 heads, k and v 3"):
         ops.attention(q, k, k, cu_seqlens, cu_seqlens, 3, 3)
+
+
+def test_without_heads_or_tokens_there_are_no_results() -> None:
+    cu_seqlens = torch.tensor([0, 3], dtype=torch.int32)
+    headless = torch.randn(3, 0, 8)
+    assert ops.attention(headless, headless, headless, cu_seqlens, cu_seqlens, 3, 3, window=1).shape == (3, 0, 8)
+    q, empty = torch.randn(0, 4, 8, requires_grad=True), torch.tensor([0, 0], dtype=torch.int32)
+    bias = torch.randn(4, 1, requires_grad=True)
+    for backend in ("eager", "native"):
+        arguments = AttentionArguments(
+            q, q, q, empty, empty, 0, 0, False, 0.0, None, 0, None, 1.0, False, window=1, distance_bias=bias
+        )
+        operation = ATTENTION.backend(backend)
+        with torch.no_grad():
+            out, lse = operation.forward(arguments)
+            gradients = operation.backward(arguments, out, lse, out, WantedGradients(distance_bias=True))
+        assert gradients.q.shape == q.shape, backend
+        assert torch.equal(gradients.distance_bias, torch.zeros(4, 1)), backend
