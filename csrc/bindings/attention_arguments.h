@@ -12,11 +12,13 @@ namespace fastbert {
 // Address, token stride and head stride, in elements.
 using AttentionRows = std::array<std::size_t, 3>;
 
-inline HeadRows rows_of(const AttentionRows& rows) { return {reinterpret_cast<const void*>(rows[0]), rows[1], rows[2]}; }
+inline HeadRows rows_of(const AttentionRows& rows) {
+    return {reinterpret_cast<const void*>(rows[0]), rows[1], rows[2]};
+}
 
 // Copy the offsets and validate the copy. Empty unless they split `tokens` into sequences of at most `longest`.
 inline std::vector<std::int32_t> offsets_of(std::size_t address, std::size_t sequences, std::size_t tokens,
-                                     std::int64_t longest) {
+                                            std::int64_t longest) {
     const auto* data = reinterpret_cast<const std::int32_t*>(address);
     std::vector<std::int32_t> offsets(data, data + sequences + 1);
     bool valid = offsets[0] == 0 && static_cast<std::size_t>(offsets[sequences]) == tokens;

@@ -62,7 +62,7 @@ struct PositionColumns {
     // beyond both ends.
     const std::int32_t *of_keys = nullptr, *of_queries = nullptr;
     const Run *runs_of_keys = nullptr, *runs_of_queries = nullptr;
-    // Packed tables, `packed_bytes` per head; for backward also as rows of `row_floats` floats, `row_bytes` per head.
+    // Packed tables, `packed_bytes` per head; for backward also as rows of kTableStride floats, `head_floats` per head.
     const std::byte *keys = nullptr, *queries = nullptr;
     std::size_t packed_bytes = 0;
     const float *key_rows = nullptr, *query_rows = nullptr;
@@ -119,7 +119,7 @@ struct AttentionBackwardCall {
     // (rows, heads, dim), contiguous and zero before the call; null for none.
     float *dposition_keys = nullptr, *dposition_queries = nullptr;
     // Filled by `attention_backward`, with columns by query - key + length - 1: the bias by distance and its gradient;
-    // and the gradients of the tables' columns, `head_floats` per head.
+    // and the gradients of the tables' columns, rows of dims padded to 16, as many per head as columns padded to 32.
     const float* reversed_bias = nullptr;
     float *reversed_gradient = nullptr, *key_columns = nullptr, *query_columns = nullptr;
 
