@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _mpnet() -> BertConfig:
     from fastbert.models.mpnet.config import MPNetConfig
 
-    return MPNetConfig()
+    return MPNetConfig.preset("base")
 
 
 def _modernbert() -> BertConfig:

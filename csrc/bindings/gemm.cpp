@@ -179,7 +179,7 @@ void bind_classes(py::module_& module) {
                     "Allocate a weight of bf16 or fp32 without contents; repack_all writes them.")
         .def("__bytes__",
              [](const PrepackedWeight& weight) {
-                 return py::bytes(reinterpret_cast<const char*>(weight.bytes.get()),
+                 return py::bytes(reinterpret_cast<const char*>(weight.bytes.data()),
                                   weight.padded_columns * weight.padded_depth * bytes_of(weight.element));
              })
         .def_property_readonly("columns", [](const PrepackedWeight& weight) { return weight.columns; })

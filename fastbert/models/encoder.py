@@ -16,7 +16,7 @@ from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.fusibility import project, runs_as_written
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
-from fastbert.models.modules import Embeddings, Encoder, Layer, Pooler
+from fastbert.models.modules import LAYERS, Embeddings, Encoder, Pooler
 from fastbert.models.outputs import EncoderOutput
 from fastbert.models.packed import read_inputs
 from fastbert.models.padded import PaddedBatch, is_readable
@@ -203,7 +203,7 @@ class EncoderModel(PreTrainedModel):
             return False
         # In training some layers may be frozen; in inference one layer stands for all.
         layers = list(self.encoder.layer) if torch.is_grad_enabled() else [self.encoder.layer[0]]
-        return any(not isinstance(layer, Layer) or not layer.is_native(tokens, torch.bfloat16) for layer in layers)
+        return any(not isinstance(layer, LAYERS) or not layer.is_native(tokens, torch.bfloat16) for layer in layers)
 
     def check_ranges(self, batch: PackedBatch) -> None:
         """Check that all ids of a batch are in range; on a GPU this is a host-device sync.

@@ -262,7 +262,7 @@ class ComposedLayer(ModuleLayer):
         return output
 
 
-LAYERS: tuple[type[nn.Module], ...] = (Layer, PreNormLayer)
+LAYERS = (Layer, PreNormLayer)
 
 
 def layer_class(spec: LayerSpec) -> type[Layer] | type[PreNormLayer]:

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cpu/rowwise/activation.h"
+#include "cpu/runtime/caching_allocator.h"
 #include "cpu/simd/bfloat16.h"
 
 namespace fastbert {
@@ -38,7 +39,7 @@ struct PrepackedWeight {
     std::size_t columns = 0, depth = 0;                // logical size
     std::size_t padded_columns = 0, padded_depth = 0;  // stored size
     std::size_t gated_width = 0;                       // outputs of a gated weight; 0 if it is not
-    std::unique_ptr<std::byte[], void (*)(std::byte*)> bytes{nullptr, [](std::byte*) {}};
+    AllocatorBlock bytes;
     // int8 only, one per padded output: the quantization scale, and the sum of a row's integers.
     std::unique_ptr<float[]> scales;
     std::unique_ptr<std::int32_t[]> sums;
@@ -46,7 +47,7 @@ struct PrepackedWeight {
     // Rows of the weight that was packed, or for a transposed one its columns.
     std::size_t source_rows() const { return gated_width ? 2 * gated_width : columns; }
     std::size_t panel_bytes() const { return padded_depth * kPanel * bytes_of(element); }
-    const std::byte* panel(std::size_t index) const { return bytes.get() + index * panel_bytes(); }
+    const std::byte* panel(std::size_t index) const { return bytes.data() + index * panel_bytes(); }
 };
 
 // The epilogue of a block; null pointers and zeros skip a step. In this order: sums (for int8 times row_scales[row] *

@@ -1,13 +1,10 @@
 // Prepacking of weights.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <stdexcept>
 
-#include "common/buffer.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/pack_kernel.h"
@@ -77,7 +74,7 @@ void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight&
             if (output % kColumns >= kPanel) source += width;
         }
         const Value* row = weight + source * stride;
-        std::byte* to = packed.bytes.get() + output / kPanel * packed.panel_bytes() + output % kPanel * 4;
+        std::byte* to = packed.bytes.data() + output / kPanel * packed.panel_bytes() + output % kPanel * 4;
         const float scale = int8_scale(row, packed.depth);
         packed.scales[output] = scale;
         packed.sums[output] = pack_integers(row, packed.depth, scale, to);
@@ -87,7 +84,7 @@ void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight&
 // Rows offset + first.. of a gated weight, in runs of neighbouring columns.
 void pack_gated_rows(PrepackedWeight& packed, std::size_t offset, const void* weight, Dtype dtype, std::size_t stride,
                      std::size_t first, std::size_t last) {
-    const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
+    const PackTarget to{packed.bytes.data(), packed.panel_bytes(), packed.element};
     const std::size_t width = packed.gated_width;
     for (std::size_t row = first; row < last;) {
         const bool is_value = offset + row >= width;
@@ -105,7 +102,7 @@ void pack_rows(PrepackedWeight& packed, bool transposed, std::size_t offset, con
     if (packed.gated_width) return pack_gated_rows(packed, offset, weight, dtype, stride, first, last);
     const PackSource rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
                           last - first, transposed ? packed.columns : packed.depth};
-    const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
+    const PackTarget to{packed.bytes.data(), packed.panel_bytes(), packed.element};
     const PackKernel& kernel = pack_kernel();
     (transposed ? kernel.depth : kernel.columns)(rows, to, offset + first);
 }
@@ -115,7 +112,7 @@ void clear_padding(PrepackedWeight& packed, std::size_t first, std::size_t last)
     const std::size_t partial = packed.gated_width / kPanel * 2;
     for (std::size_t panel = first; panel < last; ++panel) {
         if ((packed.gated_width && panel >= partial) || (panel + 1) * kPanel > packed.columns || packed.depth < packed.padded_depth)
-            std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
+            std::memset(packed.bytes.data() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
     }
 }
 
@@ -130,12 +127,7 @@ PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element
     packed.padded_columns = round_up(columns, kColumns);
     packed.padded_depth = round_up(depth, kStep / bytes_of(element));
     const std::size_t size = std::max(kStep, packed.padded_columns * packed.padded_depth * bytes_of(element));
-    // Huge pages: weights are packed at start-up, which would otherwise wait for page faults.
-    const std::size_t alignment = size < kHugePage ? 64 : kHugePage;
-    packed.bytes = {static_cast<std::byte*>(std::aligned_alloc(alignment, round_up(size, 64))),
-                    [](std::byte* p) { std::free(p); }};
-    if (!packed.bytes) throw std::bad_alloc();
-    advise_huge_pages(packed.bytes.get(), size);
+    packed.bytes = AllocatorBlock(size, Pool::weights);
     return packed;
 }
 

@@ -59,19 +59,17 @@ struct SpanKey {
 
 class CachingAllocator {
 public:
-    CachingAllocator() {
-        pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
-    }
-
     // Never destroyed: tensors may outlive everything else in the process.
-    static CachingAllocator& get() {
+    static CachingAllocator& get(Pool pool) {
         union Storage {
-            CachingAllocator allocator;
-            Storage() : allocator() {}
+            CachingAllocator allocators[2];
+            Storage() : allocators() {
+                pthread_atfork([] { lock_all(); }, [] { unlock_all(); }, [] { unlock_all(); });
+            }
             ~Storage() {}
         };
         static Storage storage;
-        return storage.allocator;
+        return storage.allocators[pool == Pool::weights ? 1 : 0];
     }
 
     std::byte* allocate(std::size_t size) {
@@ -130,6 +128,16 @@ public:
     }
 
 private:
+    static void lock_all() {
+        get(Pool::steps).mutex_.lock();
+        get(Pool::weights).mutex_.lock();
+    }
+
+    static void unlock_all() {
+        get(Pool::weights).mutex_.unlock();
+        get(Pool::steps).mutex_.unlock();
+    }
+
     using Free = std::map<SpanKey, std::size_t>;
     using Segments = std::map<std::byte*, Segment>;
 
@@ -204,21 +212,30 @@ std::size_t rounded(std::size_t bytes) {
 
 }  // namespace
 
-AllocatorBlock::AllocatorBlock(std::size_t bytes) : data_(nullptr), size_(rounded(bytes)) {
-    data_ = CachingAllocator::get().allocate(size_);
+AllocatorBlock::AllocatorBlock(std::size_t bytes, Pool pool) : size_(rounded(bytes)), pool_(pool) {
+    data_ = CachingAllocator::get(pool).allocate(size_);
 }
 
 AllocatorBlock::AllocatorBlock(AllocatorBlock&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), pool_(other.pool_) {}
 
-AllocatorBlock::~AllocatorBlock() {
-    if (data_) CachingAllocator::get().deallocate(data_, size_);
+AllocatorBlock& AllocatorBlock::operator=(AllocatorBlock&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    std::swap(pool_, other.pool_);
+    return *this;
 }
 
-AllocatorStatistics allocator_statistics() { return CachingAllocator::get().statistics(); }
+AllocatorBlock::~AllocatorBlock() {
+    if (data_) CachingAllocator::get(pool_).deallocate(data_, size_);
+}
 
-void reset_allocator_peak() { CachingAllocator::get().reset_peak(); }
+AllocatorStatistics allocator_statistics() { return CachingAllocator::get(Pool::steps).statistics(); }
 
-void release_free_pages() { CachingAllocator::get().release(); }
+void reset_allocator_peak() { CachingAllocator::get(Pool::steps).reset_peak(); }
+
+void release_free_pages() {
+    for (const Pool pool : {Pool::steps, Pool::weights}) CachingAllocator::get(pool).release();
+}
 
 }  // namespace fastbert
