@@ -98,5 +98,5 @@ def _matrices(conv: nn.Conv1d) -> tuple[Tensor, ...]:
     if weight.is_cpu and buffers.direct(weight):
         # `linear` prepacks parameters alone; in training their copies do not outlive a step either.
         for matrix in matrices:
-            matrix._is_param = True  # type: ignore[attr-defined]
+            matrix._is_param = True
     return matrices

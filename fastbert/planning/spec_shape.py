@@ -85,7 +85,7 @@ def _vectors(norm: NormSpec | None) -> int:
     return 0 if norm is None else 2 if norm.kind == "layer_norm" and norm.bias else 1
 
 
-def _relative(spec: ArchitectureSpec, layer: LayerSpec) -> dict[str, int]:
+def _relative(spec: ArchitectureSpec, layer: LayerSpec) -> dict[str, Any]:
     """Return the fields of relative positions."""
     attention = layer.self_attention
     if isinstance(spec.relative, RelativeBiasSpec):
