@@ -44,5 +44,5 @@ def communication(
     reduced = share * count * reduced_bytes(dtype)
     if parallel == "ddp":
         return Communication(all_reduce=2 * reduced)
-    layers = sum(part.count for part in counted if part.is_layers)
-    return Communication(all_gather=share * (count + layers) * FP32 * micro_batches, reduce_scatter=reduced)
+    gathered = sum(part.count * (2 * part.uses if part.is_layers else 1) for part in counted)
+    return Communication(all_gather=share * gathered * FP32 * micro_batches, reduce_scatter=reduced)

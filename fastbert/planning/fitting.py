@@ -12,7 +12,7 @@ from fastbert.planning.flags import PlanFlags
 from fastbert.planning.flops import BatchStatistics
 from fastbert.planning.memory import Setup, memory
 from fastbert.planning.peak import Gpu
-from fastbert.planning.shape import ModelShape
+from fastbert.planning.stacks import ModelShape
 
 GIB = 1 << 30
 MOST_SEQUENCES = 1 << 30  # of a micro-batch

@@ -32,14 +32,16 @@ class _Model:
     model: str = required("a model size (tiny to large), or the path of a config.json", default="")
     """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
     architecture: str | None = None
-    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt or elmo
+    """Architecture of the model: bert, roberta, xlm-roberta, camembert, electra, distilbert, gpt2, openai-gpt, elmo,
+    roberta-prelayernorm, mpnet, modernbert, deberta-v2, nomic_bert, eurobert, albert, jina_embeddings_v3 or jina_bert
     (default: bert, or that of a config.json)."""
     objective: Objective | None = None
     """Objective of pre-training (default: that of the architecture)."""
     generator_size: float | None = rare(None)
     """Width of the generator of rtd as a fraction of the discriminator's (default: 0.25)."""
-    mask_prob: float = rare(0.15)
-    """Fraction of the tokens that are masked and predicted."""
+    mask_prob: float | None = rare(None)
+    """Fraction of the tokens that are masked and predicted (default: that of the architecture's paper, 0.3 for
+    ModernBERT, NomicBERT and JinaBERT, 0.5 for EuroBERT, else 0.15)."""
     vocab_size: int | None = None
     """Entries of the vocabulary (default: the architecture's own, 30522 for BERT)."""
     max_positions: int | None = rare(None)
@@ -160,7 +162,7 @@ class PlanFlags(
             ("max_length", 4 <= self.max_length <= 1 << 20, "at least 4"),
             ("mean_length", mean is None or 1 < mean <= self.max_length, "above 1, and at most --max-length"),
             ("gpus", self.gpus is None or 1 <= self.gpus <= MOST_GPUS, f"at least 1 and at most {MOST_GPUS:,}"),
-            ("mask_prob", 0 < self.mask_prob < 1, "above 0 and below 1"),
+            ("mask_prob", self.mask_prob is None or 0 < self.mask_prob < 1, "above 0 and below 1"),
             ("vocab_size", self.vocab_size is None or self.vocab_size >= 8, "at least 8"),
             ("generator_size", self.generator_size is None or 0 < self.generator_size <= 1, "above 0 and at most 1"),
             ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),

@@ -1,19 +1,21 @@
 """Floating-point operations of a pre-training step, part by part, and model FLOPs utilisation. Imports no torch.
 
 Counted are matmuls and attention, a multiplication and an addition as two, as torch's `FlopCounterMode` counts them:
-attention by the real lengths of sequences, with a window as if there were none, causal attention by the pairs that it
-reads, the head of masked tokens and what follows attention in the last layer by the tokens that are predicted. Every
-count is linear in a batch's statistics, so that `ModelFlops` takes a microsecond per step; what a forward pass computes
-once, such as projections of relative positions, is not counted.
+attention by the real lengths of sequences, causal and windowed attention by the pairs that it reads, the head of masked
+tokens and what follows attention in the last layer by the tokens that are predicted. Every count is linear in a batch's
+statistics, so that `ModelFlops` takes a microsecond per step; what a forward pass computes once, such as projections of
+relative positions, is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastbert.planning.shape import ElmoShape, EncoderShape, ModelShape, model_shape
+from fastbert.planning.shape import model_shape
+from fastbert.planning.stacks import ElmoShape, EncoderShape, ModelShape
 
 if TYPE_CHECKING:
     from fastbert.config import BertConfig
@@ -41,42 +43,67 @@ class BatchStatistics:
     """Distinct words of each micro-batch, whose characters ELMo reads."""
     windows: float = 0.0
     """Windows of their characters: one more than the characters of each word, begin and end included, at most 50."""
+    visible: Mapping[int, float] = field(default_factory=dict)
+    """By the tokens of an attention window on each side, the pairs that attend to each other. For other windows as many
+    are counted as there may be."""
 
     def __add__(self, other: BatchStatistics) -> BatchStatistics:
         """Return the statistics of both batches."""
-        return BatchStatistics(
-            **{item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
-        )
+        both = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        both_visible = self.visible.keys() & other.visible.keys()
+        visible = {window: self.visible[window] + other.visible[window] for window in both_visible}
+        return BatchStatistics(**both, visible=visible)
 
     def __mul__(self, factor: float) -> BatchStatistics:
         """Return the statistics of so many such batches."""
-        return BatchStatistics(**{item.name: getattr(self, item.name) * factor for item in fields(self)})
+        scaled = {name: getattr(self, name) * factor for name in _SUMS}
+        return BatchStatistics(**scaled, visible={window: n * factor for window, n in self.visible.items()})
 
     def dot(self, counts: Mapping[str, float]) -> float:
         """Return the operations of the batch, from those per unit of each statistic."""
-        return sum(count * getattr(self, name) for name, count in counts.items())
+        return sum(count * self._value(name) for name, count in counts.items())
+
+    def _value(self, name: str) -> float:
+        if not name.startswith(_WITHIN):
+            value: float = getattr(self, name)
+            return value
+        window = int(name.removeprefix(_WITHIN))
+        most = min(self.squared_lengths, self.tokens * (2 * window + 1))
+        return self.visible.get(window, most)
 
     @classmethod
-    def of(cls, batches: Iterable[PackedBatch]) -> BatchStatistics:
-        """Return the statistics of a step's micro-batches; their tensors should be on the CPU.
+    def of(cls, batches: Iterable[PackedBatch], windows: Iterable[int] = ()) -> BatchStatistics:
+        """Return the statistics of a step's micro-batches, with the pairs that attend to each other within each of
+        `windows`; their tensors should be on the CPU.
 
         ELMo's words are counted, their windows estimated at 9 per word: ids do not tell the characters.
         """
-        total = cls(sequences=0, tokens=0, squared_lengths=0, predictions=0)
+        windows = tuple(windows)
+        total = cls(sequences=0, tokens=0, squared_lengths=0, predictions=0, visible=dict.fromkeys(windows, 0))
         for batch in batches:
-            words = int(batch.input_ids.unique().numel())
+            words, lengths = int(batch.input_ids.unique().numel()), batch.cu_seqlens.diff().long()
             total += cls(
                 sequences=len(batch),
                 tokens=batch.num_tokens,
-                squared_lengths=int(batch.cu_seqlens.diff().long().square().sum()),
+                squared_lengths=int(lengths.square().sum()),
                 predictions=0 if batch.labels is None else len(batch.labels),
                 words=words,
                 windows=WINDOWS_PER_WORD * words,
+                visible={window: sum(map(visible_pairs, lengths.tolist(), repeat(window))) for window in windows},
             )
         return total
 
 
+_SUMS = tuple(item.name for item in fields(BatchStatistics) if item.name != "visible")
+_WITHIN = "pairs within "  # the names of the statistics of windows
 WINDOWS_PER_WORD = 9.0
+
+
+def visible_pairs(length: float, window: int | None) -> float:
+    """Return the pairs of tokens of a sequence that attend to each other, with `window` tokens on each side."""
+    if window is None or length <= window + 1:
+        return length * length
+    return length * (2 * window + 1) - window * (window + 1)
 
 
 @dataclass(frozen=True)
@@ -140,7 +167,10 @@ class ModelFlops:
     def __init__(self, config: BertConfig | Any, objective: str, generator_size: float | None = None) -> None:
         """Count the operations per unit of each statistic once. Raises `UserError` as `model_shape`."""
         self._counts: Counts = {}
-        for part in parts(model_shape(config, objective, generator_size)):
+        shape = model_shape(config, objective, generator_size)
+        self.windows = windows_of(shape)
+        """The windows of the model's attention, of whose pairs `BatchStatistics.of` should count."""
+        for part in parts(shape):
             for counts in (part.forward, part.backward):
                 _add(self._counts, counts)
 
@@ -164,16 +194,22 @@ def model_flops(
     return ModelFlops(config, objective, generator_size).of(statistics)
 
 
+def windows_of(shape: ModelShape) -> tuple[int, ...]:
+    """Return the different attention windows of a model's layers, in tokens on each side."""
+    windows = (window for stack in shape if isinstance(stack, EncoderShape) for window in stack.windows)
+    return tuple(sorted({window for window in windows if window is not None}))
+
+
 def optimizer_flops(optimizer: str, shape: ModelShape, count: int) -> float:
     """Return the operations of an optimiser's step on `count` parameters; those of Muon's matmuls are computed once,
     whatever the number of processes is."""
     flops = float(OPTIMIZER_FLOPS[optimizer] * count)
     for stack in shape if optimizer == "muon" else ():
         if isinstance(stack, EncoderShape):
-            matrices = ((4, stack.width, stack.width), (2, *sorted((stack.width, stack.inner))))
             # x x', its square, and their product with x: 2 n per element of each result.
-            flops += stack.layers * sum(
-                n * NEWTON_SCHULZ * (4 * rows**2 * columns + 2 * rows**3) for n, rows, columns in matrices
+            flops += stack.distinct_layers * sum(
+                NEWTON_SCHULZ * (4 * min(matrix) ** 2 * max(matrix) + 2 * min(matrix) ** 3)
+                for matrix in stack.layer_matrices
             )
     return flops
 
@@ -212,15 +248,18 @@ def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_atte
     last = last_layer_rows(stack)
     again = checkpointing == "layer"
     counted = []
-    if stack.embedding != width:
+    if stack.embedding_projection is not None:
         counted.append(_linear_part(f"{name}embedding projection", _matmul(every, stack.embedding, width)))
     queries, both = stack.queries, stack.inner + stack.network_outputs
     projections = _scaled(_matmul(every, width, queries + 2 * stack.keys), layers)
     outputs = _sum(_scaled(_matmul(every, queries, width), layers - 1), _matmul(last, queries, width))
     counted.append(_linear_part(f"{name}attention projections", _sum(projections, outputs), recomputed=again))
     # Scores and their product with the values; causal attention reads n (n + 1) / 2 of n^2 pairs.
-    pairs: Counts = {"squared_lengths": 0.5, "tokens": 0.5} if stack.causal else {"squared_lengths": 1.0}
-    matmul = _scaled(pairs, 2.0 * queries * layers)
+    pairs: Counts = {}
+    for window in stack.windows or (None,) * layers:
+        name_of_pairs = "squared_lengths" if window is None else f"{_WITHIN}{window}"
+        _add(pairs, {name_of_pairs: 0.5, "tokens": 0.5} if stack.causal else {name_of_pairs: 1.0})
+    matmul = _scaled(pairs, 2.0 * queries)
     recomputed = _scaled(matmul, (2.0 if again else 0.0) + (1.0 if fused_attention else 0.0))
     counted.append(PartFlops(f"{name}attention", _scaled(matmul, 2.0), _scaled(matmul, 4.0), recomputed))
     if stack.relative_rows:  # of each token's queries and keys with their tables
@@ -228,6 +267,9 @@ def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_atte
         counted.append(_linear_part(f"{name}relative positions", relative, recomputed=again))
     network = _sum(_scaled(_matmul(every, width, both), layers - 1), _matmul(last, width, both))
     counted.append(_linear_part(f"{name}feed-forward", network, recomputed=again))
+    if stack.convolution is not None:
+        size, groups = stack.convolution
+        counted.append(_linear_part("convolution", _matmul(every, size * width, width / groups)))
     if stack.pooler:
         pooler = _sum(_matmul({"sequences": 1.0}, width, width), _matmul({"sequences": 1.0}, width, 2))
         counted.append(_linear_part("pooler and next-sentence head", pooler, trains=stack.pooler_trains))
@@ -235,8 +277,8 @@ def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_atte
     if stack.head == "detection":
         head = _sum(_matmul(every, width, width), _matmul(every, width, 1))
         return [*counted, _linear_part("detection head", head)]
-    transform = _matmul(predicted, width, stack.embedding) if stack.head == "masked" else {}
-    decoder = _matmul(predicted, stack.embedding, stack.vocab)
+    transform = _matmul(predicted, width, stack.decoder_inputs) if stack.head == "masked" else {}
+    decoder = _matmul(predicted, stack.decoder_inputs, stack.vocab)
     if transform:
         counted.append(_linear_part(f"{name}prediction transform", transform))
     counted.append(_linear_part(f"{name}vocabulary", decoder))
@@ -247,7 +289,8 @@ def _encoder_parts(stack: EncoderShape, checkpointing: Checkpointing, fused_atte
 
 def last_layer_rows(stack: EncoderShape) -> Counts:
     """Return the rows of the last layer behind its attention, those that a head reads, per unit of each statistic."""
-    if stack.head == "detection":
+    # A convolution behind the only layer reads all of its tokens.
+    if stack.head == "detection" or (stack.convolution is not None and stack.layers == 1):
         return {"tokens": 1.0}
     return {"predictions": 1.0, "sequences": 1.0} if stack.pooler else {"predictions": 1.0}
 

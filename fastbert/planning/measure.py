@@ -10,7 +10,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,8 @@ import torch
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.packing import PackedBatch
 from fastbert.planning.flops import BatchStatistics, Checkpointing
+from fastbert.planning.shape import model_shape
+from fastbert.planning.stacks import ElmoShape
 from fastbert.tasks.predicting import autocast
 from fastbert.training.config import Objective
 from fastbert.training.objectives import pretraining_model
@@ -69,9 +71,18 @@ def _line(layers: tuple[int, int], seconds: tuple[float, float], wanted: int) ->
     return max(seconds[0] + slope * (wanted - few), 0.0)
 
 
-def layers_to_measure(layers: int) -> tuple[int, int]:
-    """Return the two numbers of layers that are measured for a model: fewer than it has, where it has more than one."""
-    return (1, 1) if layers == 1 else (1, min(3, layers - 1)) if layers > 2 else (1, 2)
+def layers_to_measure(layers: int, *, least: int = 1, period: int = 2) -> tuple[int, int]:
+    """Return the two numbers of layers that are measured for a model: fewer than it has, where it has more than
+    `least`; they differ by `period`, after which the kinds of layers repeat, if it has so many."""
+    if layers <= least:
+        return layers, layers
+    return least, min(least + period, max(layers - 1, least + 1))
+
+
+def period_of(windows: Sequence[int | None]) -> int:
+    """Return the number of layers, at least 2, after which the windows of layers repeat behind the first."""
+    pairs = ((period, zip(windows[1:], windows[1 + period :], strict=False)) for period in range(2, len(windows)))
+    return next((period for period, repeated in pairs if all(a == b for a, b in repeated)), 2)
 
 
 def measure_steps(
@@ -91,7 +102,11 @@ def measure_steps(
     """Measure steps of two models that differ from `config`'s in their number of layers alone, on random tokens in
     sequences of the lengths of `micro_batch`."""
     framework = resident_bytes()
-    layers = layers_to_measure(config.num_hidden_layers)
+    stack = model_shape(config, objective, generator_size)[-1]
+    windows = () if isinstance(stack, ElmoShape) else stack.windows
+    # DeBERTa's z-steps repeat one of so many layers.
+    least = max(1, getattr(config, "z_steps", 0))
+    layers = layers_to_measure(config.num_hidden_layers, least=least, period=period_of(windows))
     vocab = config.output_size if isinstance(config, ElmoConfig) else config.vocab_size
     batch = random_batch(micro_batch, objective, vocab)
     flags = _Flags(optimizer=optimizer, param_dtype=param_dtype)

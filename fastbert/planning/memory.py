@@ -12,7 +12,7 @@ from typing import Literal
 
 from fastbert.planning.flops import BatchStatistics, Checkpointing, last_layer_rows
 from fastbert.planning.parameters import PartParameters, parameters, total
-from fastbert.planning.shape import ElmoShape, EncoderShape, ModelShape
+from fastbert.planning.stacks import ElmoShape, EncoderShape, ModelShape
 
 Parallel = Literal["none", "ddp", "fsdp"]
 FP32 = 4
@@ -25,8 +25,6 @@ SMALLEST_SNAPSHOT = 32 << 20  # bytes; smaller checkpoints are written at once
 DDP_BUCKET = 25 << 20  # bytes; two are compressed at a time
 CUDA_CONTEXT = 900 << 20
 """Context, libraries and kernels of a process on a GPU, and what the allocator does not use of its blocks."""
-COMPOSED_BEFORE = 0.4
-"""Of what a layer of single operations saves, the share that lies before attention's output projection."""
 GATHERED_LAYERS = 2
 """Layers whose weights FSDP holds whole at a time: the one that is computed, and the next."""
 
@@ -116,11 +114,13 @@ def memory(shape: ModelShape, micro_batch: BatchStatistics, setup: Setup, *, bas
         fixed["DDP buckets"] = setup.weight * count + min(2 * DDP_BUCKET, setup.weight * count)
     if setup.parallel == "fsdp":
         layers = [part.count for part in counted if part.is_layers]
-        depth = sum(stack.layers for stack in shape)
+        depth = sum(stack.distinct_layers if isinstance(stack, EncoderShape) else stack.layers for stack in shape)
         # The root holds embeddings and heads from its forward pass to its backward pass; weights are gathered in fp32.
-        gathered = GATHERED_LAYERS * sum(layers) // depth
+        gathered = min(GATHERED_LAYERS, depth) * sum(layers) // depth
         fixed["gathered weights"] = FP32 * (count - sum(layers) + gathered)
         fixed["gradients to reduce"] = (FP32 + reduced_bytes(setup.dtype)) * gathered
+    tables = sum(stack.rotary_elements for stack in shape if isinstance(stack, EncoderShape))
+    fixed["rotary tables"] = FP32 * tables
     fixed["framework"] = baseline if setup.device == "cpu" else CUDA_CONTEXT
     phases = _phases(shape, micro_batch, setup, owned)
     when = max(phases, key=lambda name: sum(phases[name].values()))
@@ -143,42 +143,62 @@ def reduced_bytes(dtype: str) -> int:
 def layer_bytes(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> int:
     """Return the bytes that one layer of an encoder, computed for all tokens, saves for the backward pass, its input
     included."""
-    return int(_vectors(stack, setup) * batch.tokens + _statistics(stack, setup) * batch.tokens)
-
-
-def _vectors(stack: EncoderShape, setup: Setup) -> float:
-    """Return the bytes of vectors that a layer saves per token."""
-    width, inner, element = stack.width, stack.inner, setup.element
     if setup.checkpointing == "layer":
-        return width * element
+        return int(stream_bytes(stack, setup) * stack.width * batch.tokens)
+    before, behind = _vectors(stack, setup)
+    return int((before + behind + _statistics(stack)) * batch.tokens) + _relative_bytes(stack, setup)
+
+
+def stream_bytes(stack: EncoderShape, setup: Setup) -> int:
+    """Return the bytes of an element of the hidden states between layers."""
+    return max(FP32, setup.element) if stack.fp32_stream else setup.element
+
+
+def _vectors(stack: EncoderShape, setup: Setup) -> tuple[float, float]:
+    """Return the bytes of vectors that a layer saves per token, up to attention's context and behind it."""
+    width, inner, element = stack.width, stack.inner, setup.element
+    selective = setup.checkpointing == "selective"
     if stack.fused and setup.kernels:
-        # x, qkv, context, both sums before a norm, the input of GELU, and the output of the first norm.
-        vectors = 7 * width + inner + (0 if setup.checkpointing == "selective" else width)
+        # x, qkv, context; both sums before a norm, the input of GELU, and the output of the first norm.
+        behind = 2 * width + inner + (0 if selective else width)
         if setup.device == "cuda" and setup.long_sequences:
-            vectors += width  # what rounding removed from the context
-        return vectors * element
-    # Single operations: GELU's input and output, q, k, v, context, sums and norms, some of them in fp32.
-    saved = 2 * inner + 8 * width if setup.checkpointing == "none" else 1 * inner + 6 * width
-    wide = 2 * FP32 * width if setup.checkpointing == "none" and element < FP32 else 0
-    return saved * element + wide
+            behind += width  # what rounding removed from the context
+        return 5 * width * element, behind * element
+    stream, attention = stream_bytes(stack, setup), 2 * stack.queries + 2 * stack.keys
+    if setup.device == "cuda" and setup.long_sequences:
+        attention += stack.queries  # what rounding removed from the context
+    network = stack.network_outputs + inner
+    if selective:  # x, and the results of matmuls and of attention
+        return stream * width + attention * element, (2 * width + stack.network_outputs) * element
+    if not stack.pre_norm:
+        # x, q, k, v, context; both sums before a norm, the output of the first, the activation and its input.
+        return (width + attention) * element, (3 * width + network) * element
+    # x and its norm, which each projection rounds, q, k, v, context; the sum, its norm, the activation and its input.
+    normed = (3 if stream > element else 1) * width
+    return stream * width + (normed + attention) * element, stream * width + (width + network) * element
 
 
-def _statistics(stack: EncoderShape, setup: Setup) -> float:
+def _statistics(stack: EncoderShape) -> float:
     """Return the bytes of numbers per token that a layer saves: of both norms, and of attention."""
-    return 0.0 if setup.checkpointing == "layer" else FP32 * (4 + stack.heads)
+    return FP32 * (2 * (1 if stack.rms_norm else 2) + stack.heads)
+
+
+def _relative_bytes(stack: EncoderShape, setup: Setup) -> int:
+    """Return the bytes of projected relative positions that a layer saves, and of the table that each projection
+    rounds."""
+    rounded = setup.element if setup.element < FP32 else 0
+    return int(stack.relative_rows * stack.queries * setup.element + stack.relative_rows * stack.width * rounded)
 
 
 def _last_layer(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
     """Return the bytes that the last layer saves, which is computed for the tokens that the head reads."""
-    rows, width, element = rows_of_last_layer(stack, batch), stack.width, setup.element
     if setup.checkpointing == "layer":
         return layer_bytes(stack, batch, setup)
+    before, behind = _vectors(stack, setup)
     if not (stack.fused and setup.kernels):
-        share = rows / max(batch.tokens, 1)
-        return layer_bytes(stack, batch, setup) * (COMPOSED_BEFORE + (1 - COMPOSED_BEFORE) * share)
-    before = 5 * width * batch.tokens  # x, qkv, context
-    behind = (_vectors(stack, setup) / element - 5 * width) * rows
-    return (before + behind) * element + _statistics(stack, setup) * batch.tokens
+        behind += stack.queries * setup.element  # the context of these tokens
+    rows = rows_of_last_layer(stack, batch)
+    return (before + _statistics(stack)) * batch.tokens + behind * rows + _relative_bytes(stack, setup)
 
 
 def rows_of_last_layer(stack: EncoderShape, batch: BatchStatistics) -> float:
@@ -188,16 +208,27 @@ def rows_of_last_layer(stack: EncoderShape, batch: BatchStatistics) -> float:
 
 def _encoder_activations(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
     """Return the bytes that an encoder saves between its forward and its backward pass, without its head's."""
+    element, stream, width, tokens = setup.element, stream_bytes(stack, setup), stack.width, batch.tokens
+    rows = rows_of_last_layer(stack, batch)
     saved = (stack.layers - 1) * float(layer_bytes(stack, batch, setup)) + _last_layer(stack, batch, setup)
-    projected = stack.embedding * setup.element * batch.tokens if stack.embedding != stack.width else 0
-    return saved + projected + 8 * 5 * batch.tokens + rows_of_last_layer(stack, batch) * stack.width * setup.element
+    if stack.embedding_projection is not None:
+        saved += stack.embedding * element * tokens
+    if stack.embedding_norm and (stack.fp32_stream or stack.embedding_projection == "matrix"):
+        saved += stream * width * tokens  # the norm's input, which the fused operation does not save
+    if stack.convolution is not None:  # its neighbourhoods, activation, weight as a matrix, and the sum before its norm
+        size, groups = stack.convolution
+        saved += (size + 2) * width * element * tokens + FP32 * size * width * width / groups
+    if stack.final_norm:
+        saved += stream * width * rows
+    return saved + 8 * 5 * tokens + rows * width * element
 
 
 def _head_activations(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
     """Return the bytes that a head saves: its inputs, those of its norm and of the vocabulary's matmul."""
     if stack.head == "detection":
         return 4.0 * batch.tokens * stack.width * setup.element
-    return batch.predictions * (stack.width + 3 * stack.embedding) * setup.element
+    vectors = 2 * stack.decoder_inputs if stack.head == "tied" else stack.width + 3 * stack.decoder_inputs
+    return batch.predictions * vectors * setup.element
 
 
 def logits_bytes(stack: EncoderShape | ElmoShape, batch: BatchStatistics, setup: Setup) -> float:
@@ -215,11 +246,18 @@ def logits_bytes(stack: EncoderShape | ElmoShape, batch: BatchStatistics, setup:
 def _layer_workspace(stack: EncoderShape, batch: BatchStatistics, setup: Setup) -> float:
     """Return the bytes of temporaries of one layer's backward pass."""
     element, tokens = setup.element, batch.tokens
-    chunk = min(tokens, CHUNK) if setup.device == "cpu" and setup.kernels else tokens
-    # Gradients of the sums, of the context, of q, k and v, and of the input; of GELU's input, and its output.
-    workspace = 7 * stack.width * tokens * element + 2 * chunk * stack.inner * element
+    # Gradients of the sums, of the context, of q, k and v, and of the input; of the activation, and of its input.
+    if stack.fused and setup.kernels:
+        chunk = min(tokens, CHUNK) if setup.device == "cpu" else tokens
+        workspace = 7.0 * stack.width * tokens * element + 2 * chunk * stack.inner * element
+    else:
+        inner = 2 * stack.queries + 2 * stack.keys + stack.network_outputs + stack.inner
+        workspace = (3.0 * stack.width * stream_bytes(stack, setup) + inner * element) * tokens
+        workspace += _relative_bytes(stack, setup)
     if setup.checkpointing == "layer":  # the layer's own activations, computed again
         workspace += layer_bytes(stack, batch, replace(setup, checkpointing="none"))
+    if stack.distinct_layers < stack.layers:  # the gradient of one application, beside the sum of the others
+        workspace += FP32 * sum(rows * columns for rows, columns in stack.layer_matrices)
     return workspace
 
 
@@ -241,12 +279,13 @@ def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int)
     before = gradients if setup.accumulates or setup.flat else 0
     if setup.parallel == "ddp":
         gradients = 0  # those of the last micro-batch are views of the buckets, which are always there
-    activations = head = logits = workspace = table = 0.0
+    activations = head = logits = workspace = table = tied = 0.0
     for stack in shape:
         logits = max(logits, logits_bytes(stack, batch, setup))
         if isinstance(stack, ElmoShape):
             activations += _elmo_activations(stack, batch, setup)
             head, table = 2.0 * head, 2.0 * FP32 * stack.vocab * stack.projection
+            tied = table
             workspace = 2.0 * batch.tokens * 4 * stack.units * (FP32 + setup.element)
             continue
         activations += _encoder_activations(stack, batch, setup)
@@ -254,7 +293,8 @@ def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int)
         workspace = max(workspace, _layer_workspace(stack, batch, setup))
         # The gradient of the vocabulary's matrix is computed with the loss.
         if stack.head != "detection":
-            table = max(table, float(FP32 * stack.vocab * stack.embedding))
+            table = max(table, float(FP32 * stack.vocab * stack.decoder_inputs))
+            tied = table if stack.tied else tied
     windows = 0.0
     for stack in shape:
         if isinstance(stack, ElmoShape):
@@ -269,16 +309,15 @@ def _phases(shape: ModelShape, batch: BatchStatistics, setup: Setup, owned: int)
         "activations": int(activations),
         "temporaries": int(workspace + table),
     }
-    # The matrix of the vocabulary has two gradients, from the head and from the embedding, and their sum.
-    end = {"gradients": int(gradients), "temporaries": int(2 * table + windows + 2 * workspace)}
+    # A tied matrix of the vocabulary has two gradients, from the head and from the embedding, and their sum.
+    end = {"gradients": int(gradients), "temporaries": int(2 * tied + windows + 2 * workspace)}
     update = {"gradients": int(gradients)}
     phases = {"loss": loss, "backward": backward, "end of backward": end, "update": update}
     if setup.device != "cpu" or not setup.kernels:
         return phases
     # The allocator of a CPU keeps what was in use at most; gradients of tied tables come from torch's.
     pool = max(sum(phases["loss"].values()), sum(phases["backward"].values()) - int(table))
-    tied = int(2 * table)
-    kept = pool + tied - sum(end.values())
+    kept = pool + int(2 * tied) - sum(end.values())
     if kept > 0:
         phases["end of backward"] = {**end, "kept by the allocator": kept}
     return phases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fastbert.planning.shape import ALPHABET, ElmoShape, EncoderShape, ModelShape
+from fastbert.planning.stacks import ALPHABET, ElmoShape, EncoderShape, ModelShape
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class PartParameters:
     """Weights of the part's matmuls, those that are tied to another part included: prepacked copies hold them."""
     is_layers: bool = False
     """True for parts of the layers, whose activations are checkpointed and whose weights FSDP gathers one by one."""
+    uses: float = 1.0
+    """How often a forward pass reads the part's weights: more than once where layers share them."""
 
 
 def parameters(shape: ModelShape) -> list[PartParameters]:
@@ -38,35 +40,48 @@ def _linear(inputs: int, outputs: int) -> int:
 
 
 def _encoder(stack: EncoderShape) -> list[PartParameters]:
-    width, inner, narrow, name = stack.width, stack.inner, stack.embedding, stack.name
-    norm = 2 * narrow if stack.embedding_norm else 0
+    width, narrow, name, layers = stack.width, stack.embedding, stack.name, stack.distinct_layers
     rows = (("token embedding", stack.vocab), ("position embedding", stack.positions))
     owned = [*rows, ("segment embedding", stack.segments)]
     parts = [] if stack.shares_embeddings else [PartParameters(f"{label}", count * narrow) for label, count in owned]
     if not stack.shares_embeddings:
-        parts.append(PartParameters("embedding norm", norm))
-    if narrow != width:
-        parts.append(PartParameters(f"{name}embedding projection", _linear(narrow, width), narrow * width))
-    square = stack.layers * width * width
-    attention = stack.layers * 4 * _linear(width, width)
-    network = stack.layers * (_linear(width, inner) + _linear(inner, width))
-    norms = stack.layers * 4 * width + (2 * width if stack.final_norm else 0)
+        normed = width if stack.embedding_projection == "matrix" else narrow
+        parts.append(PartParameters("embedding norm", stack.norm_vectors * normed if stack.embedding_norm else 0))
+    if stack.embedding_projection is not None:
+        bias = width if stack.embedding_projection == "linear" else 0
+        parts.append(PartParameters(f"{name}embedding projection", narrow * width + bias, narrow * width))
+    parts.append(PartParameters("relative positions", stack.relative_parameters))
+    *attention, first, second = stack.layer_matrices
+    matrices = layers * sum(rows * columns for rows, columns in attention)
+    relative = stack.queries * stack.relative_projections
+    biases = (stack.queries + 2 * stack.keys + relative) * stack.projection_bias + width * stack.output_bias
+    network = layers * (first[0] * first[1] + second[0] * second[1])
+    network_biases = stack.network_outputs * stack.first_bias + width * stack.second_bias
+    norms = 2 * layers - stack.absent_norms + (1 if stack.final_norm else 0)
+    uses = stack.layers / layers
     parts += [
-        PartParameters(f"{name}attention", attention, 4 * square, is_layers=True),
-        PartParameters(f"{name}feed-forward", network, stack.layers * 2 * width * inner, is_layers=True),
-        PartParameters(f"{name}norms of layers", norms, is_layers=True),
+        PartParameters(f"{name}attention", matrices + layers * biases, matrices, is_layers=True, uses=uses),
+        PartParameters(f"{name}feed-forward", network + layers * network_biases, network, is_layers=True, uses=uses),
+        PartParameters(f"{name}norms of layers", norms * stack.norm_vectors * width, is_layers=True, uses=uses),
     ]
+    if stack.convolution is not None:
+        size, groups = stack.convolution
+        matrix = size * width * width // groups
+        parts.append(PartParameters("convolution", matrix + width + stack.norm_vectors * width, matrix))
     if stack.pooler:
         parts.append(PartParameters("pooler", _linear(width, width), width * width))
         parts.append(PartParameters("next-sentence head", _linear(width, 2), 2 * width))
     if stack.head == "detection":
         parts.append(PartParameters("detection head", _linear(width, width) + _linear(width, 1), width * (width + 1)))
         return parts
+    inputs = stack.decoder_inputs
     if stack.head == "masked":
-        transform = _linear(width, narrow) + 2 * narrow
-        parts.append(PartParameters(f"{name}prediction transform", transform, width * narrow))
-    bias = stack.vocab if stack.head == "masked" else 0  # the weight is the token embedding
-    parts.append(PartParameters(f"{name}vocabulary bias", bias, stack.vocab * narrow))
+        transform = width * inputs + stack.transform_vectors * inputs
+        parts.append(PartParameters(f"{name}prediction transform", transform, width * inputs))
+    if not stack.tied:
+        parts.append(PartParameters("vocabulary", stack.vocab * inputs))
+    bias = stack.vocab if stack.decoder_bias else 0  # a tied weight is the token embedding
+    parts.append(PartParameters(f"{name}vocabulary bias", bias, stack.vocab * inputs))
     return parts
 
 

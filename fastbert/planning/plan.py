@@ -34,10 +34,12 @@ from fastbert.planning.flops import (
     optimizer_flops,
     parts,
     step_flops,
+    windows_of,
 )
 from fastbert.planning.memory import FP32, MemoryPlan, Setup, memory
 from fastbert.planning.parameters import PartParameters, parameters, total
-from fastbert.planning.shape import COMPOSED, ModelShape, model_shape
+from fastbert.planning.shape import model_shape
+from fastbert.planning.stacks import ModelShape
 from fastbert.planning.times import (
     GPU_UTILISATION,
     Times,
@@ -46,6 +48,7 @@ from fastbert.planning.times import (
     link_bandwidth,
     update_seconds,
 )
+from fastbert.training.config import MASK_RATE, MASK_RATES
 
 if TYPE_CHECKING:
     from fastbert.planning.measure import MeasuredSteps
@@ -171,13 +174,9 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
     the memory.
     """
     config, objective = planned_model(flags)
-    if config.model_type in COMPOSED:
-        raise UserError(
-            f"model_type={config.model_type!r}: plan does not count the memory of its layers yet; measure it with a few"
-            f" steps, `fastbert pretrain --architecture {config.model_type} --steps 20`"
-        )
     shape = model_shape(config, objective, flags.generator_size)
-    one, corpus_tokens = _batch_of_one(flags, objective)
+    mask_prob = MASK_RATES.get(config.model_type, MASK_RATE) if flags.mask_prob is None else flags.mask_prob
+    one, corpus_tokens = _batch_of_one(flags, objective, mask_prob, windows_of(shape))
     device: Literal["cpu", "cuda"] = "cpu" if flags.plans_cpu else "cuda"
     gpu = None if flags.plans_cpu else flags.gpu_kind
     dtype = _cpu_dtype(flags) if gpu is None else flags.gpu_dtype
@@ -272,12 +271,14 @@ def make_plan(flags: PlanFlags, *, clock: Callable[[], float] = time.perf_counte
     )
 
 
-def _batch_of_one(flags: PlanFlags, objective: str) -> tuple[BatchStatistics, int | None]:
+def _batch_of_one(
+    flags: PlanFlags, objective: str, mask_prob: float, windows: tuple[int, ...]
+) -> tuple[BatchStatistics, int | None]:
     """Return the mean statistics of one sequence, and the tokens of the corpus if shards are given."""
     if flags.data is None:
-        batch = planned_batch(flags.batch_size, flags.max_length, objective, flags.mask_prob, flags.mean_length)
+        batch = planned_batch(flags.batch_size, flags.max_length, objective, mask_prob, flags.mean_length, windows)
         return batch * (1 / flags.batch_size), None
-    sizes = CPU_MICRO_BATCH, flags.max_length, objective, flags.mask_prob
+    sizes = CPU_MICRO_BATCH, flags.max_length, objective, mask_prob, windows
     batch, tokens = batch_of_shards(flags.data, flags.mix, flags.stream_options, *sizes)
     return batch * (1 / CPU_MICRO_BATCH), tokens
 

@@ -89,7 +89,7 @@ class RunMeters:
 
     def flops_of(self, batches: Sequence[PackedBatch]) -> float:
         """Return the model FLOPs of a step of these micro-batches, forward and backward; 0 where they are unknown."""
-        return 0.0 if self.model is None else self.model.of(BatchStatistics.of(batches))
+        return 0.0 if self.model is None else self.model.of(BatchStatistics.of(batches, self.model.windows))
 
     def count(self, flops: float) -> None:
         """Count the FLOPs of a step that has been computed."""

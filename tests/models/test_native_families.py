@@ -20,7 +20,6 @@ from fastbert.ops.encoder_layer import native_general
 
 transformers = pytest.importorskip("transformers")
 FUSED_AS_BERT = ("albert", "deberta-absolute")  # their layers are BERT's
-CONVOLVED = ("deberta-v2-convolution", "deberta-narrow-unbucketed")
 
 
 @pytest.fixture
@@ -72,13 +71,12 @@ def test_a_layer_is_one_call_with_the_values_of_its_operations(
             assert made == [torch.float32] * (2 * layers)
         torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
         torch.testing.assert_close(rows, expected[chosen], rtol=2e-5, atol=2e-5)
-        if case not in CONVOLVED:  # whose matmul is the library's
-            start = 0
-            with use_backend("native"):
-                for length in LENGTHS:
-                    alone = model(batch_of((length,), ids[start : start + length])).last_hidden_state
-                    assert torch.equal(alone, actual[start : start + length]), f"a text of {length} tokens"
-                    start += length
+        start = 0
+        with use_backend("native"):
+            for length in LENGTHS:
+                alone = model(batch_of((length,), ids[start : start + length])).last_hidden_state
+                assert torch.equal(alone, actual[start : start + length]), f"a text of {length} tokens"
+                start += length
         before = len(made)
         quantized = model.quantize("int8")(batch).last_hidden_state
         assert case in FUSED_AS_BERT or len(made) == before + layers

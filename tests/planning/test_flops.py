@@ -19,14 +19,27 @@ from fastbert.ops.dispatch import use_backend
 from fastbert.packing import PackedBatch
 from fastbert.planning.flops import BatchStatistics, ModelFlops, model_flops, parts, step_flops
 from fastbert.planning.shape import model_shape
+from fastbert.planning.stacks import PAIRED
 from fastbert.training.objectives import pretraining_model, with_dropout
 
 LENGTHS = (16, 32, 16)  # powers of two: the eager attention pads to them
+VARIED: dict[str, dict[str, Any]] = {
+    "mpnet": {"pad_token_id": 1},
+    "jina_embeddings_v3": {"pad_token_id": 1},
+    "modernbert": {"pad_token_id": 0, "local_attention": 8, "num_hidden_layers": 4},
+    "deberta-v2": {"conv_kernel_size": 3, "conv_groups": 2, "embedding_size": 48, "z_steps": 2},
+    "nomic_bert": {"attention_head_dim": 32},
+    "eurobert": {"pad_token_id": 0, "num_key_value_heads": 1},
+    "albert": {"num_hidden_layers": 3, "num_hidden_groups": 2},
+    "jina_bert": {},
+}
+"""Newer architectures, and what of their specs the preset does not show."""
 
 
 def config_of(architecture: str, **overrides: Any) -> Any:
     record = registry.architecture(architecture)
     assert record.config is not None
+    overrides = {**VARIED.get(architecture, {}), **overrides}
     return with_dropout(record.config.preset("tiny", vocab_size=1000, **overrides), 0.0)
 
 
@@ -47,7 +60,7 @@ def batch_of(objective: str, lengths: tuple[int, ...] = LENGTHS, vocab: int = 10
         token_type_ids=torch.zeros(tokens, dtype=torch.int64),
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         masked_positions=positions, labels=ids[positions],
-        next_sentence_label=torch.tensor([0, 1, 0][: len(lengths)]) if objective == "mlm+nsp" else None,
+        next_sentence_label=torch.tensor([0, 1, 0][: len(lengths)]) if objective in PAIRED else None,
     )  # fmt: skip
 
 
@@ -78,7 +91,7 @@ CASES = [
     for case in (
         ("bert", "mlm+nsp"), ("bert", "mlm"), ("bert", "ltr"), ("roberta", "mlm"), ("distilbert", "mlm"),
         ("roberta-prelayernorm", "mlm+nsp"), ("electra", "rtd"), ("gpt2", "ltr"), ("openai-gpt", "ltr"),
-        ("elmo", "bilm"),
+        ("elmo", "bilm"), *((name, "mlm+sop" if name == "albert" else "mlm") for name in VARIED),
     )
 ]  # fmt: skip
 
@@ -98,13 +111,17 @@ def test_flops_are_those_of_the_counter(architecture: str, objective: str) -> No
         statistics = replace(statistics, windows=len(windows))
     shape = model_shape(config, objective)
     if not isinstance(config, ElmoConfig):  # the eager backend computes masked scores too
-        shape = tuple(replace(stack, causal=False) for stack in shape)
+        shape = tuple(replace(stack, causal=False, windows=()) for stack in shape)
     expected = step_flops(parts(shape, fused_attention=False), statistics)
     forward, backward = expected.forward, expected.backward
     if isinstance(config, ElmoConfig):  # torch does not count matmuls in place: those of the recurrence
         rows = 2 * (sum(LENGTHS) - len(LENGTHS)) * config.num_hidden_layers
         recurrence = 2 * rows * 4 * config.intermediate_size * config.projection_size
         forward, backward = forward - recurrence, backward - recurrence
+    if architecture == "deberta-v2":  # relative positions are projected once
+        (stack,) = shape
+        projections = 2 * stack.layers * stack.relative_rows * config.hidden_size**2
+        forward, backward = forward + projections, backward + 2 * projections
     if objective == "rtd":  # the cumulated probabilities of samples are matmuls with ones
         forward += 2 * statistics.predictions * (math.ceil(config.vocab_size / _BLOCK) ** 2 + _BLOCK**2)
     assert counted(model, batch) == (forward, backward)
@@ -130,6 +147,23 @@ def test_causal_attention_counts_the_pairs_that_it_reads() -> None:
     attention = next(part for part in parts(model_shape(config, "ltr")) if part.name == "attention")
     pairs = sum(n * (n + 1) / 2 for n in LENGTHS)
     assert statistics.dot(attention.forward) == config.num_hidden_layers * 4 * config.hidden_size * pairs
+
+
+def test_windows_count_the_pairs_that_they_show() -> None:
+    config = config_of("modernbert", local_attention=8)
+    batch = batch_of("mlm")
+    statistics = BatchStatistics.of([batch, batch], ModelFlops(config, "mlm").windows)
+    distances = (torch.arange(n)[:, None].sub(torch.arange(n)).abs() for n in LENGTHS)
+    visible = 2 * sum(int((each <= 4).sum()) for each in distances)
+    assert statistics.visible == {4: visible}
+    attention = next(part for part in parts(model_shape(config, "mlm")) if part.name == "attention")
+    pairs = 2 * statistics.squared_lengths + 2 * visible  # of global and of other layers
+    assert statistics.dot(attention.forward) == 4 * config.hidden_size * pairs
+    most = replace(statistics, visible={}).dot(attention.forward)
+    assert most >= statistics.dot(attention.forward), "without the lengths, as many as there may be"
+    assert (statistics + statistics).visible == (statistics * 2).visible == {4: 2 * visible}
+    whole = replace(config, layer_types=("full_attention",) * 4)
+    assert ModelFlops(config, "mlm").of(statistics) < ModelFlops(whole, "mlm").of(statistics)
 
 
 def test_utilisation_is_the_share_of_the_peak() -> None:

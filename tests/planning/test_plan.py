@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from fastbert.planning.communication import communication
 from fastbert.planning.fitting import GIB
 from fastbert.planning.flags import PlanFlags
 from fastbert.planning.flops import BatchStatistics
-from fastbert.planning.measure import layers_to_measure, measure_steps, random_batch
+from fastbert.planning.measure import layers_to_measure, measure_steps, period_of, random_batch
 from fastbert.planning.parameters import PartParameters
 from fastbert.planning.plan import make_plan
 from fastbert.planning.report import sections
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.config import MASK_RATES
 
 
 def test_a_plan_of_the_paper() -> None:
@@ -126,6 +128,27 @@ def test_communication_follows_the_processes_of_the_loop() -> None:
     assert communication(counted, 4, "ddp", "bf16", 4) == communication(counted, 4, "ddp", "bf16", 1)
     assert communication(counted, 4, "ddp", "fp16", 1).all_reduce == 2 * 0.75 * 1000 * 4
     assert communication(counted, 1, "none", "bf16", 4).total == 0
+    shared = [replace(counted[0], uses=3.0), counted[1]]
+    assert communication(shared, 4, "fsdp", "bf16", 1).all_gather == 0.75 * (3 * 2 * 800 + 200) * 4
+
+
+def test_newer_architectures_are_planned_with_their_masks_and_windows() -> None:
+    flags: dict[str, Any] = {"model": "tiny", "gpus": 1, "batch_size": 64}
+    for name in ("mpnet", "modernbert", "deberta-v2", "nomic_bert", "eurobert", "albert", "jina_embeddings_v3"):
+        plan = make_plan(PlanFlags(**flags, architecture=name))
+        assert plan.objective == ("mlm+sop" if name == "albert" else "mlm"), name
+        given = make_plan(PlanFlags(**flags, architecture=name, mask_prob=MASK_RATES.get(name, 0.15)))
+        assert plan.flops == given.flops, name
+        checkpointed = make_plan(PlanFlags(**flags, architecture=name, checkpoint_activations=True))
+        assert checkpointed.memory.activations < plan.memory.activations / 2, name
+    short, long = (
+        make_plan(PlanFlags(**flags, architecture="modernbert", max_length=length, mean_length=length))
+        for length in (64, 1024)
+    )
+    # Of two layers, the first is global, and the other one shows 64 tokens on each side.
+    visible = 1024 * 129 - 64 * 65
+    grown = dict(long.flops_parts)["attention"] / dict(short.flops_parts)["attention"]
+    assert grown == pytest.approx((1024**2 + visible) / (2 * 64**2))
 
 
 def test_a_random_batch_has_the_planned_statistics() -> None:
@@ -140,6 +163,12 @@ def test_a_random_batch_has_the_planned_statistics() -> None:
 def test_steps_of_few_layers_predict_those_of_more() -> None:
     """With a clock that counts matmuls the prediction is exact but for the last layer, so the line is the right one."""
     assert [layers_to_measure(count) for count in (1, 2, 3, 4, 12)] == [(1, 1), (1, 2), (1, 2), (1, 3), (1, 3)]
+    assert [layers_to_measure(count, least=2, period=3) for count in (2, 3, 4, 5, 12)] == [
+        (2, 2), (2, 3), (2, 3), (2, 4), (2, 5)
+    ]  # fmt: skip
+    assert [period_of(windows) for windows in ((), (None,) * 6, (None, 64, 64, None, 64, 64), (None, 8, 8))] == [
+        2, 2, 3, 2
+    ]  # fmt: skip
     config = BertConfig.preset("tiny", vocab_size=512, num_hidden_layers=6)
     batch = planned_batch(4, 32, "mlm+nsp", 0.15)
     ticks = [0.0]
@@ -156,8 +185,6 @@ def test_steps_of_few_layers_predict_those_of_more() -> None:
     assert measured.passes == (1.0, 1.0)
     assert measured.update_of(6) == 1.0
     assert measured.steps == 3
-    from dataclasses import replace
-
     line = replace(measured, passes=(3.0, 7.0), update=(2.0, 1.0))
     assert line.passes_of(6) == 13.0
     assert line.update_of(6) == 2.0  # noise: more layers cannot take less

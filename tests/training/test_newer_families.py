@@ -11,7 +11,6 @@ import torch
 from pretrain_runs import assert_resumes_to_the_bit
 
 import fastbert
-from fastbert.errors import UserError
 from fastbert.planning.flags import PlanFlags
 from fastbert.planning.plan import make_plan
 from fastbert.training.config import PretrainConfig
@@ -77,5 +76,5 @@ def test_modernbert_has_its_papers_defaults_and_resumes(config: PretrainConfig) 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert (theirs.config.bos_token_id, theirs.config.sep_token_id) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
     assert all(record.nsp_loss is None for record in read_metrics(run.out / "metrics.jsonl"))
-    with pytest.raises(UserError, match="plan does not count the memory of its layers yet"):
-        make_plan(PlanFlags(architecture="modernbert", model="tiny"))
+    plan = make_plan(PlanFlags(architecture="modernbert", model="base", gpus=1, batch_size=64))
+    assert plan.record()["total_parameters"] == 149_655_232
