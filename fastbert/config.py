@@ -29,6 +29,7 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 CONFIGS = ("config.json", "bert_config.json")  # the second is that of the first releases
 MOST_LABELS = 1 << 20
+SIZES_END = 1 << 31  # kernels index rows and columns with int32
 MOST_BILSTM = 1 << 14
 # Keys of the file or its writer, which are not copied.
 _NOT_COPIED = (
@@ -66,6 +67,15 @@ def check_probability(name: str, value: Any) -> None:
     """Raise UserError unless a value is a dropout probability."""
     if not _is_number(value) or not 0.0 <= value < 1.0:
         raise UserError(f"{name}={shown(value)} must be a number from 0 up to, not including, 1")
+
+
+def check_size(name: str, value: Any, least: int = 1) -> None:
+    """Raise UserError unless a value is an integer from `least` up to, not including, 2**31."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise UserError(f"{name}={shown(value)} must be {kind}")
+    if value >= SIZES_END:
+        raise UserError(f"{name}={shown(value)} must be below 2**31")
 
 
 @config_class
@@ -131,10 +141,8 @@ class BertConfig:
             "type_vocab_size",
             "num_labels",
         ):
-            value = getattr(self, name)
-            least = 0 if name in self.may_be_zero else 1
-            if name not in self.constants and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise UserError(f"{name}={shown(value)} must be a positive integer")
+            if name not in self.constants:
+                check_size(name, getattr(self, name), least=0 if name in self.may_be_zero else 1)
         if self.num_labels > MOST_LABELS:
             raise UserError(f"num_labels={shown(self.num_labels)} is more than the maximum, {MOST_LABELS:,}")
         if self.hidden_size % self.num_attention_heads:

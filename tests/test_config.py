@@ -1,6 +1,7 @@
 """The shape of a model: the published sizes to the parameter, and refusals that name value and cure."""
 
 import json
+from dataclasses import fields
 
 import pytest
 
@@ -75,3 +76,24 @@ def test_bad_config_files_are_named(tmp_path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         BertConfig.from_pretrained(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_sizes_that_no_index_reaches_are_refused_by_name() -> None:
+    from fastbert.models.registry import ARCHITECTURES, SEQUENCE_MODELS
+
+    configs = [record.config for record in ARCHITECTURES.values() if record.config is not None]
+    configs += [model.config_type for model in SEQUENCE_MODELS.values()]
+    assert len(configs) > 10
+    for kind in configs:
+        sizes = [
+            field.name
+            for field in fields(kind)
+            if "int" in str(field.type).split(" | ") and not field.name.endswith("token_id")
+        ]
+        sizes = [name for name in sizes if name not in kind.constants]
+        assert {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"} <= set(sizes)
+        for name in sizes:
+            key = "head_dim" if name == "attention_head_dim" else name
+            with pytest.raises(UserError, match=rf"^{key}=2147483648 .*(below 2\*\*31|maximum|must divide)"):
+                kind(**{name: 2**31})
+    assert BertConfig(intermediate_size=2**31 - 1).intermediate_size == 2**31 - 1

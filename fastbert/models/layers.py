@@ -29,7 +29,7 @@ from fastbert.models.padded import PaddedBatch, padded_attention
 from fastbert.models.position_tables import project_table
 from fastbert.models.similarity import PackedAttention
 from fastbert.ops.attention.op import attention
-from fastbert.ops.autocast import matmul_dtype
+from fastbert.ops.autocast import is_autocast_enabled, matmul_dtype
 from fastbert.ops.dispatch import needs_backward, preferred_backend
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.masks import draw_keys
@@ -188,7 +188,10 @@ def native_layer(
     if native_general.unsupported(parameters, spec, x, dtype, int8=int8) is not None:
         return None
     positions = native_general.PositionTables(*(None if table is None else table.to(dtype) for table in tables()))
-    return native_general.infer(x, parameters, spec, batch, dtype, int8=int8, tables=positions)
+    y = native_general.infer(x, parameters, spec, batch, dtype, int8=int8, tables=positions)
+    # Behind norms in front of sub-layers the residual stream keeps its dtype under autocast, as where layers are
+    # composed and in transformers.
+    return y.to(x.dtype) if spec.output_norm is not None and spec.output_norm.place == "pre" else y
 
 
 class ModuleLayer:
@@ -221,7 +224,20 @@ class ModuleLayer:
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return the linear layer of x (tokens, in), with its bias."""
         source = x if self.memory is None or name not in ("key", "value") else self.memory
+        self.check_dtype(name, source)
         return project(self.modules[name], source)
+
+    def check_dtype(self, name: str, x: Tensor) -> None:
+        """Raise UserError for a plain linear layer in another dtype than its input, unless autocast casts both."""
+        module = self.modules[name]
+        if type(module) is not nn.Linear or is_autocast_enabled(x.device):
+            return
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dtype != x.dtype:
+            raise UserError(
+                f"layer {self.index}: the weight of {name!r} has dtype {weight.dtype}, but its input {x.dtype}: convert"
+                " all layers to one dtype, or use torch.autocast"
+            )
 
     def expand(self, x: Tensor) -> Tensor:
         """Return the activation of the intermediate linear layer."""
@@ -254,6 +270,9 @@ class ModuleLayer:
         prefix = "" if attention.shares_position_projections else "position_"
         wanted = {"key": attention.position_keys, "query": attention.position_queries}
         sources = positions.sources if token_dropout is None else ()
+        for name, want in wanted.items():
+            if want:
+                self.check_dtype(prefix + name, embeddings)
         keys, queries = (
             project_table(self.modules[prefix + name], embeddings, sources).unflatten(-1, (-1, attention.head_dim))
             if want

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar, Self
 
-from fastbert.config import BertConfig, config_class
+from fastbert.config import BertConfig, check_size, config_class
 from fastbert.errors import UserError
-from fastbert.io.untrusted_input import shown
 from fastbert.models.activations import ACTIVATIONS
 from fastbert.models.rotary import rotary_parameters, rotary_spec
 from fastbert.ops.encoder_layer.spec import RotarySpec
@@ -35,9 +34,8 @@ class RotaryConfig(BertConfig):
         object.__setattr__(
             self, "rope_parameters", rotary_parameters({"rope_parameters": self.rope_parameters}, self.theta)
         )
-        width = self.attention_head_dim
-        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
-            raise UserError(f"head_dim={shown(width)} must be a positive integer")
+        if self.attention_head_dim is not None:
+            check_size("head_dim", self.attention_head_dim)
         self.rotary()
 
     @property

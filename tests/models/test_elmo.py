@@ -232,7 +232,7 @@ def test_errors_name_the_value_and_the_cure(seed: int) -> None:
         (lambda: config(hidden_size=13), "hidden_size=13 must be even"),
         (lambda: config(output_size=99), "output_size=99 must be above unk_token_id=1 and at most vocab_size=17"),
         (lambda: config(filters=()), r"filters=\(\) must be 1 to 50 numbers"),
-        (lambda: config(filters=(0,)), "filters=0 must be an integer of at least 1"),
+        (lambda: config(filters=(0,)), "filters=0 must be a positive integer"),
         (lambda: ElmoConfig.preset("huge"), "unknown model size 'huge'"),
     ):
         with pytest.raises(UserError, match=message):

@@ -17,6 +17,7 @@ from fastbert.models.architecture import RelativeBiasSpec, RelativeEmbeddingsSpe
 from fastbert.models.keyed import KeyedBatch
 from fastbert.models.positions import relative_bias_rows, relative_embedding_rows
 from fastbert.models.rotary import frequencies, rotary_spec
+from fastbert.ops.dispatch import use_backend
 
 transformers = pytest.importorskip("transformers")
 
@@ -78,6 +79,40 @@ def test_keys_that_are_left_out(case: str, seed: int) -> None:
     with torch.no_grad():
         expected = model(ids, mask).last_hidden_state[0, keys]
         torch.testing.assert_close(model(batch).last_hidden_state[keys], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["modernbert", "eurobert", "nomic"])
+@torch.no_grad()
+def test_dtypes_under_autocast_do_not_depend_on_the_backend(case: str, seed: int, tmp_path: Path) -> None:
+    """Those of encoders with norms in front are transformers'."""
+    prefix, values = CASES[case]
+    torch.manual_seed(seed)
+    reference = getattr(transformers, f"{prefix}Model")(getattr(transformers, f"{prefix}Config")(**values)).eval()
+    reference.save_pretrained(tmp_path)
+    model, inputs = fastbert.load(tmp_path).eval(), padded(case, seed)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, actual = (one(**inputs, output_hidden_states=True) for one in (reference, model))
+        with use_backend("eager"):
+            eager = model(**inputs, output_hidden_states=True)
+    dtypes = [[state.dtype for state in (x.last_hidden_state, *x.hidden_states)] for x in (actual, eager, theirs)]
+    assert dtypes[0] == dtypes[1]
+    assert case == "nomic" or dtypes[0] == dtypes[2] == [torch.float32] * (values["num_hidden_layers"] + 2)
+
+
+def test_a_layer_in_another_dtype_is_named(seed: int) -> None:
+    prefix, values = CASES["deberta-v3"]
+    torch.manual_seed(seed)
+    config = registry.find_class(f"{prefix}Model").config_type.from_dict(values)  # type: ignore[union-attr]
+    model, inputs = getattr(fastbert, f"{prefix}Model")(config).eval(), padded("deberta-v3", seed)
+    model.encoder.layer[1].to(torch.bfloat16)
+    for trains in (False, True):
+        with (
+            torch.set_grad_enabled(trains),
+            pytest.raises(UserError, match=r"^layer 1: the weight of .* has dtype torch.bfloat16, but its input torch"),
+        ):
+            model(**inputs)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model(**inputs).last_hidden_state.isfinite().all()
 
 
 def test_z_steps_repeat_the_last_layer(seed: int, tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class _ComposedLayer(ModuleLayer):
         if name not in ("query", "key", "value") or "qkv" not in self.modules:
             return super().linear(name, x)
         if name == "query":  # the first that a layer computes
+            self.check_dtype("qkv", x)
             self._projected = project(self.modules["qkv"], x).chunk(3, dim=-1)
         return self._projected[("query", "key", "value").index(name)]
 

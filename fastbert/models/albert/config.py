@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from fastbert.config import BertConfig, check_probability, config_class
+from fastbert.config import BertConfig, check_probability, check_size, config_class
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 from fastbert.models.activations import ACTIVATIONS
@@ -39,9 +39,7 @@ class AlbertConfig(BertConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("embedding_size", "num_hidden_groups"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}={shown(value)} must be a positive integer")
+            check_size(name, getattr(self, name))
         # A config with fewer layers than it was made for has as many groups at most.
         object.__setattr__(self, "num_hidden_groups", min(self.num_hidden_groups, self.num_hidden_layers))
         check_probability("hidden_dropout_prob", self.hidden_dropout_prob)

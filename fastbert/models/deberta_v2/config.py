@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from fastbert.config import BertConfig, check_probability, config_class
+from fastbert.config import BertConfig, check_probability, check_size, config_class
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 from fastbert.models.activations import ACTIVATIONS
@@ -71,11 +71,11 @@ class DebertaV2Config(BertConfig):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise UserError(f"{name}={shown(value)} must be an integer")
+            check_size(name, max(value, 1))  # values below 1 have meanings of their own
         if not 0 <= self.z_steps <= self.num_hidden_layers:
             raise UserError(f"z_steps={self.z_steps} must be from 0 to num_hidden_layers={self.num_hidden_layers}")
-        width = self.embedding_size
-        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
-            raise UserError(f"embedding_size={shown(width)} must be a positive integer")
+        if self.embedding_size is not None:
+            check_size("embedding_size", self.embedding_size)
         if not isinstance(self.norm_rel_ebd, str):
             raise UserError(f'norm_rel_ebd={shown(self.norm_rel_ebd)} must be "layer_norm" or "none"')
         if self.conv_kernel_size > 0 and (self.conv_act not in _CONVOLUTIONS or not self.conv_kernel_size % 2):

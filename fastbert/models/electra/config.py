@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from fastbert.config import BertConfig, check_probability, config_class
-from fastbert.errors import UserError
-from fastbert.io.untrusted_input import shown
+from fastbert.config import BertConfig, check_probability, check_size, config_class
 
 SMALL_EMBEDDING, BASE_WIDTH = 128, 768
 _WIDTH_MULTIPLE = 8  # of generators that are narrower than an attention head
@@ -40,9 +38,7 @@ class ElectraConfig(BertConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        width = self.embedding_size
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise UserError(f"embedding_size={shown(width)} must be a positive integer")
+        check_size("embedding_size", self.embedding_size)
         check_probability("summary_last_dropout", self.summary_last_dropout)
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fastbert.config import BertConfig, config_class, read_config_file
+from fastbert.config import BertConfig, check_size, config_class, read_config_file
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 
@@ -63,13 +63,13 @@ class ElmoConfig(BertConfig):
             object.__setattr__(self, "filters", tuple(self.filters))
         super().__post_init__()
         for name in ("output_size", "character_embedding_size"):
-            self._require(name, getattr(self, name), 1)
-        self._require("num_highways", self.num_highways, 0)
-        self._require("unk_token_id", self.unk_token_id, 0)
+            check_size(name, getattr(self, name))
+        check_size("num_highways", self.num_highways, least=0)
+        check_size("unk_token_id", self.unk_token_id, least=0)
         if not isinstance(self.filters, tuple) or not 1 <= len(self.filters) <= MOST_CHARACTERS:
             raise UserError(f"filters={shown(self.filters)} must be 1 to {MOST_CHARACTERS} numbers, one per width")
         for count in self.filters:
-            self._require("filters", count, 1)
+            check_size("filters", count)
         if self.hidden_size % 2:
             raise UserError(f"hidden_size={self.hidden_size} must be even: each direction gives a half")
         if not self.unk_token_id < self.output_size <= self.vocab_size:
@@ -77,11 +77,6 @@ class ElmoConfig(BertConfig):
                 f"output_size={self.output_size} must be above unk_token_id={self.unk_token_id} and at most vocab_size="
                 f"{self.vocab_size}"
             )
-
-    @staticmethod
-    def _require(name: str, value: Any, least: int) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UserError(f"{name}={shown(value)} must be an integer of at least {least}")
 
     @property
     def projection_size(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from fastbert.config import config_class
+from fastbert.config import check_size, config_class
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 from fastbert.models.activations import ACTIVATIONS
@@ -37,6 +37,7 @@ class MPNetConfig(RobertaConfig):
                 f"relative_attention_num_buckets={shown(rows)}: the table must have {BUCKETS} rows or more, one per"
                 " bucket of distances"
             )
+        check_size("relative_attention_num_buckets", rows)
         if self.pad_token_id != 1:
             raise UserError(f"pad_token_id={self.pad_token_id} must be 1, where MPNet's positions begin")
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from fastbert.config import CONFIGS, BertConfig, config_class
+from fastbert.config import CONFIGS, BertConfig, check_size, config_class
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file, shown
 
@@ -49,8 +49,8 @@ class SequenceConfig(BertConfig):
         if self.sharing not in (None, *get_args(Sharing)):
             raise UserError(f"sharing={shown(self.sharing)} is not one of {', '.join(get_args(Sharing))}, or None")
         layers = self.decoder_layers
-        if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
-            raise UserError(f"decoder_layers={shown(layers)} must be a positive integer, or None")
+        if layers is not None:
+            check_size("decoder_layers", layers)
         if self.kind == "prefix" and layers not in (None, self.num_hidden_layers):
             raise UserError(f"decoder_layers={layers}: kind='prefix' has no decoder beside its encoder; leave it out")
         if self.kind == "bert2bert" and layers is not None and layers > self.num_hidden_layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar, Self, get_args
 
-from fastbert.config import ACTIVATIONS, BertConfig, config_class
+from fastbert.config import ACTIVATIONS, BertConfig, check_size, config_class
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import shown
 from fastbert.models.seq2seq.config import check_token_id
@@ -58,9 +58,8 @@ class TransformerConfig(BertConfig):
         super().__post_init__()
         if self.similarity not in get_args(Similarity):
             raise UserError(f"similarity={shown(self.similarity)} is not one of {', '.join(get_args(Similarity))}")
-        layers = self.decoder_layers
-        if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
-            raise UserError(f"decoder_layers={shown(layers)} must be a positive integer, or None")
+        if self.decoder_layers is not None:
+            check_size("decoder_layers", self.decoder_layers)
         if self.hidden_size % 2:
             raise UserError(f"hidden_size={self.hidden_size} must be even: positions are pairs of sine and cosine")
         for name in ("begin_token_id", "end_token_id"):
