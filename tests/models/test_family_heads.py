@@ -137,7 +137,7 @@ def test_training_drops_learns_and_is_checkpointed(case: str, seed: int) -> None
         gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     for other in gradients[1:]:
         for first, second in zip(gradients[0], other, strict=True):
-            torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(first, second, rtol=1e-5, atol=5e-7)
     assert model(batch).loss != model.eval()(batch).loss, "nothing is dropped"
     optimizer = torch.optim.Adam(model.train().parameters(), 3e-3)
     losses = []
