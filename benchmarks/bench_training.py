@@ -4,6 +4,7 @@
     python benchmarks/bench_training.py --json rows.json --chart rows.png
     python benchmarks/bench_training.py --contenders bf16 --workloads base wiki --text wiki.txt --vocab vocab.txt
     python benchmarks/bench_training.py --workloads mini --profile
+    python benchmarks/bench_training.py --family modernbert-base --json rows.json
     python benchmarks/bench_training.py --loss-curve 200 --chart curve.png
 
 A step consists of forward pass, backward pass, clipping to norm 1 and AdamW (fused, weight decay on matrices only),
@@ -24,6 +25,7 @@ from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command
 from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
@@ -58,9 +60,15 @@ class Options(CpuOptions):
     """Also profile a step."""
     loss_curve: int | None = None
     """Instead, train a small model for this many steps and compare losses."""
+    family: str | None = None
+    """Masked LM of another family in its released shape, one of `FAMILIES`, beside transformers' own; None: BERT."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.family is not None:
+            if self.family not in FAMILIES:
+                raise UserError(f"--family {self.family} is not one of {', '.join(FAMILIES)}")
+            self._check_alone("family", ("model", "text", "vocab", "checkpoint", "lengths", "loss_curve"))
         if self.loss_curve is not None:
             self._check_curve(self.loss_curve)
         for flag, path in (("text", self.text), ("vocab", self.vocab), ("lengths", self.lengths)):
@@ -76,16 +84,22 @@ class Options(CpuOptions):
     def _check_curve(self, steps: int) -> None:
         if not 1 <= steps <= MOST_STEPS:
             raise UserError(f"--loss-curve {steps} must be from 1 to {MOST_STEPS:,} steps")
-        others = ("contenders", "workloads", "vocab", "checkpoint", "lengths", "profile", "rounds")
+        self._check_alone(
+            "loss-curve", ("contenders", "workloads", "vocab", "checkpoint", "lengths", "profile", "rounds")
+        )
+
+    def _check_alone(self, flag: str, others: Sequence[str]) -> None:
+        """Raise `UserError` if one of the other options has a value."""
         for name in others:
             if getattr(self, name) not in (None, (), False):
-                raise UserError(f"--{name} does not apply to --loss-curve: omit one of them")
+                raise UserError(f"--{name.replace('_', '-')} does not apply to --{flag}: omit one of them")
 
     @property
     def sources(self) -> Sources:
         """Return the sources of the workloads."""
         return Sources(
             quick=self.quick,
+            family=self.family,
             model=self.model,
             text=self.text,
             vocab=self.vocab,
@@ -148,11 +162,12 @@ def save_model(folder: Path, workload: TrainingWorkload) -> Path:
     """Write the weights from which all contenders of a workload start, and those of the rehearsal."""
     import torch
 
-    from fastbert.models import BertForPreTraining, BertForSequenceClassification
+    from fastbert.models.registry import head_class
 
     torch.manual_seed(workloads.SEED)  # for a head that the checkpoint lacks
-    kind = BertForSequenceClassification if workload.classifies else BertForPreTraining
-    for target, source in ((folder, workload), (folder / REHEARSAL, workloads.rehearsal(workload.classifies))):
+    kind = head_class(workload.config, workload.head)
+    rehearsal = workloads.rehearsal(workload.head, workload.config)
+    for target, source in ((folder, workload), (folder / REHEARSAL, rehearsal)):
         if source.checkpoint is not None:
             labels = workloads.LABELS
             model = kind.from_pretrained(source.checkpoint, dtype=torch.float32, num_labels=labels)
@@ -193,8 +208,11 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
             loss_curve.chart(chart, measured, title)
         return
     packages = ("fastbert-engine", *peers.distributions(KIND))
+    benchmark, what = KIND, "Training steps"
+    if options.family is not None:
+        benchmark, what = f"{KIND}-{options.family}", f"Masked-LM training steps of {options.family}"
     command.publish(
-        measured, options, json, chart, benchmark=KIND, packages=packages, what="Training steps", draw=report.chart
+        measured, options, json, chart, benchmark=benchmark, packages=packages, what=what, draw=report.chart
     )
 
 
@@ -202,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     quick, model = "a tiny model, few short sequences, three rounds", "base and mini, quick tiny"
     parser = command.parser(__doc__, quick=quick, model=model)
+    parser.add_argument("--family", metavar="NAME", help=f"masked LM of another family: {', '.join(FAMILIES)}")
     parser.add_argument("--text", type=Path, help="text of wiki-en (one sentence per line) or of the loss curve")
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text (default: learned from it)")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="a model to fine-tune (default: random)")

@@ -13,6 +13,7 @@ from fastbert.benchmarks.cpu.workloads import LONGEST, Workload, batch, lognorma
 
 if TYPE_CHECKING:
     from fastbert.config import BertConfig
+    from fastbert.ops.encoder_layer.spec import LayerSpec
 
 
 def _mpnet() -> BertConfig:
@@ -93,13 +94,26 @@ def operations(config: Any, lengths: Sequence[int]) -> float:
 
     total = 0.0
     for layer in architecture_of(config).spec(config).layers:
-        attention, network, width = layer.self_attention, layer.feed_forward, layer.hidden_size
+        attention, width = layer.self_attention, layer.hidden_size
         groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
-        inner, heads = network.intermediate_size, attention.heads * attention.head_dim
-        projections = width * (heads + 2 * groups * attention.head_dim) + heads * width
-        total += 2.0 * sum(lengths) * (projections + width * network.first_width + inner * width)
+        heads = attention.heads * attention.head_dim
+        total += sum(lengths) * (2.0 * width * (heads + 2 * groups * attention.head_dim) + _after_attention(layer))
         total += 4.0 * heads * sum(_visible(length, attention.window) for length in lengths)
     return total
+
+
+def unread_operations(config: Any) -> float:
+    """Count the operations of the last layer after attention for a token whose output is not used."""
+    from fastbert.models.registry import architecture_of
+
+    return _after_attention(architecture_of(config).spec(config).layers[-1])
+
+
+def _after_attention(layer: LayerSpec) -> float:
+    """Return the operations per token of attention's output projection and of the feed-forward network."""
+    attention, network = layer.self_attention, layer.feed_forward
+    inputs = attention.heads * attention.head_dim + network.first_width + network.intermediate_size
+    return 2.0 * layer.hidden_size * inputs
 
 
 def _visible(length: int, window: int | None) -> int:

@@ -104,8 +104,8 @@ class EncoderPeer(Protocol):
 class TrainingPeer(Protocol):
     """A model in training on the CPU with its optimizer, with an exact number of threads.
 
-    Args of the constructor: the Hugging Face folder of a pre-training or sequence classification model, whose
-    config.json names the architecture; "fp32" or "bf16" (autocast, weights in fp32); the number of threads; a folder
+    Args of the constructor: the Hugging Face folder of a pre-training, masked-LM or sequence classification model,
+    whose config.json names its class; "fp32" or "bf16" (autocast, weights in fp32); the number of threads; a folder
     for temporary files. `fastbert.benchmarks.peers.training` has the base class.
     """
 
@@ -115,8 +115,8 @@ class TrainingPeer(Protocol):
     """A `torch.optim.Optimizer`."""
     batches: Sequence[Any]
     """The workload's batches in this contender's form."""
-    classifies: bool
-    """True for classification of sequences, False for pre-training."""
+    head: str
+    """The model's head, such as "ForMaskedLM": the name of its class without the architecture's."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
 

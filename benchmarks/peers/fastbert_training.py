@@ -8,15 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert import BertForPreTraining, BertForSequenceClassification, PackedBatch
+from fastbert import PackedBatch
 from fastbert.benchmarks.peers import Arrays
-from fastbert.benchmarks.peers.training import (
-    LEARNING_RATE,
-    MOST_NORM,
-    PRETRAINING,
-    WEIGHT_DECAY,
-    Peer,
-)
+from fastbert.benchmarks.peers.training import LEARNING_RATE, MOST_NORM, WEIGHT_DECAY, Peer
+from fastbert.models.registry import find_class
 from fastbert.ops import dispatch
 from fastbert.training.optimizer import adamw
 
@@ -39,12 +34,13 @@ class FastbertUpdate:
 
 
 class Step(Peer):
-    """`BertForPreTraining` or `BertForSequenceClassification` on packed batches."""
+    """A model of any architecture on packed batches."""
 
     make_update = FastbertUpdate
 
     def load(self, folder: Path, name: str) -> nn.Module:
-        kind = BertForPreTraining if name == PRETRAINING else BertForSequenceClassification
+        kind = find_class(name)
+        assert kind is not None
         return kind.from_pretrained(folder, dtype=torch.float32)
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
@@ -60,6 +56,12 @@ class Step(Peer):
             cu_seqlens=nn.functional.pad(lengths.cumsum(0), (1, 0)).int(), max_seqlen=int(lengths.max()), **tensors
         )
         return batch, classes
+
+    def gradients(self) -> dict[str, Tensor]:
+        by_name = super().gradients()
+        renamed = {self.model.key_map.file_name(name): gradient for name, gradient in by_name.items()}
+        joined: dict[str, Tensor] = self.model.architecture.to_file(renamed)
+        return joined
 
     def loss(self, batch: Any) -> Tensor:
         packed, classes = batch

@@ -17,7 +17,6 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 LEARNING_RATE, WEIGHT_DECAY, EPS = 1e-5, 0.01, 1e-6
 MOST_NORM = 1.0
 SAMPLES = 2000  # of each parameter's gradient that are compared
-PRETRAINING, CLASSIFICATION = "BertForPreTraining", "BertForSequenceClassification"
 
 
 class PlainUpdate:
@@ -52,14 +51,14 @@ class Peer:
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
         self.autocast_dtype = AUTOCAST[dtype]
-        name = architecture(folder)
-        self.classifies = name == CLASSIFICATION
+        name = class_name(folder)
+        self.head = name[name.index("For") :]
         self.model = self.load(folder, name).train()
         self.update = type(self).make_update(self.model)
         self.optimizer: torch.optim.Optimizer = self.update.optimizer
 
     def load(self, folder: Path, name: str) -> nn.Module:
-        """Load the model of this architecture, weights in fp32."""
+        """Load the model of the class that transformers calls `name`, weights in fp32."""
         raise NotImplementedError(f"{type(self).__name__} does not implement loading {name}")
 
     def prepare(self, arrays: Arrays) -> Any:
@@ -94,7 +93,7 @@ class Peer:
         self.model.eval()
         loss = self._autocast_loss(self.batches[0])
         loss.backward()
-        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        gradients = self.gradients()
         norms = torch.stack([gradient.double().norm() for gradient in gradients.values()])
         # Evenly spaced, and by name: whole gradients would be as large as the model.
         sampled = [gradients[name].flatten() for name in sorted(gradients)]
@@ -104,13 +103,17 @@ class Peer:
         self.model.train()
         return result
 
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the parameters by their names in transformers' model."""
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
     def _autocast_loss(self, batch: Any) -> Tensor:
         dtype = self.autocast_dtype
         with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             return self.loss(batch)
 
 
-def architecture(folder: Path) -> str:
+def class_name(folder: Path) -> str:
     """Return the name of the class that the model in a folder was saved from."""
     name: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     return name

@@ -36,9 +36,11 @@ class Step(Peer):
             flat[arrays["masked_positions"]] = arrays["labels"]
             labels = np.full(inputs["input_ids"].shape, IGNORED, np.int64)
             labels[inputs["attention_mask"].astype(bool)] = flat
-            inputs |= {"labels": labels, "next_sentence_label": arrays["next_sentence_label"]}
+            inputs["labels"] = labels
         else:
             inputs["labels"] = arrays["classes"]
+        if "next_sentence_label" in arrays:
+            inputs["next_sentence_label"] = arrays["next_sentence_label"]
         return {name: torch.from_numpy(values) for name, values in inputs.items()}
 
     def loss(self, batch: Any) -> Tensor:

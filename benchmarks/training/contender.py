@@ -35,7 +35,7 @@ class TrainingContender(CpuContender):
         make = peers.load(self.kind, self.name)
         options = {"threads": self.threads, "scratch": self.scratch, **peers.options(self.kind, self.name)}
         toy = make(self.folder / REHEARSAL, **options)
-        toy.open(workloads.rehearsal(toy.classifies).arrays)
+        toy.open(workloads.rehearsal(toy.head).arrays)
         for phase in toy.phases().values():
             phase()
         del toy

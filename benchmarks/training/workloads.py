@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fastbert.benchmarks.cpu import families
+from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.workloads import FIRST_ID, SEED, Workload, encoder_operations, unread_operations
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -19,6 +21,7 @@ MASKED = 0.15
 CLS, SEP, MASK = 101, 102, 103  # in the released vocabularies
 LABELS = 2
 LONGEST = 128
+PRETRAINING, MASKED_LM, CLASSIFICATION = "ForPreTraining", "ForMaskedLM", "ForSequenceClassification"
 # Lengths exp(mean + deviation z), clipped at both ends: of Wikipedia's sentences, and of SST-2's training phrases, with
 # the released uncased vocabulary and both special tokens. Padded to the longest of 32, 43 % and 34 % are real.
 WIKI_LENGTHS = (3.31, 0.46, 5, LONGEST)
@@ -37,8 +40,8 @@ class TrainingWorkload(Workload):
     """Batches on which a model is trained in rotation; `tokens` and `operations` are the mean per step."""
 
     config: BertConfig
-    classifies: bool = False
-    """True for classification of sequences, False for masked LM and next-sentence prediction."""
+    head: str = PRETRAINING
+    """The model's head: `PRETRAINING` (masked LM and next-sentence prediction), `MASKED_LM` or `CLASSIFICATION`."""
     batches: int = 1
     checkpoint: Path | None = None
     """The weights to start from; None: random ones."""
@@ -67,6 +70,19 @@ def pretraining(
     return _workload(name, description, config, arrays, len(batches))
 
 
+def masked_lm(
+    name: str, description: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]]
+) -> TrainingWorkload:
+    """Return masked LM alone, of any architecture, on the batches of `pretraining`."""
+    workload = pretraining(name, description, config, batches)
+    arrays = {key: values for key, values in workload.arrays.items() if not key.endswith(".next_sentence_label")}
+    work = sum(
+        masked_lm_operations(config, arrays[f"{number}.lengths"].tolist(), len(arrays[f"{number}.labels"]))
+        for number in range(len(batches))
+    )
+    return replace(workload, head=MASKED_LM, arrays=arrays, operations=work / len(batches))
+
+
 def classification(
     name: str, description: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], checkpoint: Path | None
 ) -> TrainingWorkload:
@@ -82,7 +98,7 @@ def classification(
             f"{number}.dropout_key": rng.integers(0, 1 << 62, len(sequences)),
         }
     workload = _workload(name, description, config, arrays, len(batches))
-    return replace(workload, classifies=True, checkpoint=checkpoint)
+    return replace(workload, head=CLASSIFICATION, checkpoint=checkpoint)
 
 
 def _workload(
@@ -118,25 +134,45 @@ def step_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> 
     return 3.0 * (encoder_operations(config, lengths) - unread * unread_operations(config) + head)
 
 
+def masked_lm_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> float:
+    """Count the useful operations of a step of masked LM alone as `step_operations` does, of any architecture; those
+    with relative positions are not counted."""
+    from fastbert.models.heads.prediction import prediction_spec
+    from fastbert.models.registry import architecture_of
+
+    spec = (architecture_of(config).prediction or prediction_spec)(config)
+    transform = 0 if spec.norm is None else config.hidden_size * spec.width
+    head = masked * 2 * (transform + spec.width * config.vocab_size)
+    unread = sum(lengths) - masked
+    return 3.0 * (families.operations(config, lengths) - unread * families.unread_operations(config) + head)
+
+
 # Where lengths and tokens come from
 
 
 def lognormal_batches(
-    shape: tuple[float, float, int, int], batches: int, sequences: int, vocab_size: int
+    shape: tuple[float, float, int, int], batches: int, sequences: int, vocab_size: int, pad_token_id: int = 0
 ) -> list[list[np.ndarray]]:
     """Return random tokens in sequences of lognormal lengths: mean and deviation of the logarithm, minimum, maximum."""
     mean, deviation, least, most = shape
     lengths = np.random.default_rng(SEED).lognormal(mean, deviation, batches * sequences)
-    return random_batches(np.clip(np.rint(lengths), least, most).astype(np.int64), sequences, vocab_size)
+    lengths = np.clip(np.rint(lengths), least, most).astype(np.int64)
+    return random_batches(lengths, sequences, vocab_size, pad_token_id)
 
 
-def random_batches(lengths: np.ndarray, sequences: int, vocab_size: int) -> list[list[np.ndarray]]:
-    """Return random tokens between [CLS] and [SEP] in sequences of these lengths; the last batch may be smaller."""
+def random_batches(
+    lengths: np.ndarray, sequences: int, vocab_size: int, pad_token_id: int = 0
+) -> list[list[np.ndarray]]:
+    """Return random tokens between [CLS] and [SEP] in sequences of these lengths; the last batch may be smaller.
+
+    None is padding, whose embedding has no gradient in transformers, and which has no position of its own in MPNet.
+    """
     rng = np.random.default_rng(SEED)
     first_id = FIRST_ID if vocab_size > 2 * FIRST_ID else 0
     sequences_made = []
     for length in lengths:
         ids = rng.integers(first_id, vocab_size, int(length), dtype=np.int64)
+        ids[ids == pad_token_id] = (pad_token_id + 1) % vocab_size
         ids[0], ids[-1] = min(CLS, vocab_size - 1), min(SEP, vocab_size - 1)
         sequences_made.append(ids)
     return [sequences_made[first : first + sequences] for first in range(0, len(sequences_made), sequences)]
@@ -188,13 +224,19 @@ def read_lengths(path: Path, most: int) -> np.ndarray:
     return np.array(lengths, np.int64)
 
 
-def rehearsal(classifies: bool) -> TrainingWorkload:
-    """Return a negligible step, after which a process has loaded everything that a step needs."""
-    config = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
-    batches = random_batches(np.array([5, 9]), 2, config.vocab_size)
-    if classifies:
-        return classification("rehearsal", "toy", replace(config, num_labels=LABELS), batches, None)
-    return pretraining("rehearsal", "toy", config, batches)
+def rehearsal(head: str, config: BertConfig | None = None) -> TrainingWorkload:
+    """Return a negligible step with a head, after which a process has loaded everything that a step needs.
+
+    The model is of the architecture of `config`, None: BERT; the batches are the same for all.
+    """
+    config = replace(
+        BertConfig(num_labels=LABELS) if config is None else config, vocab_size=99, hidden_size=64,
+        num_hidden_layers=1, num_attention_heads=1, intermediate_size=64, pad_token_id=1,
+    )  # fmt: skip
+    batches = random_batches(np.array([5, 9]), 2, config.vocab_size, config.pad_token_id)
+    if head == CLASSIFICATION:
+        return classification("rehearsal", "toy", config, batches, None)
+    return (masked_lm if head == MASKED_LM else pretraining)("rehearsal", "toy", config, batches)
 
 
 # The workloads by name
@@ -202,9 +244,11 @@ def rehearsal(classifies: bool) -> TrainingWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The model, lengths and text of the workloads; None: the defaults described above."""
+    """The model, lengths and text of the workloads; None: the defaults described above. A family, one of `FAMILIES`,
+    has workloads of its own."""
 
     quick: bool = False
+    family: str | None = None
     model: str | None = None
     text: Path | None = None
     vocab: Path | None = None
@@ -214,6 +258,8 @@ class Sources:
 
 def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
     """Return the workloads by name, each as a function that builds it."""
+    if sources.family is not None:
+        return _family_builders(sources.family, sources.quick)
     sequences, length = (4, 32) if sources.quick else (32, LONGEST)
     sizes = [sources.model] if sources.model else ["tiny"] if sources.quick else ["base", "mini"]
 
@@ -230,6 +276,24 @@ def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
     by_name["wiki-en"] = lambda: _sentences(sources, sizes[0], sequences)
     by_name["finetune"] = lambda: _finetune(sources, sequences)
     return by_name
+
+
+def _family_builders(name: str, quick: bool) -> dict[str, Callable[[], TrainingWorkload]]:
+    """Return masked LM in a family's released shape; `quick`: two layers, an eighth of the sequences."""
+    config = FAMILIES[name].config(quick)
+    label = f"{name}, 2 layers" if quick else name
+
+    def lognormal() -> TrainingWorkload:
+        sequences, count = (4, 2) if quick else (32, WIKI_BATCHES)
+        batches = lognormal_batches(WIKI_LENGTHS, count, sequences, config.vocab_size, config.pad_token_id)
+        return masked_lm("lognormal", f"{label}, lengths like Wikipedia's sentences", config, batches)
+
+    def full() -> TrainingWorkload:
+        sequences = 1 if quick else 8
+        batches = random_batches(np.full(sequences, LONGEST), sequences, config.vocab_size, config.pad_token_id)
+        return masked_lm("full-128", label, config, batches)
+
+    return {"lognormal": lognormal, "full-128": full}
 
 
 def _demonstration(quick: bool) -> TrainingWorkload:

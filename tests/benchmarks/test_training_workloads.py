@@ -47,6 +47,12 @@ def test_lengths_fill_padded_batches_as_much_as_is_said() -> None:
         assert shape[2] <= lengths.min() <= lengths.max() <= shape[3]
 
 
+def test_random_tokens_are_never_padding() -> None:
+    for pad in (0, 1, 97):
+        [[ids]] = workloads.random_batches(np.array([5000]), 1, 99, pad)
+        assert set(ids) == set(range(99)) - {pad}
+
+
 def test_a_step_of_each_workload_is_said_and_masked() -> None:
     actual = workloads.builders(Sources(quick=True))
     assert list(actual) == ["tiny 4x32", "demo", "wiki-en", "finetune"]
@@ -58,7 +64,7 @@ def test_a_step_of_each_workload_is_said_and_masked() -> None:
     assert len(masked) == round(0.15 * 128)
     assert set(batch["input_ids"][masked]) == {workloads.MASK}
     assert workloads.MASK not in batch["labels"]
-    assert actual["finetune"]().classifies
+    assert actual["finetune"]().head == workloads.CLASSIFICATION
     names = list(workloads.builders(Sources()))
     assert names == ["base 32x128", "mini 32x128", "demo", "wiki-en", "finetune"]
     assert list(workloads.builders(Sources(model="small"))) == ["small 32x128", "demo", "wiki-en", "finetune"]
