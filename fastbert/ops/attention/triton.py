@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from fastbert.kernels.attention.inputs import AttentionInputs
 
 HEAD_DIMS = (32, 64, 96, 128)
+# With wider heads, and together with rotary embeddings, kernels of relative positions would spill registers.
+RELATIVE_HEAD_DIMS = (32, 64)
 
 
 class Triton(TritonBackend[AttentionArguments]):
-    """bf16, fp16 and fp32, with head_dim 32, 64, 96 or 128; positions and grouped heads, but not with a dense bias."""
+    """bf16, fp16 and fp32, with head_dim 32, 64, 96 or 128 (relative positions: 32 or 64, without rotary embeddings);
+    positions and grouped heads, but not with a dense bias."""
 
     def supports(self, arguments: AttentionArguments) -> Reason | None:
         """Support the head dimensions of HEAD_DIMS, contiguous heads and positive scales."""
@@ -31,7 +34,9 @@ class Triton(TritonBackend[AttentionArguments]):
             return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
         if arguments.features and arguments.bias is not None:
             return Reason(f"bias together with {arguments.features[0]} has no kernel: pass a distance_bias")
-        return unsupported_dtype("q", arguments.q) or _unsupported_strides(arguments)
+        return (
+            unsupported_dtype("q", arguments.q) or _unsupported_relative(arguments) or _unsupported_strides(arguments)
+        )
 
     def rest_rows(self, arguments: AttentionArguments) -> int:
         """Return the tokens of the third output of `forward`."""
@@ -70,6 +75,17 @@ class Triton(TritonBackend[AttentionArguments]):
 
         inputs, tables = kernel_inputs(arguments), TableGradients(*wanted[1:])
         return AttentionGradients(*launchers.backward(inputs, out, lse, rest, grad, wanted.bias, tables))
+
+
+def _unsupported_relative(arguments: AttentionArguments) -> Reason | None:
+    for name in ("position_keys", "position_queries"):
+        if getattr(arguments, name) is None:
+            continue
+        if arguments.q.shape[2] not in RELATIVE_HEAD_DIMS:
+            return Reason(f"{name} with head_dim={arguments.q.shape[2]} have no kernel: 32 and 64 do")
+        if arguments.rotary is not None:
+            return Reason(f"{name} together with rotary have no kernel: use one of them")
+    return None
 
 
 def _unsupported_strides(arguments: AttentionArguments) -> Reason | None:

@@ -21,16 +21,18 @@ from fastbert.kernels.attention.positional import launchers as kernels
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([pytest.mark.gpu] if GPU else [])]
 
 TABLES = ("distance_bias", "position_keys", "position_queries")
-# Each feature with and without each other one.
+# Each feature with and without each other one, except relative positions with rotary embeddings.
 COMBINATIONS = [
     {"window", "rotary", "grouped"},
     {"window", "distance_bias", "position_keys", "dropout", "causal"},
     {"position_keys", "position_queries", "dropout"},
-    {"rotary", "distance_bias", "position_queries", "causal"},
-    {"window", "rotary", "position_keys", "position_queries", "distance_bias", "grouped", "dropout"},
-    {"partial", "position_keys", "grouped", "causal", "window"},
-    {"distance_bias", "grouped", "dropout"},
-    {"partial", "window", "position_queries", "dropout", "causal"},
+    {"rotary", "distance_bias", "causal", "dropout"},
+    {"window", "position_keys", "position_queries", "distance_bias", "grouped", "dropout"},
+    {"position_keys", "grouped", "causal", "window"},
+    {"distance_bias", "position_queries", "grouped"},
+    {"partial", "window", "distance_bias", "grouped", "dropout"},
+    {"partial", "causal"},
+    {"position_queries", "window", "dropout", "causal"},
 ]
 
 
@@ -132,8 +134,8 @@ def test_lengths_of_queries_and_keys_that_differ(lengths_q: list[int], lengths_k
 
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_widths_of_a_head(width: int, seed: int) -> None:
-    for rotary in ("rotary", "partial") if width == 96 else ("rotary",):
-        features = {rotary, "position_keys", "position_queries", "window"}
+    for positions in ({"position_keys", "position_queries"} if width == 64 else {"partial"}, {"rotary"}):
+        features = {*positions, "distance_bias", "window"}
         Call([34], [34], features, seed=seed, dtype=torch.float32, heads=1, width=width).check()
 
 
@@ -151,7 +153,11 @@ def test_positions_of_tokens_and_offsets_given_twice(seed: int) -> None:
 
 
 def test_the_same_bits_on_every_run_and_in_every_batch(seed: int) -> None:
-    features = {"window", "rotary", "distance_bias", "position_keys", "position_queries", "dropout", "grouped"}
+    for positions in ({"rotary"}, {"position_keys", "position_queries"}):
+        check_bits({"window", "distance_bias", "dropout", "grouped", *positions}, seed)
+
+
+def check_bits(features: set[str], seed: int) -> None:
     lengths = [5, 34]
     call = Call(lengths, lengths, features, seed=seed, dtype=torch.float16)
     together, again = call.run(call.triton), call.run(call.triton)
@@ -180,7 +186,7 @@ def test_a_query_with_one_visible_key_has_no_gradient(seed: int) -> None:
 def test_every_output_is_written_and_nothing_beside_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     guarding = GuardingTorch()
     monkeypatch.setattr(kernels, "torch", guarding)
-    features = {"rotary", "distance_bias", "position_keys", "position_queries", "grouped"}
+    features = {"distance_bias", "position_keys", "position_queries", "grouped"}
     call = Call([34, 1], [34, 1], features, seed=seed, dtype=torch.float32)
     actual = call.run(call.triton)
     # Output, lse, rest; three gradients, delta; sums by distance of three tables, and two of them by bucket.
@@ -199,7 +205,7 @@ def arguments_of(call: Call, **changes: Any) -> AttentionArguments:
 
 
 def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    features = {"window", "rotary", "distance_bias", "position_keys", "position_queries", "grouped", "dropout"}
+    features = {"window", "distance_bias", "position_keys", "position_queries", "grouped", "dropout"}
     call = Call([5, 300], [5, 300], features, seed=0, dtype=torch.float16)
     started: list[str] = []
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *rest, **constants: started.append(kernel.__name__))
@@ -219,7 +225,7 @@ def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPa
 
 
 def test_opcheck(seed: int) -> None:
-    features = {"window", "rotary", "distance_bias", "position_queries", "grouped"}
+    features = {"window", "distance_bias", "position_queries", "grouped"}
     call = Call([3, 4], [3, 4], features, seed=seed, dtype=torch.float16)
     for name in ("q", "k", "v", *TABLES):
         if name in call.tensors:
@@ -233,6 +239,13 @@ def test_what_has_no_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = Triton().supports(arguments_of(call, bias=torch.zeros(2, 5, 5)))
     assert reason is not None
     assert reason.text == "bias together with window has no kernel: pass a distance_bias"
+    for features, width, text in (
+        ({"position_queries", "window"}, 96, "position_queries with head_dim=96 have no kernel: 32 and 64 do"),
+        ({"position_keys", "rotary"}, 32, "position_keys together with rotary have no kernel: use one of them"),
+    ):
+        reason = Triton().supports(arguments_of(Call([5], [5], features, seed=0, dtype=torch.float32, width=width)))
+        assert reason is not None
+        assert reason.text == text
     call = Call([5], [5], {"position_keys"}, seed=0, dtype=torch.float32)
     call.options["buckets"] = torch.full((13,), 7, dtype=torch.int32)
     monkeypatch.setenv("FASTBERT_DEBUG", "1")
