@@ -21,6 +21,7 @@ from fastbert.benchmarks.gpu import models as gpu_models
 from fastbert.benchmarks.gpu import plan
 from fastbert.benchmarks.gpu import positions as gpu_positions
 from fastbert.benchmarks.gpu import sections as gpu_sections
+from fastbert.benchmarks.gpu import softmax as gpu_softmax
 from fastbert.benchmarks.gpu import steps as gpu_steps
 from fastbert.kernels.tuning import tables
 
@@ -125,7 +126,7 @@ def test_a_dry_run_leaves_few_files_and_judges_nothing(dry_run: tuple[Path, str,
     assert seconds < 80 * PATIENCE
 
 
-# Found by every process of a run before all others: importing torch is slow, inference hangs.
+# Found by every process of a run before all others: importing torch is slow, attention with positions hangs.
 FAULTS = """
 import importlib.abc, importlib.util, sys, time
 
@@ -134,7 +135,7 @@ def hang(**arguments):
     time.sleep(600)
 
 class Faults(importlib.abc.MetaPathFinder):
-    names = {"torch", "fastbert.benchmarks.gpu.models"}
+    names = {"torch", "fastbert.benchmarks.gpu.positions"}
 
     def find_spec(self, name, path, target=None):
         if name not in self.names:
@@ -148,7 +149,7 @@ class Faults(importlib.abc.MetaPathFinder):
 
         def spoiled(module):
             run(module)
-            module.run_encoder = hang
+            module.run_case = hang
 
         spec.loader.exec_module = spoiled
         return spec
@@ -162,7 +163,7 @@ def test_a_run_that_is_killed_in_a_hanging_case_keeps_what_it_had(tmp_path: Path
     (tmp_path / "sitecustomize.py").write_text(FAULTS)
     tuning, out = tmp_path / "tuning.json", tmp_path / "out"
     tuning.write_text(json.dumps({"format": tables.FORMAT, "kernels": tables.fingerprint(), "entries": {"sm_90": {}}}))
-    flags = ["--only", "environment,ceilings,pretraining,encoder", "--dry-run", "--tuning", tuning, "--profile"]
+    flags = ["--only", "environment,ceilings,softmax,positions", "--dry-run", "--tuning", tuning, "--profile"]
     command = [sys.executable, "benchmarks/gpu.py", "measure", "--out", out, "--commit", "0123456789ab", *flags]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     environment["PYTHONPATH"] = str(tmp_path)
@@ -185,7 +186,7 @@ def test_a_run_that_is_killed_in_a_hanging_case_keeps_what_it_had(tmp_path: Path
     assert environment_section["tuning"] == {"entries": {"sm_90": {}}}
     rows = {name: section.get("rows", []) for name, section in results["sections"].items()}
     assert {row["workload"] for row in rows["ceilings"]} == {"copy", "matmul 32"}
-    assert {row["workload"] for row in rows["pretraining"]} == set(gpu_steps.pretraining_names(True))
+    assert {row["workload"] for row in rows["softmax"]} == set(gpu_softmax.case_names(True))
     assert children, "the process that hung"
     deadline = time.monotonic() + 30
     while any(alive(pid) for pid in children):
