@@ -5,11 +5,15 @@ error in the same place is a matter of luck.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 
 FACTOR = 2.0
 FLOOR = 1e-5
+# The share of a model's whole gradient below which that of a parameter counts as a sum that cancels: FLOOR times it is
+# one rounding of the whole gradient in fp32.
+CANCELLED = 1e-2
 
 
 def worst_error(values: torch.Tensor, exact: torch.Tensor) -> tuple[float, tuple[int, ...]]:
@@ -57,4 +61,28 @@ def assert_as_accurate(
             f" + {floor:g} ({actual.dtype}, {wrong} of {exact.numel()} elements);"
             f" got {float(actual[position]):.9g}, eager {float(eager[position]):.9g},"
             f" float64 {float(exact[position]):.9g}"
+        )
+
+
+def assert_gradients_as_accurate(
+    actual: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor], exact: Mapping[str, torch.Tensor]
+) -> None:
+    """Fail unless the gradients of all parameters, by name, are as accurate as eager torch's, element and norm.
+
+    The worst element follows `assert_as_accurate`. The norm-wise relative error of a parameter,
+    ||g - exact|| / ||exact||, is at most twice eager's, plus 1e-5: it includes a loss of precision that all elements
+    share, even where they are small. For sums that cancel, such as the gradient of the keys' bias, which is 0 but for
+    rounding, the 1e-5 is of a hundredth of the whole gradient's norm: a rounding or two of the upstream gradient decide
+    their error, so that eager's is larger on one seed and ours on the next.
+    """
+    assert actual.keys() == eager.keys() == exact.keys()
+    norms = {name: float(grad.norm()) for name, grad in exact.items()}
+    least = CANCELLED * math.hypot(*norms.values())
+    for name, truth in exact.items():
+        assert_as_accurate(actual[name], eager[name], truth, name)
+        error, reference = (float((grads[name].double() - truth).norm()) for grads in (actual, eager))
+        bound = FACTOR * reference + FLOOR * max(norms[name], least)
+        assert error <= bound, (
+            f"{name}: the norm of the error, {error:.3g}, is over {bound:.3g} = {FACTOR:g} x eager's {reference:.3g}"
+            f" + {FLOOR:g} x {max(norms[name], least):.3g}; the gradient's norm is {norms[name]:.3g}"
         )

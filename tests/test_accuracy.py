@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from accuracy import assert_as_accurate
+from accuracy import assert_as_accurate, assert_gradients_as_accurate
 
 EXACT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 EAGER = torch.tensor([1.0, 2.001, 3.0])
@@ -26,6 +26,17 @@ def test_the_floor_allows_for_an_exact_eager() -> None:
     assert_as_accurate(shifted(8e-6), EXACT.float(), EXACT)
     with pytest.raises(AssertionError):
         assert_as_accurate(shifted(2e-4), EXACT.float(), EXACT)
+
+
+def test_gradients_are_compared_by_their_norm_too() -> None:
+    exact = {"weight": torch.full((10_000,), 0.01, dtype=torch.float64), "bias": torch.zeros(4, dtype=torch.float64)}
+    exact["weight"][0] = 1.0
+    eager = {name: grad.float() for name, grad in exact.items()}
+    assert_gradients_as_accurate({"weight": eager["weight"] + 1e-7, "bias": eager["bias"] + 1e-9}, eager, exact)
+    with pytest.raises(AssertionError, match=r"weight: the norm of the error, 0\.0009\d*, is over"):
+        assert_gradients_as_accurate({**eager, "weight": eager["weight"] + 9e-6}, eager, exact)
+    with pytest.raises(AssertionError, match="bias: the norm of the error, 2e-06, is over"):
+        assert_gradients_as_accurate({**eager, "bias": eager["bias"] + 1e-6}, eager, exact)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])

@@ -16,7 +16,7 @@ from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.encoder import PackedForward
-from fastbert.integrations.transformers.head import PackedHead
+from fastbert.integrations.transformers.head import PackedDecoder, PackedHead
 from fastbert.integrations.transformers.spec_layouts import EncoderSpec, applications
 from fastbert.io.log import logger
 from fastbert.models import registry
@@ -94,6 +94,10 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, For
     reads_all = type(model).__name__.endswith(READ_ALL)
     for name, module in model.named_modules():
         where = name or type(model).__name__
+        path = layouts.decoder_path(module)
+        decoder = None if path is None else layouts.part(module, path)
+        if type(decoder) is nn.Linear and ("forward" not in decoder.__dict__ or patch_of(decoder) is not None):
+            yield decoder, PackedDecoder(decoder, f"{name}.{path}" if name else str(path))
         layout = layouts.layout_of(module)
         encoder = layout is not None or torch_encoder.is_encoder(module)
         if not encoder and layouts.head_layout(module) is None:

@@ -186,7 +186,10 @@ class TransformersLayout:
     """The projection between embeddings and layers, None if there is none."""
     layer_call: LayerCall = "bert"
     """The signature with which the library's encoder calls a layer."""
-    prediction_head: PredictionHeadLayout | None = None
+    prediction_heads: tuple[PredictionHeadLayout, ...] = ()
+    decoder: tuple[str, str] | None = None
+    """The class whose linear layer multiplies with the vocabulary outside of `prediction_heads`, and the layer's path;
+    None if there is none."""
     parts: tuple[tuple[str, str], ...] = ()
     """The paths of a layer's parts by the names of `fastbert.ops.encoder_layer.arguments.LayerParameters`, for layers
     whose spec comes from the architecture's record; those of relative positions are "position_key" and
@@ -235,7 +238,7 @@ class TransformersLayout:
 @dataclass(frozen=True, kw_only=True)
 class PredictionHeadLayout:
     """The paths of the modules of a masked-LM head of transformers: activation and LayerNorm behind a linear layer,
-    then the matmul with the vocabulary."""
+    then, unless another module computes it, the matmul with the vocabulary."""
 
     name: str
     """Name of the head's class, in the module of its encoder."""
@@ -245,7 +248,11 @@ class PredictionHeadLayout:
     activation: str | None = None
     """None: GELU by erf, as a function."""
     norm: str = "layer_norm"
-    decoder: str = "decoder"
+    decoder: str | None = "decoder"
+    """The linear layer of that matmul, None if the head has none."""
+    reads_table: bool = False
+    """True if the head has a `bias`, and multiplies with the weight of the token embedding, forward's second
+    argument."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.models.architecture import ArchitectureSpec, RelativeBiasSpec, RelativeEmbeddingsSpec
@@ -226,7 +225,7 @@ class Positions(nn.Module):
 
     def _is_plain_table(self) -> bool:
         """Return whether parameters alone decide the embeddings of relative positions: no hooks, replaced modules."""
-        if self.embeddings is None:
+        if self.embeddings is None or not runs_as_written(self.embeddings, nn.Embedding):
             return False
         weight, norm = self.embeddings._parameters.get("weight"), self.LayerNorm
         plain_norm = norm is None or (runs_as_written(norm, Norm) and type(norm._parameters["weight"]) in PLAIN_TENSORS)
@@ -234,12 +233,16 @@ class Positions(nn.Module):
 
     def _bias(self, rows: Tensor) -> Tensor:
         assert self.bias is not None
-        return F.embedding(rows, self.bias.weight)
+        bias: Tensor = self.bias(rows)
+        return bias
 
     def _embeddings(self) -> Tensor:
-        assert self.embeddings is not None
-        weight = self.embeddings.weight
-        return weight if self.LayerNorm is None else self.LayerNorm(weight)
+        table = self.embeddings
+        assert table is not None
+        embeddings = table.weight
+        if not runs_as_written(table, nn.Embedding):  # hooks and other modules receive the index of each row
+            embeddings = table(torch.arange(len(embeddings), device=embeddings.device))
+        return embeddings if self.LayerNorm is None else self.LayerNorm(embeddings)
 
     def check_length(self, batch: PackedBatch) -> None:
         """Warn once of positions beyond those that the model was trained for, where no table ends before them."""

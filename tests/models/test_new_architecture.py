@@ -52,7 +52,7 @@ def test_a_record_makes_an_encoder_known(odd: Any, monkeypatch: pytest.MonkeyPat
     with pytest.raises(fastbert.errors.UserError, match="OddModel"):
         fastbert.accelerate(model)
     layout = replace(
-        BERT.layouts[0], model="OddModel", module=HOME, intermediate="intermediate.widen", prediction_head=None
+        BERT.layouts[0], model="OddModel", module=HOME, intermediate="intermediate.widen", prediction_heads=()
     )
     monkeypatch.setitem(registry.ARCHITECTURES, "odd", replace(BERT, name="odd", layouts=(layout,)))
     fastbert.accelerate(model)

@@ -81,6 +81,29 @@ def test_keys_that_are_left_out(case: str, seed: int) -> None:
         torch.testing.assert_close(model(batch).last_hidden_state[keys], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("case", "table"), [("mpnet", "bias"), ("deberta-v3", "embeddings")])
+@torch.no_grad()
+def test_hooks_of_tables_of_relative_positions_run(case: str, table: str, seed: int) -> None:
+    prefix, values = CASES[case]
+    torch.manual_seed(seed)
+    config = registry.find_class(f"{prefix}Model").config_type.from_dict(values)  # type: ignore[union-attr]
+    model, inputs = getattr(fastbert, f"{prefix}Model")(config).eval(), padded(case, seed)
+    module = getattr(model.positions, table)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 0.3)
+    module.weight.normal_(0.0, 2.0)
+    before = model(**inputs).last_hidden_state
+    handle = module.register_forward_hook(lambda _, __, output: output.sin())
+    hooked = [model(**inputs).last_hidden_state for _ in range(2)]
+    handle.remove()
+    module.weight.copy_(module.weight.sin())
+    expected = model(**inputs).last_hidden_state
+    assert (expected - before).abs().max() > 1e-3
+    for states in hooked:
+        torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", ["modernbert", "eurobert", "nomic"])
 @torch.no_grad()
 def test_dtypes_under_autocast_do_not_depend_on_the_backend(case: str, seed: int, tmp_path: Path) -> None:

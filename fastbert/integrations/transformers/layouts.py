@@ -120,22 +120,20 @@ def _is_standard(attention: Any, heads: int, query: Any) -> bool:
 
 @dataclass(frozen=True)
 class PredictionHead:
-    """A masked-LM head: activation and LayerNorm behind a linear layer, then the matmul with the vocabulary."""
+    """A masked-LM head: activation and LayerNorm behind a linear layer, then the matmul with the vocabulary, if it is
+    the head that computes it."""
 
     dense: nn.Module
     activation: Any
     norm: nn.Module
-    decoder: nn.Module
+    decoder: nn.Module | None
 
 
 def head_layout(module: nn.Module) -> PredictionHeadLayout | None:
     """Return the layout of a masked-LM head; None for other modules."""
     name, home = type(module).__name__, type(module).__module__
-    for layout in layouts():
-        head = layout.prediction_head
-        if head is not None and (head.name, layout.module) == (name, home):
-            return head
-    return None
+    heads = (head for layout in layouts() if layout.module == home for head in layout.prediction_heads)
+    return next((head for head in heads if head.name == name), None)
 
 
 def prediction_head(module: Any) -> PredictionHead | None:
@@ -148,6 +146,15 @@ def prediction_head(module: Any) -> PredictionHead | None:
     if transform is not module and not is_library_module(transform, home):
         return None
     activation = F.gelu if layout.activation is None else _getter(layout.activation)(transform)
-    return PredictionHead(
-        _getter(layout.dense)(transform), activation, _getter(layout.norm)(transform), _getter(layout.decoder)(module)
+    decoder = None if layout.decoder is None else _getter(layout.decoder)(module)
+    return PredictionHead(_getter(layout.dense)(transform), activation, _getter(layout.norm)(transform), decoder)
+
+
+def decoder_path(module: nn.Module) -> str | None:
+    """Return the path, from a model with a masked-LM head, of the linear layer that multiplies with the vocabulary
+    outside of a `PredictionHead`; None for other modules."""
+    key = (type(module).__name__, type(module).__module__)
+    return next(
+        (layout.decoder[1] for layout in layouts() if layout.decoder and (layout.decoder[0], layout.module) == key),
+        None,
     )

@@ -93,7 +93,7 @@ ALBERT = Architecture(
             projection="encoder.embedding_hidden_mapping_in",
             pooler_activation="pooler_activation",
             layer_call="albert",
-            prediction_head=PredictionHeadLayout(name="AlbertMLMHead", activation="activation", norm="LayerNorm"),
+            prediction_heads=(PredictionHeadLayout(name="AlbertMLMHead", activation="activation", norm="LayerNorm"),),
         ),
     ),
 )

@@ -53,8 +53,10 @@ BERT = Architecture(
         TransformersLayout(
             model="BertModel",
             module="transformers.models.bert.modeling_bert",
-            prediction_head=PredictionHeadLayout(
-                name="BertLMPredictionHead", transform="transform", activation="transform_act_fn", norm="LayerNorm"
+            prediction_heads=(
+                PredictionHeadLayout(
+                    name="BertLMPredictionHead", transform="transform", activation="transform_act_fn", norm="LayerNorm"
+                ),
             ),
         ),
     ),

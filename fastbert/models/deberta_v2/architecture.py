@@ -132,11 +132,20 @@ DEBERTA_V2 = Architecture(
             convolution="encoder.conv",
             pooler=None,
             layer_call="deberta",
-            prediction_head=PredictionHeadLayout(
-                name="LegacyDebertaV2LMPredictionHead",
-                transform="transform",
-                activation="transform_act_fn",
-                norm="LayerNorm",
+            prediction_heads=(
+                PredictionHeadLayout(
+                    name="LegacyDebertaV2LMPredictionHead",
+                    transform="transform",
+                    activation="transform_act_fn",
+                    norm="LayerNorm",
+                ),
+                PredictionHeadLayout(
+                    name="DebertaV2LMPredictionHead",
+                    activation="transform_act_fn",
+                    norm="LayerNorm",
+                    decoder=None,
+                    reads_table=True,
+                ),
             ),
         ),
     ),

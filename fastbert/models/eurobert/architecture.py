@@ -115,6 +115,7 @@ EUROBERT = Architecture(
             rotary="rotary_emb",
             pooler=None,
             layer_call="rotary",
+            decoder=("EuroBertForMaskedLM", "lm_head"),
         ),
     ),
 )

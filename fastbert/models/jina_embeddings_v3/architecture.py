@@ -100,7 +100,7 @@ JINA_EMBEDDINGS_V3 = Architecture(
             tables=("embeddings.word_embeddings", "embeddings.token_type_embeddings"),
             rotary="rotary_emb",
             layer_call="rotary",
-            prediction_head=PredictionHeadLayout(name="JinaEmbeddingsV3LMHead"),
+            prediction_heads=(PredictionHeadLayout(name="JinaEmbeddingsV3LMHead"),),
         ),
     ),
 )

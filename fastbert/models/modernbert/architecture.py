@@ -10,6 +10,7 @@ from fastbert.models.architecture import (
     ArchitectureSpec,
     ClassificationHeadSpec,
     EmbeddingsSpec,
+    PredictionHeadLayout,
     PredictionSpec,
     TransformersLayout,
 )
@@ -130,6 +131,10 @@ MODERNBERT = Architecture(
             rotary="rotary_emb",
             pooler=None,
             layer_call="modernbert",
+            prediction_heads=(
+                PredictionHeadLayout(name="ModernBertPredictionHead", activation="act", norm="norm", decoder=None),
+            ),
+            decoder=("ModernBertForMaskedLM", "decoder"),
         ),
     ),
 )

@@ -79,7 +79,7 @@ MPNET = Architecture(
             relative_bias="encoder.relative_attention_bias",
             layer_call="mpnet",
             tuple_keeps_pooler=True,
-            prediction_head=PredictionHeadLayout(name="MPNetLMHead"),
+            prediction_heads=(PredictionHeadLayout(name="MPNetLMHead"),),
         ),
     ),
 )

@@ -116,8 +116,10 @@ NOMIC_BERT = Architecture(
             tables=("embeddings.word_embeddings", "embeddings.token_type_embeddings"),
             rotary="rotary_emb",
             layer_call="rotary",
-            prediction_head=PredictionHeadLayout(
-                name="NomicBertLMPredictionHead", transform="transform", activation="transform_act_fn"
+            prediction_heads=(
+                PredictionHeadLayout(
+                    name="NomicBertLMPredictionHead", transform="transform", activation="transform_act_fn"
+                ),
             ),
         ),
     ),

@@ -49,7 +49,7 @@ def _record(title: str, config: type[RobertaConfig], class_prefix: str, module: 
                 model=f"{class_prefix}Model",
                 module=f"transformers.models.{module}.modeling_{module}",
                 positions="after_padding",
-                prediction_head=PredictionHeadLayout(name=f"{class_prefix}LMHead"),
+                prediction_heads=(PredictionHeadLayout(name=f"{class_prefix}LMHead"),),
             ),
         ),
     )
