@@ -16,6 +16,7 @@ from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.model_card import PIPELINES, finetuning_card
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.retrieval_card import KINDS, RetrievalFacts, retrieval_facts, retrieval_sections
+from fastbert.ops.dispatch import fastest_dtype
 from fastbert.reranking.settings import CrossEncoderSettings
 from fastbert.retrieval.settings import Folder, SparseSettings, TokenSettings
 from fastbert.tasks.registry import TASKS
@@ -72,7 +73,9 @@ def test_the_code_runs_in_both_libraries(
         printed.append(numbers(capsys.readouterr().out.replace("device='cpu'", "")))
     ours, theirs = printed
     assert len(ours) == 2
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-4)  # four digits are printed
+    # Four digits are printed; a reranker computes in bf16 where that is fastest.
+    rounded = task == "rerank" and fastest_dtype(torch.device("cpu"))[0] == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=5e-3 if rounded else 2e-4)
     assert ours[0] != ours[1]
 
 
