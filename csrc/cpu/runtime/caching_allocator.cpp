@@ -227,7 +227,11 @@ AllocatorBlock& AllocatorBlock::operator=(AllocatorBlock&& other) noexcept {
 }
 
 AllocatorBlock::~AllocatorBlock() {
-    if (data_) CachingAllocator::get(pool_).deallocate(data_, size_);
+    if (!data_) return;
+    CachingAllocator& allocator = CachingAllocator::get(pool_);
+    allocator.deallocate(data_, size_);
+    // No step asks for a weight's pages again, and too few weights are allocated to age them.
+    if (pool_ == Pool::weights) allocator.release();
 }
 
 AllocatorStatistics allocator_statistics() { return CachingAllocator::get(Pool::steps).statistics(); }

@@ -2,8 +2,8 @@
 //
 // Fresh pages cost several times as much as warm ones. Blocks are therefore cut from large mappings of huge pages,
 // oldest mapping and lowest address first, and a freed block is merged with its free neighbours: batches of any size
-// reuse the same warm pages, and memory stays close to the peak use. Weights share huge pages: each by itself, most of a
-// model's would lie on small ones, whose addresses take longer to translate than a few rows take to multiply.
+// reuse the same warm pages, and memory stays close to the peak use. Weights share huge pages: each by itself, most of
+// a model's would lie on small ones, whose addresses take longer to translate than a few rows take to multiply.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace fastbert {
 // The memory of steps or of weights.
 enum class Pool { steps, weights };
 
-// A block of an allocator, aligned to 4 KiB and uninitialised; freed by the destructor, on any thread. Without a size it
-// holds no memory.
+// A block of an allocator, aligned to 4 KiB and uninitialised; freed by the destructor, on any thread. Without a size
+// it holds no memory.
 class AllocatorBlock {
 public:
     AllocatorBlock() = default;
@@ -34,7 +34,8 @@ private:
     Pool pool_ = Pool::steps;
 };
 
-// Of the steps' pool: bytes in blocks, bytes in warm pages without blocks, and the peak of bytes in blocks since `reset_allocator_peak`.
+// Of the steps' pool: bytes in blocks, bytes in warm pages without blocks, and the peak of bytes in blocks since
+// `reset_allocator_peak`.
 struct AllocatorStatistics {
     std::size_t in_use = 0, free = 0, peak = 0, blocks = 0;
 };
@@ -42,8 +43,8 @@ struct AllocatorStatistics {
 AllocatorStatistics allocator_statistics();
 void reset_allocator_peak();
 
-// Return all unused pages of both pools to the system. Pages unused for 2,048 allocations are returned automatically, so that one
-// huge batch does not pin its memory.
+// Return all unused pages of both pools to the system. Pages of steps unused for 2,048 allocations are returned
+// automatically, so that one huge batch does not pin its memory; those of weights as soon as they are free.
 void release_free_pages();
 
 }  // namespace fastbert

@@ -9,6 +9,7 @@ from fences import Fenced
 from torch import Tensor
 
 from fastbert import _C
+from fastbert.benchmarks.harness import process_memory
 from fastbert.errors import UserError
 from fastbert.ops.native.matmul import matmul, prepack, repack
 
@@ -148,3 +149,21 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
         _C.repack(packed, False, 0, (0, "fp32", 20), 0, 40)
     with pytest.raises(ValueError, match="transposed weights"):
         _C.PrepackedWeight(address, 20, 40, "int8", True)
+
+
+def test_memory_of_freed_copies_returns_to_the_system() -> None:
+    """At once, although they share huge pages with copies that stay."""
+    weight = torch.ones(1024, 1024)
+    kept = [prepack(weight, "bf16")]
+    before = process_memory.resident()
+    if before is None:
+        pytest.skip("the resident memory is not known here")
+    copies = [prepack(weight, "bf16") for _ in range(32)]  # of 2 MiB each
+    held = process_memory.resident()
+    del copies
+    after = process_memory.resident()
+    assert held is not None
+    assert after is not None
+    assert held - before > 56 << 20
+    assert after - before < 8 << 20
+    assert kept[0].columns == 1024
