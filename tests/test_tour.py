@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -72,7 +73,11 @@ def test_every_cell_runs(build: ModuleType, tmp_path: Path, monkeypatch: pytest.
     torch.set_num_threads(1)  # several threads are slower for so small models
     monkeypatch.setenv("FASTBERT_TOUR_SCALE", "0.02")
     with matplotlib.rc_context():
-        monkeypatch.setattr(module("tour"), "CACHE", tmp_path / "cache")
+        tour = module("tour")
+        monkeypatch.setattr(tour, "CACHE", tmp_path / "cache")
+        monkeypatch.setattr(tour, "VOCABULARY", 512)
+        shape = replace(tour.SHAPE, vocab_size=512, hidden_size=48, intermediate_size=96)
+        monkeypatch.setattr(tour, "SHAPE", shape)
         for notebook in NOTEBOOKS:
             results = list(build.run(build.read_cells(notebook), notebook.name, pictures=False))
             captions = [caption for _, output in results if output for _, caption in output.pictures]
