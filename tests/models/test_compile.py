@@ -11,7 +11,7 @@ from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.ops.dispatch import HAS_TRITON
 
 CONFIG = BertConfig(
-    vocab_size=120, hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=160,
+    vocab_size=120, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=96,
     max_position_embeddings=64,
 )  # fmt: skip
 LENGTHS = ([20, 31, 7, 40], [33, 9, 12, 5, 64], [3, 50, 24, 11, 17, 29])
