@@ -5,6 +5,7 @@ packages. As they can be imported too, none is called `kernels`, which is a pack
 holds the tests of `fastbert.kernels`.
 """
 
+import gc
 import importlib.util
 import os
 import signal
@@ -95,6 +96,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
                 import interpreter
 
                 interpreter.hasten()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Search for no garbage while thousands of items are made, nor among them and all that they import afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
