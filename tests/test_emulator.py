@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from amx_reference import KINDS, VECTORS, assert_same_floats, bf16, bf16_product, random_floats, vector_dot
 from emulator_checks import checks, configuration, configure, load, pointer, stored
+from sweeps import sweep
 
 pytestmark = pytest.mark.skipif(bool(emulator.why_unavailable()), reason=emulator.why_unavailable())
 
@@ -41,9 +42,9 @@ def tile_product(name: str, high: bool, c: np.ndarray, a: np.ndarray, b: np.ndar
     return result
 
 
-@pytest.mark.parametrize("high", [False, True], ids=["low-tiles", "high-tiles"])
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
+@sweep("high", [False, True], ids=["low-tiles", "high-tiles"])
+@sweep(("m", "n", "k"), SHAPES)
+@sweep("kind", KINDS)
 def test_products_of_bf16_tiles(kind: str, m: int, n: int, k: int, high: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = bf16(random_floats(rng, kind, m, k, 2)), bf16(random_floats(rng, kind, k, n, 2))
@@ -55,9 +56,9 @@ def test_products_of_bf16_tiles(kind: str, m: int, n: int, k: int, high: bool, s
     assert_same_floats(tile_product(BF16, high, c, a, b), bf16_product(c, a, b))
 
 
-@pytest.mark.parametrize("high", [False, True], ids=["low-tiles", "high-tiles"])
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("name", INT8)
+@sweep("high", [False, True], ids=["low-tiles", "high-tiles"])
+@sweep(("m", "n", "k"), SHAPES)
+@sweep("name", INT8)
 def test_products_of_int8_tiles_wrap_round(name: str, m: int, n: int, k: int, high: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 256, (m, 4 * k), np.uint8), rng.integers(0, 256, (k, 4 * n), np.uint8)
@@ -70,8 +71,8 @@ def test_products_of_int8_tiles_wrap_round(name: str, m: int, n: int, k: int, hi
     np.testing.assert_array_equal(tile_product(name, high, c, a, b), expected)
 
 
-@pytest.mark.parametrize("tile", range(8))
-@pytest.mark.parametrize("function", ["load", "load_streaming"])
+@sweep("tile", range(8))
+@sweep("function", ["load", "load_streaming"])
 def test_loads_and_stores_of_every_tile(function: str, tile: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 256, (16, 64), np.uint8)
     rows, row_bytes = 16 - tile, 64 - 4 * tile
@@ -101,7 +102,7 @@ def test_a_start_row_keeps_the_rows_before_it() -> None:
     checks().release()
 
 
-@pytest.mark.parametrize("form", range(8))
+@sweep("form", range(8))
 def test_addresses_of_tile_loads(form: int, seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 256, (16, 96), np.uint8)
     configure({3: (16, 64)})
@@ -152,10 +153,10 @@ def test_threads_have_tiles_of_their_own() -> None:
 FORMS = ["low", "high", "merge", "zero", "memory", "indexed", "memory-merge", "broadcast", "broadcast-zero", "relative"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", range(10), ids=FORMS)
-@pytest.mark.parametrize("bits", [128, 256, 512])
-@pytest.mark.parametrize("name", VECTORS)
+@sweep("kind", KINDS)
+@sweep("form", range(10), ids=FORMS)
+@sweep("bits", [128, 256, 512])
+@sweep("name", VECTORS)
 def test_vector_instructions(name: str, bits: int, form: int, kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     registers = random_floats(rng, kind, 2, 16)  # the destination's value below and above 16

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
+from sweeps import sweep
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
@@ -53,9 +54,9 @@ def check(tensors: list[torch.Tensor], lengths_q: list[int], lengths_k: list[int
     assert_as_accurate(run("native", tensors, lengths_q, lengths_k, **options), eager, exact)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
-@pytest.mark.parametrize("lengths_k", [LENGTHS, OTHER_LENGTHS], ids=["self", "cross"])
+@sweep("dtype", DTYPES)
+@sweep("causal", [False, True], ids=["both-ways", "causal"])
+@sweep("lengths_k", [LENGTHS, OTHER_LENGTHS], ids=["self", "cross"])
 def test_is_as_accurate_as_eager(level: str, dtype: torch.dtype, causal: bool, lengths_k: list[int], seed: int) -> None:
     counted = cpu_kernels.in_software(level) and dtype == torch.bfloat16
     before = emulator.executed() if counted else 0
@@ -64,15 +65,15 @@ def test_is_as_accurate_as_eager(level: str, dtype: torch.dtype, causal: bool, l
         assert emulator.executed() > before, "the level's own instructions never ran"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 20, 33, 80, 96, 256])
+@sweep("dtype", DTYPES)
+@sweep("dim", [1, 20, 33, 80, 96, 256])
 def test_any_head_dim(level: str, dtype: torch.dtype, dim: int, seed: int) -> None:
     queries, keys = [5, 0, 35], [18, 3, 37]
     check(inputs(queries, keys, 2, dim, dtype, seed), queries, keys, causal=True, scale=0.37)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(17, 40), (40, 300), (1, 1)], ids=str)
+@sweep("dtype", DTYPES)
+@sweep("shape", [(17, 40), (40, 300), (1, 1)], ids=str)
 def test_bias_smaller_and_larger_than_a_sequence(
     level: str, dtype: torch.dtype, shape: tuple[int, int], seed: int
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -155,8 +156,8 @@ def test_a_label_outside_the_vocabulary_is_named() -> None:
         ops.linear_cross_entropy(x, weight, bias, labels)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("vocabulary", [1, 15, 33, 100])
+@sweep("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@sweep("vocabulary", [1, 15, 33, 100])
 def test_rows_stay_within_their_memory(level: str, vocabulary: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(3, vocabulary, generator=generator).to(dtype)

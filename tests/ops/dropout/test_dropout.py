@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sweeps import sweep
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -35,8 +36,8 @@ def test_philox_known_answers() -> None:
     assert words(digits, key, 7) == [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [1, 7, 8, 255, 256, 257, 1000])
+@sweep("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@sweep("width", [1, 7, 8, 255, 256, 257, 1000])
 def test_native_token_masks_equal_the_oracle(width: int, dtype: torch.dtype, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([3, 0, 5])

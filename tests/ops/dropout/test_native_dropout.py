@@ -7,6 +7,7 @@ import pytest
 import torch
 from fences import Fenced
 from rowwise_kernels import LEVELS
+from sweeps import sweep
 
 from fastbert import _C
 from fastbert.ops import reference
@@ -28,8 +29,8 @@ def keys(count: int, seed: int) -> torch.Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 1.0 - 1e-9])
+@sweep("dtype", DTYPES, ids=str)
+@sweep("p", [1e-6, 0.1, 0.5, 1.0 - 1e-9])
 def test_token_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: int) -> None:
     sequence, position, key = torch.tensor([0, 1, 1]), torch.tensor([511, 0, 2**31 - 1]), keys(2, seed)
     for width in WIDTHS:
@@ -38,8 +39,8 @@ def test_token_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: int) -
         assert torch.equal(token_mask(dropout, width, dtype), oracle.to(dtype)), f"width {width}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 1.0 - 1e-9])
+@sweep("dtype", DTYPES, ids=str)
+@sweep("p", [1e-6, 0.1, 0.5, 1.0 - 1e-9])
 def test_attention_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: int) -> None:
     key, site = keys(2, seed), 11 << 8 | 1
     # Rows are drawn four at a time, so counts that are no multiple of four end in part of a unit.

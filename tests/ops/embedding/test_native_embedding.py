@@ -7,6 +7,7 @@ import pytest
 import torch
 from fences import Fenced
 from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -25,9 +26,9 @@ def embed(ids: list[Tensor], tables: list[Tensor], weight: Tensor, bias: Tensor,
         return ops.embedding_layer_norm(ids, tables, weight, bias)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize(("tokens", "width"), [(0, 8), (1, 1), (300, 33), (40, 1023), (4097, 16)])
+@sweep("dtype", DTYPES)
+@sweep("count", [1, 2, 3, 5])
+@sweep(("tokens", "width"), [(0, 8), (1, 1), (300, 33), (40, 1023), (4097, 16)])
 def test_embeddings_are_as_accurate_as_torch(
     dtype: torch.dtype, count: int, tokens: int, width: int, seed: int
 ) -> None:
@@ -73,8 +74,8 @@ def test_ids_out_of_range_are_refused_by_name(wrong: int, seed: int) -> None:
         ops.embedding_layer_norm([ids[0]], [torch.empty(0, 8)], torch.ones(8), torch.zeros(8))
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("behind", [True, False], ids=["behind", "before"])
+@sweep("dtype", DTYPES)
 def test_embeddings_touch_nothing_outside(behind: bool, dtype: torch.dtype, seed: int) -> None:
     draw = Draw(seed)
     ids = [Fenced(torch.cat([draw.ids(rows, 30), torch.tensor([0, rows - 1])]), behind) for rows in (9000, 3)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fences import Fenced
 from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -52,9 +53,9 @@ def inputs(
     return ids, tables, draw.normal(tokens, width, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dropped", [False, True], ids=["", "dropout"])
-@pytest.mark.parametrize(
+@sweep("dtype", DTYPES)
+@sweep("dropped", [False, True], ids=["", "dropout"])
+@sweep(
     ("sizes", "tokens", "width"),
     [
         pytest.param([7], 0, 8, id="no-token"),
@@ -178,9 +179,9 @@ def test_the_operators_keep_their_promises(level: str, seed: int) -> None:
         torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm_backward.default, backward)
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 37])
+@sweep("behind", [True, False], ids=["behind", "before"])
+@sweep("dtype", DTYPES)
+@sweep("width", [1, 37])
 def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width: int, seed: int) -> None:
     draw, tokens = Draw(seed), 150
     sizes = (9000, 3)

@@ -1,17 +1,17 @@
 """GELU with a bias against the oracle, with random upstream gradients."""
 
-import pytest
 import torch
 from oracle_checks import DTYPES, SHAPES, check
+from sweeps import sweep
 from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.ops import reference
 
 
-@pytest.mark.parametrize(("rows", "width"), SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@sweep(("rows", "width"), SHAPES)
+@sweep("dtype", DTYPES)
+@sweep("approximate", ["none", "tanh"])
 def test_bias_gelu(rows: int, width: int, dtype: torch.dtype, approximate: str, seed: int) -> None:
     torch.manual_seed(seed)
     tensors = [torch.randn(rows, width) * 2, torch.randn(width)]

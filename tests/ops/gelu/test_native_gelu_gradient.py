@@ -7,6 +7,7 @@ import cpu_kernels
 import pytest
 import torch
 from rowwise_kernels import DTYPES, LEVELS, Draw
+from sweeps import sweep
 
 from fastbert.ops.gelu.arguments import BiasGeluArguments
 from fastbert.ops.gelu.native import Native as Gelu
@@ -19,8 +20,8 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("approximate", ["none", "tanh"])
+@sweep("dtype", DTYPES)
 def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-16.0, 16.0, 2**16 + 1), torch.tensor([-1e30, -200.0, 200.0, 1e30])]).to(dtype)
     actual = Gelu().backward(BiasGeluArguments(x, None, approximate == "tanh"), torch.ones_like(x), False)[0]
@@ -34,9 +35,9 @@ def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
     assert slopes[2].isnan()
 
 
-@pytest.mark.parametrize("tanh", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("tanh", [False, True])
+@sweep("biased", [False, True])
+@sweep("dtype", DTYPES)
 def test_sums_are_those_of_the_gradient(tanh: bool, biased: bool, dtype: torch.dtype, seed: int) -> None:
     draw = Draw(seed)
     x, grad, bias = draw.normal(130, 75, dtype=dtype), draw.normal(130, 75, dtype=dtype), draw.normal(75)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from matmuls import BF16, DTYPES, FP32, LEVELS, drawn
+from sweeps import sweep
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -69,9 +70,9 @@ def run(
     return y, torch.autograd.grad(y, leaves, upstream.to(y.dtype))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+@sweep("activation", ACTIVATIONS)
+@sweep("dtype", DTYPES)
+@sweep(("rows", "columns", "depth"), SHAPES)
 def test_is_as_accurate_as_torch(
     level: str, rows: int, columns: int, depth: int, dtype: torch.dtype, activation: str | None, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from sweeps import sweep
 from torch import Tensor, nn
 
 from fastbert.ops.native import caching_allocator
@@ -29,12 +30,12 @@ def in_use() -> int:
     return caching_allocator.statistics()["in_use"]
 
 
-@pytest.mark.parametrize(
+@sweep(
     "shape",
     [(), (0,), (0, 4096), (1,), (128, 127), (128, 128), (4097, 1023), (3, 5, 7, 1001)],
     ids=["scalar", "no-element", "no-row", "one", "just-small", "just-large", "odd", "four-dimensions"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@sweep("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_a_tensor_is_as_torch_would_make_it(shape: tuple, dtype: torch.dtype) -> None:
     actual, expected = caching_allocator.empty(shape, dtype), torch.empty(shape, dtype=dtype)
     assert (actual.shape, actual.dtype, actual.stride()) == (expected.shape, expected.dtype, expected.stride())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
+from sweeps import sweep
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,8 +41,8 @@ def problem(rows: int, depth: int, columns: int, seed: int) -> tuple[Tensor, Ten
     return x, weight, bias
 
 
-@pytest.mark.parametrize("activation", [None, "gelu"])
-@pytest.mark.parametrize(("rows", "depth", "columns"), SHAPES)
+@sweep("activation", [None, "gelu"])
+@sweep(("rows", "depth", "columns"), SHAPES)
 def test_is_as_accurate_as_torch(rows: int, depth: int, columns: int, activation: str | None, seed: int) -> None:
     x, weight, bias = problem(rows, depth, columns, seed)
     counted = rows > 0 and cpu_kernels.in_software("amx")
@@ -89,8 +90,8 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(seed: int) -> N
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("depth", [1, 31, 32, 45])
-@pytest.mark.parametrize("rows", [3, 19, 50])
+@sweep("depth", [1, 31, 32, 45])
+@sweep("rows", [3, 19, 50])
 def test_nothing_behind_an_argument_is_touched(rows: int, depth: int, seed: int) -> None:
     x, weight, bias = problem(rows, depth, 37, seed)
     packed = prepack(weight, "bf16")

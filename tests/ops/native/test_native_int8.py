@@ -6,6 +6,7 @@ import cpu_kernels
 import pytest
 import torch
 from fences import Fenced
+from sweeps import sweep
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -61,7 +62,7 @@ def problem(rows: int, depth: int, columns: int, seed: int) -> tuple[Tensor, Ten
     return integers(generator, rows, depth, -128), weight
 
 
-@pytest.mark.parametrize(("rows", "depth", "columns"), SHAPES)
+@sweep(("rows", "depth", "columns"), SHAPES)
 def test_sums_are_exact(rows: int, depth: int, columns: int, seed: int) -> None:
     x, weight = problem(rows, depth, columns, seed)
     expected = x.int() @ weight.int().T
@@ -84,7 +85,7 @@ def test_every_count_of_rows(seed: int) -> None:
         assert torch.equal(sums(x[:rows], packed), expected[:rows]), rows
 
 
-@pytest.mark.parametrize("depth", [1, 15, 63, 64, 77])
+@sweep("depth", [1, 15, 63, 64, 77])
 def test_nothing_behind_an_argument_is_touched(depth: int, seed: int) -> None:
     x, weight = problem(19, depth, 37, seed)
     fenced = Fenced(x), Fenced(torch.full((19, 37), torch.nan))
@@ -113,8 +114,8 @@ def quantized_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scale).round().to(torch.int8), scale[:, 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [1, 7, 16, 33, 768, 1023])
+@sweep("dtype", [torch.float32, torch.bfloat16])
+@sweep("width", [1, 7, 16, 33, 768, 1023])
 def test_rows_become_the_integers_of_the_definition(dtype: torch.dtype, width: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(70, width, generator=generator) * torch.logspace(-20, 20, 70)[:, None]
@@ -132,8 +133,8 @@ def test_ties_go_to_even_and_strides_are_followed() -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("position", [0, 20, 36])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@sweep("position", [0, 20, 36])
+@sweep("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_that_is_not_finite_gives_nan_and_no_other(value: float, position: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = torch.randn(5, 37, generator=generator), torch.randn(9, 37, generator=generator)
@@ -156,8 +157,8 @@ def test_tiny_and_huge_rows_are_defined() -> None:
     assert scales[2].isfinite()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh"])
+@sweep("dtype", [torch.float32, torch.bfloat16])
+@sweep("activation", [None, "gelu", "gelu_tanh"])
 def test_products_follow_the_definition(dtype: torch.dtype, activation: str | None, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, depth, columns = 37, 129, 70

@@ -10,6 +10,7 @@ import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
 from matmuls import BF16, ELEMENTS, FP32, LEVELS, drawn, same_bits
+from sweeps import sweep
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -49,8 +50,8 @@ def fewer(rows: int, level: str) -> int:
     return min(rows, 61) if level == "avx512-bf16" and cpu_kernels.in_software(level) else rows
 
 
-@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
-@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+@sweep(("element", "dtype"), ELEMENTS)
+@sweep(("rows", "columns", "depth"), SHAPES)
 def test_products_are_as_accurate_as_torch(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, seed: int
 ) -> None:
@@ -64,10 +65,10 @@ def test_products_are_as_accurate_as_torch(
     assert_as_accurate(actual, F.linear(x, weight, bias), exact)
 
 
-@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
-@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("with_norm", [False, True])
+@sweep(("element", "dtype"), ELEMENTS)
+@sweep("activation", [None, "gelu", "gelu_tanh"])
+@sweep("with_residual", [False, True])
+@sweep("with_norm", [False, True])
 def test_what_follows_the_sums(
     level: str,
     element: str,
@@ -213,9 +214,9 @@ def test_integers_of_a_weight() -> None:
     assert scales[2:].isnan().all()
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["page-behind", "page-before"])
-@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 33), (30, 50, 100), (29, 96, 127)])
+@sweep("behind", [True, False], ids=["page-behind", "page-before"])
+@sweep(("element", "dtype"), ELEMENTS)
+@sweep(("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 33), (30, 50, 100), (29, 96, 127)])
 def test_nothing_beyond_the_ends_is_touched(
     level: str, element: str, dtype: torch.dtype, rows: int, columns: int, depth: int, behind: bool, seed: int
 ) -> None:

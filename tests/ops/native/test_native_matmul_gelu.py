@@ -9,6 +9,7 @@ import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
 from matmuls import BF16, ELEMENTS, FP32, LEVELS, drawn, same_bits
+from sweeps import sweep
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -43,9 +44,9 @@ def gelu_gradient(grad: Tensor, u: Tensor, activation: str) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
-@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+@sweep("activation", ACTIVATIONS)
+@sweep(("element", "dtype"), ELEMENTS)
+@sweep(("rows", "columns", "depth"), SHAPES)
 def test_what_the_activation_is_computed_of(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, activation: str, seed: int
 ) -> None:
@@ -64,9 +65,9 @@ def test_what_the_activation_is_computed_of(
         assert same_bits(y, matmul(x, packed, bias, activation))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
-@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+@sweep("activation", ACTIVATIONS)
+@sweep(("element", "dtype"), ELEMENTS)
+@sweep(("rows", "columns", "depth"), SHAPES)
 def test_gradient_through_gelu(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, activation: str, seed: int
 ) -> None:
@@ -108,9 +109,9 @@ def test_derivative_at_every_bfloat16(level: str, activation: str) -> None:
     assert h.isnan().all()
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["page-behind", "page-before"])
-@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 33), (37, 47, 40)])
+@sweep("behind", [True, False], ids=["page-behind", "page-before"])
+@sweep(("element", "dtype"), ELEMENTS)
+@sweep(("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 33), (37, 47, 40)])
 def test_nothing_beyond_the_ends_is_touched(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, behind: bool, seed: int
 ) -> None:

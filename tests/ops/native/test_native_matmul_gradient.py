@@ -9,6 +9,7 @@ import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
 from matmuls import BF16, DTYPES, LEVELS, drawn, same_bits
+from sweeps import sweep
 
 from fastbert import _C
 from fastbert.errors import UserError
@@ -37,8 +38,8 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "rows", "columns"), SHAPES)
+@sweep("dtype", DTYPES)
+@sweep(("tokens", "rows", "columns"), SHAPES)
 def test_is_as_accurate_as_torch(
     level: str, tokens: int, rows: int, columns: int, dtype: torch.dtype, seed: int
 ) -> None:
@@ -134,9 +135,9 @@ def test_a_nan_stays_where_it_is(level: str, dtype: torch.dtype, seed: int) -> N
     assert total.isnan().nonzero().tolist() == [[7]]
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["page-behind", "page-before"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 1, 1), (31, 15, 33), (64, 32, 32), (67, 30, 49)])
+@sweep("behind", [True, False], ids=["page-behind", "page-before"])
+@sweep("dtype", DTYPES)
+@sweep(("tokens", "rows", "columns"), [(1, 1, 1), (31, 15, 33), (64, 32, 32), (67, 30, 49)])
 def test_nothing_beyond_the_ends_is_touched(
     level: str, tokens: int, rows: int, columns: int, dtype: torch.dtype, behind: bool, seed: int
 ) -> None:

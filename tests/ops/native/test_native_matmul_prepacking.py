@@ -6,6 +6,7 @@ import cpu_kernels
 import pytest
 import torch
 from fences import Fenced
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C
@@ -51,12 +52,12 @@ def laid_out(weight: Tensor, element: str) -> bytes:
     if padded.numel() == 0:
         return b""
     panels = padded.view(-1, 16, padded.shape[1] // group, group).permute(0, 2, 1, 3).contiguous()
-    return bytes(panels.flatten().view(torch.uint8).tolist())
+    return panels.flatten().view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize(("rows", "width"), SHAPES)
+@sweep("dtype", DTYPES)
+@sweep("element", ELEMENTS)
+@sweep(("rows", "width"), SHAPES)
 def test_every_byte_of_a_copy(level: str, rows: int, width: int, element: str, dtype: torch.dtype, seed: int) -> None:
     weight = drawn(seed, rows, width, dtype=dtype)
     if weight.numel():
@@ -72,10 +73,10 @@ def test_every_byte_of_a_copy(level: str, rows: int, width: int, element: str, d
     assert bytes(prepack(strided[:, 3 : width + 3], element, transposed=True)) == laid_out(weight.T, element)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("transposed", [False, True], ids=["forward", "transposed"])
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("counts", [(1,), (64, 32), (5, 1, 40), (33, 15, 16, 7)], ids=str)
+@sweep("dtype", DTYPES)
+@sweep("transposed", [False, True], ids=["forward", "transposed"])
+@sweep("element", ELEMENTS)
+@sweep("counts", [(1,), (64, 32), (5, 1, 40), (33, 15, 16, 7)], ids=str)
 def test_rows_written_anew_have_the_bits_of_a_new_copy(
     level: str, counts: tuple[int, ...], element: str, transposed: bool, dtype: torch.dtype, seed: int
 ) -> None:
@@ -105,10 +106,10 @@ def test_a_transposed_copy_multiplies_from_the_other_side(level: str, element: s
     assert torch.equal(matmul(grad, prepack(weight, element, transposed=True)), grad @ weight)
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["page-behind", "page-before"])
-@pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (2, 17), (35, 47), (32, 64)])
+@sweep("behind", [True, False], ids=["page-behind", "page-before"])
+@sweep("element", ELEMENTS)
+@sweep("dtype", DTYPES)
+@sweep(("rows", "width"), [(1, 1), (2, 17), (35, 47), (32, 64)])
 def test_nothing_beyond_a_weight_is_read(
     level: str, rows: int, width: int, dtype: torch.dtype, element: str, behind: bool, seed: int
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fences import Fenced
 from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -82,9 +83,9 @@ def forced(operation: str, operands: list[Any], backend: str = "native") -> tupl
         return call(operation, operands)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), SHAPES)
+@sweep("operation", OPERATIONS)
+@sweep("dtype", DTYPES)
+@sweep(("rows", "width"), SHAPES)
 def test_is_as_accurate_as_torch(operation: str, dtype: torch.dtype, rows: int, width: int, seed: int) -> None:
     operands = arguments(operation, rows, width, dtype, seed)
     results = (
@@ -96,9 +97,9 @@ def test_is_as_accurate_as_torch(operation: str, dtype: torch.dtype, rows: int, 
         check(actual, eager, exact, operation)
 
 
-@pytest.mark.parametrize("operation", ROWWISE)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kinds", WEIGHTS)
+@sweep("operation", ROWWISE)
+@sweep("dtype", DTYPES)
+@sweep("kinds", WEIGHTS)
 def test_weights_of_any_dtype(operation: str, dtype: torch.dtype, kinds: Any, seed: int) -> None:
     operands = arguments(operation, 40, 65, dtype, seed, *kinds)
     alike = [operands[0], *(x if x.dim() > 1 else x.float() for x in operands[1:])]
@@ -108,8 +109,8 @@ def test_weights_of_any_dtype(operation: str, dtype: torch.dtype, kinds: Any, se
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("operation", OPERATIONS)
+@sweep("dtype", DTYPES)
 def test_same_bits_on_every_run_and_any_threads(operation: str, dtype: torch.dtype, seed: int) -> None:
     operands = arguments(operation, 333, 769, dtype, seed)
     threads = torch.get_num_threads()
@@ -125,8 +126,8 @@ def test_same_bits_on_every_run_and_any_threads(operation: str, dtype: torch.dty
         assert torch.equal(a, c)
 
 
-@pytest.mark.parametrize("operation", ROWWISE)
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("operation", ROWWISE)
+@sweep("dtype", DTYPES)
 def test_a_row_knows_nothing_of_its_neighbours(operation: str, dtype: torch.dtype, seed: int) -> None:
     operands = arguments(operation, 9, 131, dtype, seed)
     together = forced(operation, operands)
@@ -159,8 +160,8 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("operation", ROWWISE)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@sweep("operation", ROWWISE)
+@sweep("layout", LAYOUTS)
 def test_rows_of_any_strides(operation: str, layout: Callable[[Tensor], Tensor], seed: int) -> None:
     operands = [layout(x) if x.dim() == 2 else x for x in arguments(operation, 11, 37, torch.bfloat16, seed)]
     for strided, plain in zip(
@@ -180,10 +181,10 @@ def test_arguments_may_share_memory(seed: int) -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vectors", DTYPES)
-@pytest.mark.parametrize("width", [1, 7, 15, 33, 48, 771])
+@sweep("behind", [True, False], ids=["behind", "before"])
+@sweep("dtype", DTYPES)
+@sweep("vectors", DTYPES)
+@sweep("width", [1, 7, 15, 33, 48, 771])
 def test_nothing_outside_is_touched(
     behind: bool, dtype: torch.dtype, vectors: torch.dtype, width: int, seed: int
 ) -> None:
@@ -278,7 +279,7 @@ def test_negated_views_and_traces_are_right(seed: int) -> None:
     torch.testing.assert_close(traced(x + x.exp()), torch.nn.functional.layer_norm(x + x.exp(), (8,), *unit(), 1e-12))
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@sweep("operation", OPERATIONS)
 def test_is_chosen_where_no_gradient_is_wanted(operation: str, seed: int) -> None:
     operands = arguments(operation, 33, 129, torch.bfloat16, seed)
     for chosen, native in zip(call(operation, operands), forced(operation, operands), strict=True):
@@ -295,7 +296,7 @@ def test_compiled_calls_stay_with_torch(level: str, seed: int) -> None:
         assert torch.equal(one, eager)
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("change", "message"),
     [
         pytest.param({0: -1}, "rows=-1", id="rows"),

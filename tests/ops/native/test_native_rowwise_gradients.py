@@ -11,6 +11,7 @@ import pytest
 import torch
 from fences import Fenced
 from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -151,9 +152,9 @@ def run(
     return [*(y.detach() for y in results), *actual]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), SHAPES)
+@sweep("function", FUNCTIONS)
+@sweep("dtype", DTYPES)
+@sweep(("rows", "width"), SHAPES)
 def test_gradients_are_as_accurate_as_torchs(
     function: Function, dtype: torch.dtype, rows: int, width: int, seed: int
 ) -> None:
@@ -180,8 +181,8 @@ def test_vectors_of_other_dtypes(function: Function, seed: int) -> None:
         assert torch.equal(one, other.to(one.dtype))
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("function", FUNCTIONS)
+@sweep("dtype", DTYPES)
 def test_same_bits_on_every_run_and_any_threads(function: Function, dtype: torch.dtype, seed: int) -> None:
     operands, grads = inputs(function, 333, 769, dtype, seed), upstream(function, 333, 769, dtype, seed)
     threads = torch.get_num_threads()
@@ -205,8 +206,8 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@sweep("function", FUNCTIONS)
+@sweep("layout", LAYOUTS)
 def test_rows_and_gradients_of_any_strides(function: Function, layout: Callable[[Tensor], Tensor], seed: int) -> None:
     operands = inputs(function, 71, 37, torch.bfloat16, seed)
     grads = [layout(g) for g in upstream(function, 71, 37, torch.bfloat16, seed)]
@@ -216,7 +217,7 @@ def test_rows_and_gradients_of_any_strides(function: Function, layout: Callable[
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@sweep("function", FUNCTIONS)
 def test_a_row_knows_nothing_of_its_neighbours(function: Function, seed: int) -> None:
     operands, grads = inputs(function, 9, 131, torch.float32, seed), upstream(function, 9, 131, torch.float32, seed)
     spoilt = [x.clone() for x in operands]
@@ -334,9 +335,9 @@ def test_the_operators_keep_their_promises(with_all: bool, level: str, seed: int
         torch.library.opcheck(operators.dropout.default, (x, *parts[1:4], drops.p, drops.site, "native"))
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 7, 15, 33, 48, 771])
+@sweep("behind", [True, False], ids=["behind", "before"])
+@sweep("dtype", DTYPES)
+@sweep("width", [1, 7, 15, 33, 48, 771])
 def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int, seed: int) -> None:
     draw, rows = Draw(seed), 5
     x, grad, beside, dx, dresidual, y = (Fenced(draw.normal(rows, width, dtype=dtype), behind) for _ in range(6))
@@ -395,8 +396,8 @@ def test_a_sequence_without_a_key_is_named(wrong: int, seed: int) -> None:
             call()
 
 
-@pytest.mark.parametrize("width", [1, 33, 768])
-@pytest.mark.parametrize("dtype", DTYPES)
+@sweep("width", [1, 33, 768])
+@sweep("dtype", DTYPES)
 def test_drops_what_a_mask_drops(width: int, dtype: torch.dtype, seed: int) -> None:
     x, drops = Draw(seed).normal(30, width, dtype=dtype), dropping(30, seed)
     with use_backend("eager"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from oracle_checks import DTYPES, SHAPES, check
+from sweeps import sweep
 from torch.nn import functional as F
 
 import fastbert
@@ -50,9 +51,9 @@ def test_rms_norm_and_norms_without_a_bias(dtype: torch.dtype, seed: int) -> Non
     assert_as_accurate(mixed, wide.to(dtype), wide)
 
 
-@pytest.mark.parametrize("rows", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("biases", [torch.float32, torch.bfloat16])
+@sweep("rows", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@sweep("weights", [torch.float32, torch.bfloat16, torch.float16])
+@sweep("biases", [torch.float32, torch.bfloat16])
 def test_layer_norm_of_any_dtypes_rounds_no_rows(
     rows: torch.dtype, weights: torch.dtype, biases: torch.dtype, seed: int
 ) -> None:

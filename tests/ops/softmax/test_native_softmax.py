@@ -8,6 +8,7 @@ import pytest
 import torch
 from fences import Fenced
 from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, check
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -36,10 +37,10 @@ def key_of(sequences: int, seed: int) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (sequences,), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.6])
-@pytest.mark.parametrize("shape", [(0, 2, 3, 5), (2, 3, 5, 1), (3, 2, 7, 33), (1, 1, 65, 200), (2, 1, 1, 4097)])
-@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
+@sweep("dtype", DTYPES)
+@sweep("p", [0.0, 0.1, 0.6])
+@sweep("shape", [(0, 2, 3, 5), (2, 3, 5, 1), (3, 2, 7, 33), (1, 1, 65, 200), (2, 1, 1, 4097)])
+@sweep("masked", [False, True], ids=["", "mask"])
 def test_gradients_are_as_accurate_as_torchs(
     dtype: torch.dtype, p: float, shape: tuple[int, ...], masked: bool, seed: int
 ) -> None:
@@ -104,9 +105,9 @@ def test_scores_masks_and_gradients_of_any_strides(seed: int) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("keys", [1, 7, 33, 771])
+@sweep("behind", [True, False], ids=["behind", "before"])
+@sweep("dtype", DTYPES)
+@sweep("keys", [1, 7, 33, 771])
 def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, keys: int, seed: int) -> None:
     draw, key = Draw(seed), Fenced(key_of(1, seed), behind)
     scores, grad, out = (Fenced(draw.normal(5, keys, dtype=dtype), behind) for _ in range(3))

@@ -7,6 +7,7 @@ import cpu_kernels
 import pytest
 import torch
 from rowwise_kernels import DTYPES, LEVELS, Draw, check
+from sweeps import sweep
 
 from fastbert import ops, use_backend
 
@@ -18,9 +19,9 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("keys", [1, 5, 16, 33, 200])
-@pytest.mark.parametrize("form", ["none", "keys", "queries", "batch", "all", "one", "apart"])
+@sweep("dtype", DTYPES)
+@sweep("keys", [1, 5, 16, 33, 200])
+@sweep("form", ["none", "keys", "queries", "batch", "all", "one", "apart"])
 def test_softmax_masks(dtype: torch.dtype, keys: int, form: str, seed: int) -> None:
     draw = Draw(seed)
     scores = draw.normal(3, 2, 5, keys, dtype=dtype)
