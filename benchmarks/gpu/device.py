@@ -35,7 +35,7 @@ class Device:
     """A CPU in place of a GPU."""
 
     dry_run = True
-    l2_bytes = 1 << 12
+    l2_bytes = 1 << 10
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")

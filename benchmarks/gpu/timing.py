@@ -78,11 +78,12 @@ class _Stopwatch:
 
     def __init__(self, device: Device, calls: Calls, queued: bool) -> None:
         self.device, self.samples = device, list[Sample]()
-        first = device.sample(calls)  # compiles, allocates, loads
-        if not device.dry_run:
-            first = device.sample(calls)
-        needed = 1 if device.dry_run else int(SAMPLE_SECONDS / max(first.seconds, 1e-7)) + 1
-        count = max(len(calls), min(MOST_CALLS, needed))
+        if device.dry_run:  # its times mean nothing, and interpreted kernels are slow
+            self.calls, self.asleep = list(calls), 0.0
+            return
+        device.sample(calls)  # compiles, allocates, loads
+        first = device.sample(calls)
+        count = max(len(calls), min(MOST_CALLS, int(SAMPLE_SECONDS / max(first.seconds, 1e-7)) + 1))
         self.calls = [calls[i % len(calls)] for i in range(count)] if queued else list(calls)
         self.asleep = (1.5 * first.host_seconds * len(self.calls) + 2e-4) if queued else 0.0
 
