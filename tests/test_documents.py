@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from sweeps import sweep
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, WordPieceTokenizer
 from fastbert.cli import COMMANDS
@@ -15,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = (".py", ".pyi", ".cpp", ".h", ".md")
 README = (ROOT / "README.md").read_text()
-by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -44,7 +48,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@by_name
+WITH_PYTHON = [file for file in DOCUMENTS if blocks(file.read_text(), "python")]
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=name_of)
 def test_python_blocks_run(document: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model_folder)
     names: dict[str, object] = {}
@@ -52,7 +59,7 @@ def test_python_blocks_run(document: Path, model_folder: Path, monkeypatch: pyte
         exec(compile(block, str(document), "exec"), names)
 
 
-@by_name
+@sweep("document", DOCUMENTS, ids=name_of)
 def test_shell_blocks_name_commands_and_flags_that_exist(document: Path) -> None:
     pytest.importorskip("tyro", reason="the command line needs tyro")
     from fastbert.cli.flags import parse
@@ -66,7 +73,7 @@ def test_shell_blocks_name_commands_and_flags_that_exist(document: Path) -> None
             parse(module.Config, command, flags)
 
 
-@by_name
+@sweep("document", DOCUMENTS, ids=name_of)
 def test_links_lead_to_files_that_exist(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", document.read_text())
     missing = [name for name in targets if "://" not in name and not (document.parent / name).exists()]

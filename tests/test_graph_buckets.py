@@ -2,6 +2,7 @@
 
 import pytest
 from graphed_models import SMALL, batch_of
+from sweeps import sweep
 
 from fastbert.errors import UserError
 from fastbert.graphs import Buckets
@@ -18,10 +19,8 @@ def test_buckets_fill_little_and_are_few(per_doubling: int) -> None:
     assert sizes == sorted(sizes)
 
 
-@pytest.mark.parametrize(
-    "lengths", [(), (0,), (1,), (1,) * 64, (100,), (7, 0, 33), (16,) * 16, (64, 65), (3,) * 300], ids=str
-)
-@pytest.mark.parametrize("rule", [Buckets(), SMALL, Buckets(tokens=1, sequences=1, per_doubling=1000)], ids=str)
+@sweep("lengths", [(), (0,), (1,), (1,) * 64, (100,), (7, 0, 33), (16,) * 16, (64, 65), (3,) * 300], ids=str)
+@sweep("rule", [Buckets(), SMALL, Buckets(tokens=1, sequences=1, per_doubling=1000)], ids=str)
 def test_every_batch_fits_its_bucket(lengths: tuple[int, ...], rule: Buckets) -> None:
     batch = batch_of(*lengths)
     bucket = rule.of(batch)

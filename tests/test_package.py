@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from patience import PATIENCE, children_seconds
+from sweeps import sweep
 
 import fastbert
 from fastbert.cli import COMMANDS
@@ -193,7 +194,7 @@ OF_OTHER_LIBRARIES = {
 }
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+@sweep("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_rules_of_every_file(file: Path) -> None:
     tree = ast.parse(file.read_text())
     imported = imported_modules(tree)
@@ -228,7 +229,7 @@ def top_level_imports(tree: ast.Module) -> set[str]:
 CORE = sorted(f for f in (ROOT / "csrc").rglob("*") if f.suffix in (".cpp", ".h") and f.parent.name != "bindings")
 
 
-@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT)))
+@sweep("file", CORE, ids=lambda file: str(file.relative_to(ROOT)))
 def test_the_core_never_includes_python(file: Path) -> None:
     included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', file.read_text(), re.MULTILINE)
     foreign = [name for name in included if re.match(r"(Python\.h|pybind11/|torch/|ATen/|c10/|numpy/)", name)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from fastbert.benchmarks import bench_tokenizer, peers
 from fastbert.benchmarks.bench_tokenizer import Options
@@ -170,7 +171,7 @@ def test_a_contender_that_breaks_sits_out(tmp_path: Path, vocab: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", list(hostile.KINDS))
+@sweep("kind", list(hostile.KINDS))
 def test_hostile_text_is_seeded_and_as_big_as_asked(kind: str, seed: int) -> None:
     vocab = ["[PAD]", "ab", "##cd", "efg", "##h"]
     text = hostile.hostile_text(kind, 5000, seed % 2**32, vocab)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sweeps import sweep
 
 from fastbert.benchmarks.harness import records
 
@@ -33,12 +34,12 @@ def test_there_are_records() -> None:
     assert {path.parent.parent for path in RECORDS} == {RESULTS}, "<benchmark>/<machine class>.json"
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@sweep("path", RECORDS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_record_passes_the_schema(path: Path) -> None:
     assert records.problems(json.loads(path.read_text()), path.parent.name, path.stem) == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@sweep("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_name_records_that_exist(document: Path) -> None:
     text = document.read_text()
     named = re.findall(r"benchmarks/results/[\w./-]+\.json", text)

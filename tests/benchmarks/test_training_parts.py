@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from sweeps import sweep
 from torch import nn
 
 from fastbert import _C
@@ -87,7 +88,7 @@ def test_the_high_water_mark_can_be_forgotten() -> None:
 # Where the time goes
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("event", "kind"),
     [
         ("aten::addmm", "matmuls"),

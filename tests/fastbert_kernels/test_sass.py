@@ -3,6 +3,8 @@
 import pytest
 
 pytest.importorskip("triton", reason="needs triton")
+from sweeps import sweep
+
 from fastbert.kernels.tuning import sass
 
 
@@ -95,7 +97,7 @@ def test_parts_outside_of_loops_end_where_control_does() -> None:
     assert bodies[0].multiply_adds == 16 * 8 * 16 + 16 * 8 * 8
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("opcode", "kind", "size"),
     [
         ("LDGSTS.E.BYPASS.LTC128B.128", "copy", 16),

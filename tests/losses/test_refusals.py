@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sweeps import sweep
 
 from fastbert import losses
 from fastbert.errors import UserError
@@ -80,7 +81,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@sweep("message", REFUSED)
 def test_the_message_names_value_and_cure(message: str) -> None:
     with pytest.raises(UserError) as error:
         REFUSED[message]()

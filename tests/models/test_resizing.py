@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sweeps import sweep
 
 import fastbert
 from fastbert import models
@@ -45,10 +46,8 @@ def rows_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return tables
 
 
-@pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize(
-    ("size", "multiple", "rows"), [(40, None, 40), (31, 64, 64), (None, 8, 32), (12, None, 12), (31, None, 31)]
-)
+@sweep("name", HEADS)
+@sweep(("size", "multiple", "rows"), [(40, None, 40), (31, 64, 64), (None, 8, 32), (12, None, 12), (31, None, 31)])
 def test_rows_that_stay_are_kept(name: str, size: int | None, multiple: int | None, rows: int, seed: int) -> None:
     model = make(name, seed)
     before = [table.detach().clone() for table in rows_of(model)]

@@ -12,6 +12,7 @@ import cpu_kernels
 import numpy as np
 import pytest
 import torch
+from sweeps import sweep
 
 from fastbert.errors import UserError
 from fastbert.ops.native.matmul import quantize_rows
@@ -59,7 +60,7 @@ def sums_of_16(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return sums[..., 0]
 
 
-@pytest.mark.parametrize(("count", "rows", "width", "k"), SHAPES)
+@sweep(("count", "rows", "width", "k"), SHAPES)
 def test_int8_has_the_bits_of_exact_sums(kernel: str, threads: int, count: int, rows: int, width: int, k: int) -> None:
     rng = np.random.default_rng(width)
     queries = torch.from_numpy(rng.standard_normal((count, width), np.float32))
@@ -73,8 +74,8 @@ def test_int8_has_the_bits_of_exact_sums(kernel: str, threads: int, count: int, 
     assert np.array_equal(scores.numpy(), expected[0])
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize(("count", "rows", "width", "k"), SHAPES)
+@sweep("dtype", [np.float16, np.float32])
+@sweep(("count", "rows", "width", "k"), SHAPES)
 def test_floats_have_the_bits_of_sums_of_16(
     kernel: str, threads: int, dtype: type, count: int, rows: int, width: int, k: int
 ) -> None:
@@ -87,7 +88,7 @@ def test_floats_have_the_bits_of_sums_of_16(
     assert np.array_equal(scores.numpy(), expected[0])
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.float16, np.float32])
+@sweep("dtype", [np.int8, np.float16, np.float32])
 def test_equal_scores_are_ordered_by_index(kernel: str, threads: int, dtype: type) -> None:
     """Over many chunks, which threads take in any order."""
     rows = np.ones((40_000, 96), dtype)
@@ -107,8 +108,8 @@ def test_extreme_integers_do_not_saturate(kernel: str) -> None:
     assert scores[0, 2].item() == pytest.approx(-np.float32(127 * 127 * 65_536) / 127, rel=1e-6)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@sweep("value", [float("nan"), float("inf"), float("-inf")])
+@sweep("dtype", [np.float16, np.float32])
 def test_names_the_first_row_that_is_not_finite(kernel: str, dtype: type, value: float) -> None:
     rows = np.ones((5000, 40), dtype)
     rows[[3777, 4900], 39] = value

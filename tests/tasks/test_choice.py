@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sweeps import sweep
 from task_twins import (
     all_outputs,
     batches,
@@ -68,8 +69,8 @@ def their_inputs(data: Dataset[ChoiceExample], reference: Any, max_length: int) 
     return reference(prompts, endings, truncation=True, max_length=max_length)
 
 
-@pytest.mark.parametrize("choices", [2, 4, 5])
-@pytest.mark.parametrize("max_length", [5, 6, 17, 40, 512])
+@sweep("choices", [2, 4, 5])
+@sweep("max_length", [5, 6, 17, 40, 512])
 def test_rows_are_those_of_transformers(seed: int, choices: int, max_length: int) -> None:
     # Transformers makes a row of every piece that it cuts off, so there are few of short rows.
     data = random_dataset(seed, choices, 8 if max_length < 10 else 40)

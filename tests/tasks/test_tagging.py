@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sweeps import sweep
 from task_twins import WORDS, all_outputs, batches, gradient_difference, our_tokenizer, rows_of, their_tokenizer, twins
 
 from fastbert.errors import UserError
@@ -137,8 +138,8 @@ def test_tags_and_probabilities_are_those_of_transformers(tmp_path: Path, seed: 
         json.dumps(prediction)
 
 
-@pytest.mark.parametrize("max_length", [3, 4, 5, 12, 40])
-@pytest.mark.parametrize("context", [0, 1, 7, 1000])
+@sweep("max_length", [3, 4, 5, 12, 40])
+@sweep("context", [0, 1, 7, 1000])
 def test_every_word_is_tagged_once_in_windows_of_any_size(seed: int, max_length: int, context: int) -> None:
     data, tokenizer = random_dataset(seed, 30), our_tokenizer()
     tagging = task(max_length, context_tokens=context)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from fastbert.data.prepare import prepare
 from fastbert.errors import UserError
@@ -104,7 +105,7 @@ def draw_tokens(rng, normalize):
     return list(tokens.values())
 
 
-@pytest.mark.parametrize("seed", range(80))
+@sweep("seed", range(80))
 def test_random_tokens_in_hostile_text(seed, make_pair, make_reference, hostile_text):
     rng = random.Random(seed)
     options = {

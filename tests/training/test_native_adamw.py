@@ -8,6 +8,7 @@ import cpu_kernels
 import pytest
 import torch
 from fences import Fenced
+from sweeps import sweep
 from torch import Tensor, nn
 
 from fastbert import _C
@@ -271,8 +272,8 @@ WIDTHS = [
 ]
 
 
-@pytest.mark.parametrize("shapes", WIDTHS)
-@pytest.mark.parametrize("element", ["fp32", "bf16"])
+@sweep("shapes", WIDTHS)
+@sweep("element", ["fp32", "bf16"])
 def test_packed_copies_equal_fresh_ones_after_each_step(level: str, shapes: list, element: str, seed: int) -> None:
     torch.set_num_threads(2)
     draw = Draw(seed)
@@ -323,8 +324,8 @@ def test_copies_that_nobody_asks_for_are_dropped(seed: int) -> None:
     assert weight not in prepacked_weights._copies
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 15, 16, 17, 31, 33, 1000])
-@pytest.mark.parametrize("behind", [True, False])
+@sweep("size", [1, 7, 8, 9, 15, 16, 17, 31, 33, 1000])
+@sweep("behind", [True, False])
 def test_nothing_beyond_a_tensor_is_touched(level: str, size: int, behind: bool, seed: int) -> None:
     draw = Draw(seed)
     values = [draw(size), draw(size), draw(size), draw(size).abs(), torch.tensor([4.0])]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from sweeps import sweep
 
 from fastbert.benchmarks.gpu import device as gpu_device
 from fastbert.benchmarks.gpu import precompile
@@ -266,7 +267,7 @@ def test_the_headline_comes_first_and_nothing_else_is_compiled_before_it() -> No
     assert sum(len(precompile.variants(False, stage)) for stage in precompile.STAGES) == len(precompile.every(False))
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.name)
+@sweep("file", MODULES, ids=lambda file: file.name)
 def test_modules_import_at_their_top_what_every_gpu_machine_has(file: Path) -> None:
     tree = ast.parse(file.read_text())
     statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from accuracy import assert_as_accurate
+from sweeps import sweep
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
@@ -41,9 +42,9 @@ def run(function, tensors, *arguments, gradient, **options):
     return [result, *torch.autograd.grad(result, leaves, gradient.to(result.dtype), allow_unused=True)]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@sweep("lengths", LENGTHS)
+@sweep("causal", [False, True], ids=["both-ways", "causal"])
+@sweep("dropout_p", [0.0, 0.3])
 def test_equals_the_oracle_in_float64(lengths: list[int], causal: bool, dropout_p: float, seed: int) -> None:
     tensors = inputs(lengths, lengths, 3, 16, seed)
     cu = offsets(lengths)
@@ -138,8 +139,11 @@ def test_softmax_gives_the_probabilities_that_attention_uses(seed: int) -> None:
     torch.testing.assert_close(causal.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("lengths", [[], [0, 0], [3, 5]], ids=str)
+@pytest.mark.parametrize(
+    ("compiler", "lengths"),
+    [("aot_eager", []), ("aot_eager", [0, 0]), ("aot_eager", [3, 5]), ("inductor", []), ("inductor", [3, 5])],
+    ids=str,
+)
 def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
     compiler: str, lengths: list[int], seed: int
 ) -> None:

@@ -106,8 +106,8 @@ def test_what_sees_nothing_gets_zeros_and_huge_scores_stay_exact(level: str, dty
     check(large, [20, 3], [5, 0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("queries", [[5, 1, 17, 0, 33], [130]], ids=["short", "long"])
+@sweep("dtype", DTYPES)
+@sweep("queries", [[5, 1, 17, 0, 33], [130]], ids=["short", "long"])
 def test_drops_where_eager_drops(level: str, dtype: torch.dtype, queries: list[int], seed: int) -> None:
     keys = [40, 3, 257, 4, 64] if len(queries) > 1 else [300]
     generator = torch.Generator().manual_seed(seed)

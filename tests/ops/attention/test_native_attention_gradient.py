@@ -11,6 +11,7 @@ import pytest
 import torch
 from accuracy import FACTOR, assert_as_accurate
 from fences import Fenced
+from sweeps import sweep
 from torch import Tensor
 
 from fastbert import cpu_capability, ops, use_backend
@@ -102,9 +103,9 @@ def dropped(sequences: int, p: float = 0.2) -> dict[str, Any]:
     return {"dropout_p": p, "dropout_site": 5 << 8 | 1, "dropout_key": torch.arange(sequences) * 0x9E3779B97F4A7C1 - 77}
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
-@pytest.mark.parametrize("p", [0.0, 0.2], ids=["whole", "dropout"])
-@pytest.mark.parametrize("keys", [LENGTHS, OTHER_LENGTHS], ids=["self", "cross"])
+@sweep("causal", [False, True], ids=["both-ways", "causal"])
+@sweep("p", [0.0, 0.2], ids=["whole", "dropout"])
+@sweep("keys", [LENGTHS, OTHER_LENGTHS], ids=["self", "cross"])
 def test_gradients_are_as_accurate_as_eager(
     dtype: torch.dtype, causal: bool, p: float, keys: list[int], seed: int
 ) -> None:
@@ -129,13 +130,13 @@ def test_forward_and_backward_drop_what_the_oracle_drops(dtype: torch.dtype) -> 
         assert torch.equal(gradients[i][..., :count].permute(1, 2, 0) != 0, mask)
 
 
-@pytest.mark.parametrize("dim", [1, 20, 33, 80, 256])
+@sweep("dim", [1, 20, 33, 80, 256])
 def test_any_head_dim(dtype: torch.dtype, dim: int, seed: int) -> None:
     case([5, 0, 35], [18, 3, 37], dtype, seed, dim=dim, causal=True, scale=0.37).check()
 
 
-@pytest.mark.parametrize("p", [0.0, 0.2], ids=["whole", "dropout"])
-@pytest.mark.parametrize("shape", [(17, 40), (40, 300), (1, 1)], ids=str)
+@sweep("p", [0.0, 0.2], ids=["whole", "dropout"])
+@sweep("shape", [(17, 40), (40, 300), (1, 1)], ids=str)
 def test_bias_smaller_and_larger_than_a_sequence(
     dtype: torch.dtype, p: float, shape: tuple[int, int], seed: int
 ) -> None:
@@ -147,7 +148,7 @@ def test_bias_smaller_and_larger_than_a_sequence(
         case([30, 3, 9], [20, 90, 9], dtype, seed, bias=view, **options).check()
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+@sweep("causal", [False, True], ids=["both-ways", "causal"])
 def test_long_sequences_go_by_blocks_of_queries(dtype: torch.dtype, causal: bool, seed: int) -> None:
     bias = torch.randn(1, 270, 280, generator=torch.Generator().manual_seed(seed))
     case([260, 290], [290, 40], dtype, seed, heads=1, causal=causal, bias=bias.to(dtype), **dropped(2)).check()
@@ -185,7 +186,7 @@ def assert_no_gradient_of_scores(inputs: Case, rows: slice | list[int] = slice(N
         assert_as_accurate(actual[which][part], eager[which][part], exact[which][part], NAMES[which])
 
 
-@pytest.mark.parametrize("p", [0.0, 0.2, 0.5], ids=["whole", "dropout", "half-dropped"])
+@sweep("p", [0.0, 0.2, 0.5], ids=["whole", "dropout", "half-dropped"])
 def test_one_visible_key_has_no_gradient(dtype: torch.dtype, p: float, seed: int) -> None:
     """Softmax over one key is constant: a sequence of one token, the first query of a causal sequence, and a bias that
     hides all keys but one. The upstream gradient is large, so that a remainder shows."""
@@ -205,8 +206,8 @@ def test_one_visible_key_has_no_gradient(dtype: torch.dtype, p: float, seed: int
     assert_no_gradient_of_scores(first)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.2], ids=["whole", "dropout"])
-@pytest.mark.parametrize("size", [8.0, 30.0])
+@sweep("p", [0.0, 0.2], ids=["whole", "dropout"])
+@sweep("size", [8.0, 30.0])
 def test_large_scores(dtype: torch.dtype, size: float, p: float, seed: int) -> None:
     """lse is rounded in proportion to the scores, and gradients do not show it."""
     inputs = case([40, 3, 33], [40, 33, 70], dtype, seed, dim=64, **(dropped(3, p) if p else {}))

@@ -59,8 +59,8 @@ def run(backend: str, tensors: tuple[Tensor, ...], dtype: torch.dtype, **options
     return named | dict(zip(("dx", "dweight", "dbias"), gradients, strict=True))
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("rows", "vocabulary", "width"), SHAPES)
+@sweep("options", OPTIONS)
+@sweep(("rows", "vocabulary", "width"), SHAPES)
 def test_fp32_is_as_accurate_as_torch(
     level: str, rows: int, vocabulary: int, width: int, options: dict, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -52,8 +52,8 @@ def test_attention_masks_equal_the_oracle(dtype: torch.dtype, p: float, seed: in
         assert torch.equal(mask, oracle.to(dtype)), f"{queries} queries, {count} keys"
 
 
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32], ids=str)
+@sweep("behind", [True, False], ids=["behind", "before"])
+@sweep("dtype", [torch.uint16, torch.uint32], ids=str)
 def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, seed: int) -> None:
     key, zeros = keys(1, seed).numpy(), torch.zeros(1, dtype=torch.int64).numpy()
     threshold, attention_threshold = quantized(0.3)[0], quantized_attention(0.3)[0]

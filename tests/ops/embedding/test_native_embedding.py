@@ -62,7 +62,7 @@ def test_embeddings_under_autocast_have_its_dtype(seed: int) -> None:
     assert torch.equal(y, embed(ids, tables, *vectors).bfloat16())
 
 
-@pytest.mark.parametrize("wrong", [-1, 20, 2**40, -(2**62)])
+@sweep("wrong", [-1, 20, 2**40, -(2**62)])
 def test_ids_out_of_range_are_refused_by_name(wrong: int, seed: int) -> None:
     draw = Draw(seed)
     tables = [draw.normal(50, 8), draw.normal(20, 8), draw.normal(2, 8)]

@@ -6,6 +6,7 @@ import cpu_kernels
 import pytest
 import torch
 from accuracy import assert_as_accurate
+from sweeps import sweep
 
 from fastbert.ops.native import matmul
 
@@ -16,8 +17,8 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.parametrize("depth", [8193, 10240, 12301])
-@pytest.mark.parametrize("element", ["fp32", "bf16"])
+@sweep("depth", [8193, 10240, 12301])
+@sweep("element", ["fp32", "bf16"])
 def test_slices_add_up(level: str, element: str, depth: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.float32 if element == "fp32" else torch.bfloat16

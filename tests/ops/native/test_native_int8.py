@@ -207,7 +207,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "call"), REFUSED, ids=[f"{message} {i}" for i, (message, _) in enumerate(REFUSED)])
+@sweep(("message", "call"), REFUSED, ids=[f"{message} {i}" for i, (message, _) in enumerate(REFUSED)])
 def test_wrong_arguments_are_refused_by_name(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(UserError, match=message):
         call()

@@ -101,7 +101,7 @@ def test_what_follows_the_sums(
     assert_as_accurate(actual, eager(dtype), eager(torch.float64))
 
 
-@pytest.mark.parametrize("mixed", list(itertools.product([BF16, FP32], repeat=3)), ids=str)
+@sweep("mixed", list(itertools.product([BF16, FP32], repeat=3)), ids=str)
 def test_dtypes_mix(level: str, mixed: tuple[torch.dtype, ...], seed: int) -> None:
     """x, residual and result in any dtypes, for both elements: what x is rounded to is the element's affair."""
     of_x, of_residual, of_out = mixed

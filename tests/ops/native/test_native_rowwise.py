@@ -256,7 +256,7 @@ def unit() -> tuple[Tensor, Tensor]:
     return torch.ones(8), torch.zeros(8)
 
 
-@pytest.mark.parametrize(("function", "reason"), REFUSED)
+@sweep(("function", "reason"), REFUSED)
 def test_eager_torch_serves_the_rest_unless_native_was_forced(
     function: Callable[[], Tensor], reason: str, seed: int
 ) -> None:

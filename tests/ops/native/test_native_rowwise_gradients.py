@@ -269,8 +269,8 @@ def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> N
     assert torch.equal(dropped, ops.dropout(dx, drops))
 
 
-@pytest.mark.parametrize("result", [0, 1])
-@pytest.mark.parametrize("function", [of_sum, of_dropped])
+@sweep("result", [0, 1])
+@sweep("function", [of_sum, of_dropped])
 def test_either_result_may_take_the_gradient(function: Function, result: int, seed: int) -> None:
     operands, grad = inputs(function, 20, 96, torch.float32, seed), Draw(seed + 1).normal(20, 96)
 
@@ -409,7 +409,7 @@ def test_drops_what_a_mask_drops(width: int, dtype: torch.dtype, seed: int) -> N
     assert torch.equal(dx, mask.to(dtype))
 
 
-@pytest.mark.parametrize("function", [of_dropped, gelu, gelu_norm, dropout])
+@sweep("function", [of_dropped, gelu, gelu_norm, dropout])
 def test_is_chosen_where_a_gradient_is_wanted(function: Function, seed: int) -> None:
     operands, grads = inputs(function, 33, 129, torch.bfloat16, seed), upstream(function, 33, 129, torch.bfloat16, seed)
     for chosen, native in zip(run(function, operands, grads, None), run(function, operands, grads), strict=True):

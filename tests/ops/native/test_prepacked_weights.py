@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from sweeps import sweep
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
@@ -45,7 +46,7 @@ def optimizers() -> list:
     return [*results, pytest.param(AdamW, {}, id="ours"), pytest.param(AdamW, {"maximize": True}, id="ours-by-torch")]
 
 
-@pytest.mark.parametrize(("kind", "options"), optimizers())
+@sweep(("kind", "options"), optimizers())
 def test_a_step_of_an_optimizer_is_seen(kind: type, options: dict, seed: int) -> None:
     weight, x = nn.Parameter(random(seed, OUT, IN)), random(seed + 1, 5, IN)
     assert_fresh(x, weight)
