@@ -83,8 +83,7 @@ class Case:
     def check(self, factor: float = FACTOR) -> None:
         exact, eager, actual = self.run("eager", wide=True), self.run("eager"), self.run("native")
         for name, a, b, c in zip(NAMES, actual, eager, exact):
-            # Among few elements the errors of eager torch can all be small by luck: then two units of the last place
-            # are fine.
+            # Among few elements eager torch's errors can all be small by luck: two units of the last place are fine.
             few = c.numel() < 2000 or name == "dbias"
             floor = max(1e-5, 2 * torch.finfo(a.dtype).eps) if few else 1e-5
             assert_as_accurate(a, b, c, name, factor=factor, floor=floor)
