@@ -20,14 +20,13 @@ namespace {
 struct Lanes : Portable {
     // The product is exact in fp64, and double rounding of the sum differs from single rounding in a few of 2^29 cases.
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) {
-        Float r;
-        for (std::size_t i = 0; i < kLanes; ++i)
-            r.lane[i] = static_cast<float>(static_cast<double>(a.lane[i]) * static_cast<double>(b.lane[i]) +
-                                           static_cast<double>(c.lane[i]));
-        return r;
+        return {{fma_in_fp64(a.half[0], b.half[0], c.half[0]), fma_in_fp64(a.half[1], b.half[1], c.half[1])}};
     }
     static FASTBERT_INLINE Float sqrt(Float x) {
-        return each(x, x, [](float y, float) { return std::sqrt(y); });
+        float lanes[kLanes];
+        store(lanes, x);
+        for (float& lane : lanes) lane = std::sqrt(lane);
+        return load(lanes);
     }
     struct Sums {
         double lane[16];
@@ -38,6 +37,14 @@ struct Lanes : Portable {
     }
     static FASTBERT_INLINE void store_sums(double* to, const Sums& sums) {
         std::memcpy(to, sums.lane, sizeof(sums.lane));
+    }
+
+  private:
+    typedef double Wide __attribute__((vector_size(32)));
+
+    static FASTBERT_INLINE Quad fma_in_fp64(Quad a, Quad b, Quad c) {
+        const Wide x = __builtin_convertvector(a, Wide), y = __builtin_convertvector(b, Wide);
+        return __builtin_convertvector(x * y + __builtin_convertvector(c, Wide), Quad);
     }
 };
 

@@ -23,8 +23,13 @@ struct Lanes : Portable {
     static constexpr std::size_t kRows = 2, kFewRows = 1;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) {
+        float square[kLanes][kLanes];
+        for (std::size_t i = 0; i < kLanes; ++i) store(square[i], rows[i]);
         for (std::size_t i = 0; i < kLanes; ++i)
-            for (std::size_t j = 0; j < i; ++j) std::swap(rows[i].lane[j], rows[j].lane[i]);
+            for (std::size_t half = 0; half < 2; ++half) {
+                const auto* column = square + 4 * half;
+                rows[i].half[half] = Quad{column[0][i], column[1][i], column[2][i], column[3][i]};
+            }
     }
 };
 

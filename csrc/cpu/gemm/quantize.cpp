@@ -13,8 +13,9 @@ namespace {
 #include "cpu/simd/vector_portable.h"
 
 FASTBERT_INLINE void store_integers(std::int8_t* p, Portable::Float x) {
-    const Portable::Float rounded = Portable::round(x);
-    for (std::size_t i = 0; i < Portable::kLanes; ++i) p[i] = static_cast<std::int8_t>(rounded.lane[i]);
+    float rounded[Portable::kLanes];
+    Portable::store(rounded, Portable::round(x));
+    for (std::size_t i = 0; i < Portable::kLanes; ++i) p[i] = static_cast<std::int8_t>(rounded[i]);
 }
 
 #include "cpu/gemm/quantize_rows.h"

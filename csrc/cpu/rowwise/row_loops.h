@@ -43,17 +43,16 @@ struct PartialVector {
 #define FASTBERT_INLINE_BODY __attribute__((always_inline))
 
 template <class V>
-constexpr bool kInRegisters = !requires(typename V::Float x) { x.lane; };
+constexpr bool kInOneRegister = !requires(typename V::Float x) { x.half; };
 
-// Call body(offset, slot, part) for every vector of a row; slots cycle through 0 to 3 for four independent sums. The
-// portable vector is an array, which compilers unroll anyway; unrolling it four times more would take half a minute to
-// compile.
+// Call body(offset, slot, part) for every vector of a row; slots cycle through 0 to 3 for four independent sums. Loops
+// over the portable vector, a pair of registers, have one body and one sum.
 template <class V, class Body>
 FASTBERT_INLINE void for_each_vector(std::size_t width, const Body& body) {
     constexpr std::size_t n = V::kLanes;
     const FullVector<V> whole;
     std::size_t i = 0;
-    for (; kInRegisters<V> && i + 4 * n <= width; i += 4 * n) {
+    for (; kInOneRegister<V> && i + 4 * n <= width; i += 4 * n) {
         body(i, 0, whole);
         body(i + n, 1, whole);
         body(i + 2 * n, 2, whole);
@@ -128,7 +127,7 @@ FASTBERT_INLINE void add_to(Sums<V>& sums, typename VectorPair<V>::Float x) {
 template <class V, class Body>
 FASTBERT_INLINE void for_each_vector_pair(std::size_t width, const Body& body) {
     std::size_t i = 0;
-    if constexpr (kInRegisters<V>)
+    if constexpr (kInOneRegister<V>)
         for (; i + 2 * V::kLanes <= width; i += 2 * V::kLanes) body(i, FullVector<VectorPair<V>>{});
     for (; i + V::kLanes <= width; i += V::kLanes) body(i, FullVector<V>{});
     if (i < width) body(i, PartialVector<V>{width - i});

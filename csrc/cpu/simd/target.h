@@ -6,6 +6,10 @@
 // the same reason.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>  // for the portable vector
+#endif
+
 #if defined(__x86_64__)
 #define FASTBERT_X86 1
 #else
