@@ -72,12 +72,16 @@ class PositionalCase:
 
 
 def demanding() -> list[PositionalCase]:
-    """Return the variants of released encoders, in half precision with heads of 64: local layers with rotary
-    embeddings, biases by distance, relative positions."""
+    """Return the variants of released encoders: in half precision with heads of 64 local layers with rotary embeddings,
+    biases by distance and relative positions; rotary embeddings with wide heads, and fp32 with and without tf32."""
     return [
         PositionalCase(window=True, rotary=True),
         PositionalCase(bias=True, dropout=True),
         PositionalCase(relative=True, dropout=True),
+        PositionalCase(head_dim=128, rotary=True, grouped=True),
+        PositionalCase(dtype="fp32", tf32=True, window=True, rotary=True),
+        PositionalCase(dtype="fp32", tf32=True, relative=True, dropout=True),
+        PositionalCase(dtype="fp32", relative=True, dropout=True),
     ]
 
 

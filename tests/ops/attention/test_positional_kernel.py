@@ -1,5 +1,6 @@
 """The Triton attention with windows, rotary embeddings, tables by distance and grouped heads, against the oracle."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from fastbert.ops.attention.arguments import AttentionArguments, WantedGradients
 from fastbert.ops.attention.triton import Triton
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import launch
 from fastbert.kernels.attention.positional import launchers as kernels
+from fastbert.kernels.configs.configuration import Config
+from fastbert.kernels.tuning import tables
 
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([pytest.mark.gpu] if GPU else [])]
@@ -137,6 +141,18 @@ def test_widths_of_a_head(width: int, seed: int) -> None:
     for positions in ({"position_keys", "position_queries"} if width == 64 else {"partial"}, {"rotary"}):
         features = {*positions, "distance_bias", "window"}
         Call([34], [34], features, seed=seed, dtype=torch.float32, heads=1, width=width).check()
+
+
+def test_tiles_of_sixteen_drop_the_same_probabilities(seed: int) -> None:
+    features = {"position_keys", "position_queries", "distance_bias", "dropout"}
+    call = Call([70, 19], [70, 19], features, seed=seed, dtype=torch.float32, heads=1)
+    with contextlib.ExitStack() as stack:
+        for name in ("forward", "queries", "keys", "tables"):
+            config = Config(constants={"BLOCK": 16}, num_warps=8)
+            stack.enter_context(tables.overridden(f"positional_{name}", "ieee-32-masked-dropout", config))
+        observed = stack.enter_context(launch.observing())
+        call.check()
+    assert {each.constants["BLOCK"] for each in observed} == {16}
 
 
 def test_positions_of_tokens_and_offsets_given_twice(seed: int) -> None:
