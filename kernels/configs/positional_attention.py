@@ -40,7 +40,13 @@ _SHARED = {
 }
 _COMPILED: Table = {
     "positional_forward": _SHARED,
-    "positional_queries": _SHARED | {"ieee-64": _tile(32, 8), "ieee-128": _tile(32, 8, max_registers=255)},
+    "positional_queries": _SHARED
+    | {
+        "tf32-64-masked": _tile(32, 4),
+        "tf32-128": _tile(32, 8, max_registers=255),
+        "ieee-64": _tile(32, 8),
+        "ieee-128": _tile(32, 8, max_registers=255),
+    },
     "positional_keys": _SHARED | {"half-32-masked": _tile(32, 4), "half-64": _tile(64, 8)},
     "positional_tables": _SHARED
     | {
