@@ -1,13 +1,16 @@
-"""Triton's interpreter without the look-ups that it repeats within each kernel, which take half of its time.
+"""Triton's interpreter without what it repeats within each kernel, which takes most of its time.
 
 For each call of a `@triton.jit` function inside a kernel it searches all of `triton.language` for what to replace,
-though the launch has replaced it, and for each array it builds a table of all dtypes. What kernels compute stays.
+though the launch has replaced it; for each array it builds a table of all dtypes, and for each tensor its shape as
+constants; and each sum of integers is computed again in 64 bits, for a check of overflow that only `debug` reads. What
+kernels compute stays.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from typing import Any
 
 
@@ -19,6 +22,8 @@ def hasten() -> None:
         interpreter._patch_builtin = _patch_builtin()
         interpreter._patch_lang = _patch_lang(interpreter._patch_lang)
         interpreter._get_np_dtype = _numpy_dtype(interpreter._get_np_dtype)
+        _hasten_tensors()
+        _check_overflow_if_read()
 
 
 def _patch_builtin() -> Any:
@@ -94,3 +99,48 @@ def _numpy_dtype(original: Any) -> Any:
         return remembered[name]
 
     return numpy_dtype
+
+
+def _hasten_tensors() -> None:
+    """Let tensors and their types of one shape share its size and its constants."""
+    from triton.language import core
+
+    original = core.block_type.__init__
+
+    @functools.cache
+    def constants(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(size) for size in shape])
+
+    @functools.cache
+    def sizes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        block = object.__new__(core.block_type)
+        original(block, core.float32, shape)
+        return block.shape, block.numel
+
+    def make_block(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(shape) is not tuple or not all(type(size) is int for size in shape):
+            original(self, element_ty, shape)
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel = sizes(shape)
+        self.name = f"<{self.shape}, {element_ty}>"
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = constants(type.shape if type.is_block() else ())
+
+    core.block_type.__init__ = make_block
+    core.tensor.__init__ = make_tensor
+
+
+def _check_overflow_if_read() -> None:
+    """Leave out the 64-bit copy of each sum of integers whose check `device_assert` would drop."""
+    from triton.language.semantic import TritonSemantic
+
+    original = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def check(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
+        if self.builder.options.debug:
+            original(self, lhs, rhs, binary_op)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = check

@@ -73,6 +73,17 @@ def keep_mask_rows(dropout, first_key, query, head, BLOCK_M: tl.constexpr, BLOCK
 
 
 @triton.jit
+def keep_mask_sixteen(dropout, first_key, query, head, BLOCK_M: tl.constexpr):
+    """Return bool (BLOCK_M, 16) for the 16 keys from `first_key` on, a multiple of 16; see `keep_mask`."""
+    key, site, threshold = dropout
+    w0, w1, w2, w3 = philox(key, first_key // 64 * 4 + tl.arange(0, 4)[None, :], query, head, site)
+    word = first_key // 16 % 4
+    words = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+    draws = tl.reshape(_upper_bytes(words), (BLOCK_M, 4, 2, 2))
+    return tl.reshape(tl.trans(draws, 0, 2, 1, 3), (BLOCK_M, 16)) >= (threshold.to(tl.uint32) << 24)
+
+
+@triton.jit
 def keep_mask_heads(dropout, query, head, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return bool (HEADS, BLOCK_M, BLOCK_N) for several heads, from key 0 on; BLOCK_N is 16 or 32."""
     key, site, threshold = dropout

@@ -12,13 +12,15 @@ def _tile(block: int, num_warps: int, num_stages: int = 1, max_registers: int = 
     return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
 
 
+# Left to ptxas, a table in fp32 spills 8 bytes to run more warps.
 _BUCKETS = {
-    f"{kind}-{width}": Config(constants={"CHUNK": 32}, num_warps=4)
-    for kind in ("half", "tf32", "ieee")
-    for width in (32, 64, 128)
+    f"{kind}-{width}": Config(constants={"CHUNK": 32}, num_warps=4, max_registers=limit)
+    for kind, limit in (("half", 0), ("tf32", 64), ("ieee", 64))
+    for width in (32, 64)
 }
 _KERNELS = ("positional_forward", "positional_queries", "positional_keys", "positional_tables")
-# Relative positions exchange scores between threads, which takes registers: tiles of 32 hold them.
+# Relative positions exchange scores between threads, which takes registers: tiles of 32 hold them. Without tensor cores
+# a thread holds whole rows of operands, so that only tiles of 16 do.
 _SHARED = {
     "half-32": _tile(64, 4),
     "half-32-masked": _tile(32, 8),
@@ -33,14 +35,24 @@ _SHARED = {
     "ieee-32": _tile(32, 4),
     "ieee-32-masked": _tile(32, 8),
     "ieee-64": _tile(32, 4),
-    "ieee-64-masked": _tile(32, 8),
+    "ieee-64-masked": _tile(16, 8),
     "ieee-128": _tile(32, 8),
 }
 _COMPILED: Table = {
     "positional_forward": _SHARED,
-    "positional_queries": _SHARED | {"ieee-64": _tile(32, 8)},
+    "positional_queries": _SHARED
+    | {
+        "tf32-64-masked": _tile(32, 4),
+        "tf32-128": _tile(32, 8, max_registers=255),
+        "ieee-64": _tile(32, 8),
+        "ieee-128": _tile(32, 8, max_registers=255),
+    },
     "positional_keys": _SHARED | {"half-32-masked": _tile(32, 4), "half-64": _tile(64, 8)},
-    "positional_tables": _SHARED | {"half-32-masked": _tile(32, 2)},
+    "positional_tables": _SHARED
+    | {
+        "half-32-masked": _tile(32, 2),
+        "ieee-64-masked": _tile(16, 8, max_registers=192),
+    },
     "positional_buckets": _BUCKETS,
 }
 _HOPPER: Table = _COMPILED | {
@@ -50,7 +62,14 @@ _HOPPER: Table = _COMPILED | {
 _AMPERE: Table = {kernel: entries | {"half-64": _tile(32, 4)} for kernel, entries in _COMPILED.items()} | {
     "positional_buckets": _BUCKETS
 }
-_CDNA3: Table = _COMPILED | {"positional_keys": _SHARED}
+# Programs of as many threads have half the warps.
+_CDNA3: Table = {
+    "positional_forward": _SHARED | {"ieee-64-masked": _tile(16, 4)},
+    "positional_queries": _COMPILED["positional_queries"] | {"ieee-64-masked": _tile(16, 4)},
+    "positional_keys": _SHARED | {"ieee-64-masked": _tile(16, 4)},
+    "positional_tables": _COMPILED["positional_tables"] | {"ieee-64-masked": _tile(16, 4)},
+    "positional_buckets": _BUCKETS,
+}
 # Small tiles, so that small tests have several of them.
 _INTERPRETER: Table = {
     kernel: {f"{kind}-{width}": _tile(32, 4) for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
@@ -64,4 +83,4 @@ TABLES: dict[str, Table] = {
     "interpreter": _INTERPRETER,
 }
 # The sizes that the kernels are written for.
-SIZES: dict[str, tuple[int, ...]] = {"BLOCK": (32, 64, 128), "CHUNK": (16, 32)}
+SIZES: dict[str, tuple[int, ...]] = {"BLOCK": (16, 32, 64, 128), "CHUNK": (16, 32)}

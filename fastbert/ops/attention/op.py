@@ -75,11 +75,12 @@ def attention(
 
     No backend needs a host-device sync: on a GPU the contents of `cu_seqlens_q` and `cu_seqlens_k` are checked under
     FASTBERT_DEBUG=1 only. The `triton` backend supports bf16, fp16 and fp32 with head_dim 32, 64, 96 or 128, positive
-    scales and contiguous heads, and positions in any combination but with a `bias`; unsupported calls fall back to
-    PyTorch, with a warning in the log. The `native` backend supports bf16 and fp32 on a CPU with head_dim 1 to 256 and
-    positive scales; the result of a sequence, and the gradients of its q, k and v, have the same bits in every batch
-    and on any number of threads. Neither has second derivatives. Raises UserError, a ValueError, that names the wrong
-    argument.
+    scales and contiguous heads, and positions unless there is a `bias` (relative ones with head_dim 32 or 64 and
+    without rotary embeddings; above 64, fp32 has no `distance_bias`, and `rotary` with tf32 only); unsupported calls
+    fall back to PyTorch, with a warning in the log. The `native` backend supports bf16 and fp32 on a CPU with head_dim
+    1 to 256 and positive scales; the result of a sequence, and the gradients of its q, k and v, have the same bits in
+    every batch and on any number of threads. Neither has second derivatives. Raises UserError, a ValueError, that names
+    the wrong argument.
     """
     del deterministic
     if is_autocast_enabled(q.device) and q.dtype != torch.float64:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
@@ -35,7 +36,10 @@ class Triton(TritonBackend[AttentionArguments]):
         if arguments.features and arguments.bias is not None:
             return Reason(f"bias together with {arguments.features[0]} has no kernel: pass a distance_bias")
         return (
-            unsupported_dtype("q", arguments.q) or _unsupported_relative(arguments) or _unsupported_strides(arguments)
+            unsupported_dtype("q", arguments.q)
+            or _unsupported_relative(arguments)
+            or _unsupported_wide(arguments)
+            or _unsupported_strides(arguments)
         )
 
     def rest_rows(self, arguments: AttentionArguments) -> int:
@@ -85,6 +89,21 @@ def _unsupported_relative(arguments: AttentionArguments) -> Reason | None:
             return Reason(f"{name} with head_dim={arguments.q.shape[2]} have no kernel: 32 and 64 do")
         if arguments.rotary is not None:
             return Reason(f"{name} together with rotary have no kernel: use one of them")
+    return None
+
+
+def _unsupported_wide(arguments: AttentionArguments) -> Reason | None:
+    """Refuse what would spill registers in fp32 with wide heads: rotary embeddings without TF32, biases by distance."""
+    q = arguments.q
+    if q.shape[2] <= 64 or q.dtype != torch.float32:
+        return None
+    if arguments.distance_bias is not None:
+        return Reason(f"distance_bias with head_dim={q.shape[2]} in fp32 has no kernel: use bf16")
+    if arguments.rotary is not None and not arguments.tf32:
+        return Reason(
+            f"rotary with head_dim={q.shape[2]} in fp32 has no kernel without TF32: use bf16, or allow it by"
+            " torch.set_float32_matmul_precision('high')"
+        )
     return None
 
 

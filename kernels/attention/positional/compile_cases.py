@@ -72,12 +72,16 @@ class PositionalCase:
 
 
 def demanding() -> list[PositionalCase]:
-    """Return the variants of released encoders, in half precision with heads of 64: local layers with rotary
-    embeddings, biases by distance, relative positions."""
+    """Return the variants of released encoders: in half precision with heads of 64 local layers with rotary embeddings,
+    biases by distance and relative positions; rotary embeddings with wide heads, and fp32 with and without tf32."""
     return [
         PositionalCase(window=True, rotary=True),
         PositionalCase(bias=True, dropout=True),
         PositionalCase(relative=True, dropout=True),
+        PositionalCase(head_dim=128, rotary=True, grouped=True),
+        PositionalCase(dtype="fp32", tf32=True, window=True, rotary=True),
+        PositionalCase(dtype="fp32", tf32=True, relative=True, dropout=True),
+        PositionalCase(dtype="fp32", relative=True, dropout=True),
     ]
 
 
@@ -94,8 +98,13 @@ def every() -> list[PositionalCase]:
         for (dtype, tf32), width, dropout, causal, names in itertools.product(
             [*ARITHMETICS, ("fp16", False)], (32, 64, 96, 128), (False, True), (False, True), combinations
         )
-        if "relative" not in names or width in (32, 64)
+        if width <= 64 or not ("relative" in names or (dtype == "fp32" and _unsupported_in_fp32(names, tf32)))
     ]
+
+
+def _unsupported_in_fp32(names: tuple[str, ...], tf32: bool) -> bool:
+    """Return whether wide heads in fp32 have no kernel."""
+    return "bias" in names or ("rotary" in names and not tf32)
 
 
 def brief() -> list[PositionalCase]:

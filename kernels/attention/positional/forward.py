@@ -10,10 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.attention.dropout import drop_and_narrow
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     content_to_position,
+    dropped_tile,
     key_range,
     load_rows,
     load_turned,
@@ -112,11 +112,11 @@ def _attend(
         s = product(qa, qb, ka, kb, ROTARY, PRECISION)
         distance = here - first - shift
         if POSITION_KEYS:
-            near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += content_to_position(qa, qb, near, unknown, ROTARY, PRECISION, BLOCK)
+            near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, BLOCK)
+            s += content_to_position(qa, near, unknown, PRECISION, BLOCK)
         if POSITION_QUERIES:
-            near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += position_to_content(ka, kb, near, unknown, ROTARY, PRECISION, BLOCK)
+            near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, BLOCK)
+            s += position_to_content(ka, near, unknown, PRECISION, BLOCK)
         if BIAS:
             s = add_distance_bias(s * (scale * LOG2_E), bias, here + column - position, head)
         if MASKED:
@@ -132,7 +132,7 @@ def _attend(
         decay = tl.exp2(highest - new)
         total = total * decay + tl.sum(tl.reshape(p, (BLOCK, BLOCK // 8, 8)), 1)
         if DROPOUT:
-            p = drop_and_narrow(p, dropout, here, first + row, head, v.dtype, PTX, BLOCK, BLOCK)
+            p = dropped_tile(p, dropout, here, first + row, head, v.dtype, PTX, BLOCK)
         out = add_dot(narrow(p, v.dtype), v, out * decay, PRECISION)
         highest = new
     return out, highest, total

@@ -7,12 +7,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.positional.forward import RUNTIME
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     add_products,
     content_to_position,
+    kept_tile,
     key_distances,
     load_rows,
     load_turned,
@@ -110,11 +110,11 @@ def _add_queries(
         s = product(qa, qb, ka, kb, ROTARY, PRECISION)
         distance = first - here - shift
         if POSITION_KEYS:
-            near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += content_to_position(qa, qb, near, unknown, ROTARY, PRECISION, BLOCK)
+            near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, BLOCK)
+            s += content_to_position(qa, near, unknown, PRECISION, BLOCK)
         if POSITION_QUERIES:
-            near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += position_to_content(ka, kb, near, unknown, ROTARY, PRECISION, BLOCK)
+            near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, BLOCK)
+            s += position_to_content(ka, near, unknown, PRECISION, BLOCK)
         s *= scale * LOG2_E
         if BIAS:
             s = add_distance_bias(s, bias, column - position, head)
@@ -123,13 +123,12 @@ def _add_queries(
         if CAUSAL or WINDOW:
             p = tl.where((column >= low) & (column <= high), p, 0.0)
         dp = dot(grad, flip(v), PRECISION)
-        kept_p = kept(p, dropout, first, here + row, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
+        kept_p = kept_tile(p, dropout, first, here + row, head, zero, DROPOUT, PTX, BLOCK)
         ds = narrow(tl.where(low == high, zero, kept_p * dp - p * delta), qa.dtype)
         dv = add_dot(flip(narrow(kept_p, v.dtype)), grad, dv, PRECISION)
         dka, dkb = add_products(flip(ds), qa, qb, dka, dkb, ROTARY, PRECISION)
         if POSITION_QUERIES:
-            lower_a, lower_b, upper_a, upper_b = near
             lower, upper = key_distances(ds, unknown, BLOCK)
-            dka, dkb = add_products(flip(lower), lower_a, lower_b, dka, dkb, ROTARY, PRECISION)
-            dka, dkb = add_products(flip(upper), upper_a, upper_b, dka, dkb, ROTARY, PRECISION)
+            dka = add_dot(flip(lower), near[0], dka, PRECISION)
+            dka = add_dot(flip(upper), near[1], dka, PRECISION)
     return dka, dkb, dv

@@ -5,6 +5,7 @@ All kernels have square tiles, in which distances repeat along diagonals.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -212,8 +213,10 @@ def _bias_gradient(halves: Tensor, bias: Tensor) -> Tensor:
 def _bucket_gradient(inputs: AttentionInputs, sums: Tensor, table: Tensor) -> Tensor:
     """Return the gradient of a table of relative positions from its sums of `positional_tables`."""
     assert inputs.buckets is not None
-    config = _config(inputs, positional_buckets.__name__)
     parts, heads, diagonals, _, block, head_dim = sums.shape
+    config = _config(inputs, positional_buckets.__name__)
+    # A chunk of distances lies within a block.
+    config = replace(config, constants={"CHUNK": min(config.constants["CHUNK"], block)})
     out = torch.empty(table.shape, dtype=table.dtype, device=table.device)
     launch(
         positional_buckets,

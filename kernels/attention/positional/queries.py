@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.positional.forward import RUNTIME
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     add_products,
     content_to_position,
+    kept_tile,
     key_range,
     load_rows,
     load_turned,
@@ -28,7 +28,7 @@ from fastbert.kernels.attention.positional.tiles import (
     zero_parts,
 )
 from fastbert.kernels.attention.tiles import load_statistic, store_delta
-from fastbert.kernels.common import LOG2_E, dot, flip, narrow
+from fastbert.kernels.common import LOG2_E, add_dot, dot, flip, narrow
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -112,11 +112,11 @@ def _add_keys(
         s = product(qa, qb, ka, kb, ROTARY, PRECISION)
         distance = here - first - shift
         if POSITION_QUERIES:
-            near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += position_to_content(ka, kb, near, unknown, ROTARY, PRECISION, BLOCK)
+            near = position_rows(position_queries_ptr, relative, distance, head, HEADS, HEAD_DIM, BLOCK)
+            s += position_to_content(ka, near, unknown, PRECISION, BLOCK)
         if POSITION_KEYS:
-            near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-            s += content_to_position(qa, qb, near, unknown, ROTARY, PRECISION, BLOCK)
+            near = position_rows(position_keys_ptr, relative, distance, head, HEADS, HEAD_DIM, BLOCK)
+            s += content_to_position(qa, near, unknown, PRECISION, BLOCK)
         s *= scale * LOG2_E
         if BIAS:
             s = add_distance_bias(s, bias, here + column - position, head)
@@ -124,13 +124,12 @@ def _add_keys(
         if MASKED:
             p = tl.where((here + column >= low) & (here + column <= high), p, 0.0)
         dp = dot(grad, flip(v), PRECISION)
-        kept_p = kept(p, dropout, here, first + row, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
+        kept_p = kept_tile(p, dropout, here, first + row, head, zero, DROPOUT, PTX, BLOCK)
         # A query with one visible key has no gradient: its softmax is constant.
         ds = narrow(tl.where(low == high, zero, kept_p * dp - p * delta), ka.dtype)
         dqa, dqb = add_products(ds, ka, kb, dqa, dqb, ROTARY, PRECISION)
         if POSITION_KEYS:
-            lower_a, lower_b, upper_a, upper_b = near
             lower, upper = query_distances(ds, unknown, BLOCK)
-            dqa, dqb = add_products(lower, lower_a, lower_b, dqa, dqb, ROTARY, PRECISION)
-            dqa, dqb = add_products(upper, upper_a, upper_b, dqa, dqb, ROTARY, PRECISION)
+            dqa = add_dot(lower, near[0], dqa, PRECISION)
+            dqa = add_dot(upper, near[1], dqa, PRECISION)
     return dqa, dqb

@@ -16,12 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.positional.forward import RUNTIME
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
-    add_products,
     content_to_position,
+    kept_tile,
     key_distances,
     load_rows,
     load_turned,
@@ -32,9 +31,8 @@ from fastbert.kernels.attention.positional.tiles import (
     query_distances,
     store_sums,
     visible_keys,
-    zero_parts,
 )
-from fastbert.kernels.common import LOG2_E, dot, flip, narrow
+from fastbert.kernels.common import LOG2_E, add_dot, dot, flip, narrow
 
 
 @triton.jit(do_not_specialize=[*RUNTIME, "sequences", "parts"])
@@ -59,17 +57,14 @@ def positional_tables(
     row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     zero = tl.minimum(dropout_scale, 0.0)
     total = tl.zeros((BLOCK, BLOCK), tl.float32) if dbias_ptr is not None else tl.zeros((1, 1), tl.float32)
-    # Parts a and b of the lower and the upper half.
-    lower_ka, lower_kb = zero_parts(BLOCK, WIDTH if dkeys_ptr is not None else 1, ROTARY)
-    upper_ka, upper_kb = zero_parts(BLOCK, WIDTH if dkeys_ptr is not None else 1, ROTARY)
-    lower_qa, lower_qb = zero_parts(BLOCK, WIDTH if dqueries_ptr is not None else 1, ROTARY)
-    upper_qa, upper_qb = zero_parts(BLOCK, WIDTH if dqueries_ptr is not None else 1, ROTARY)
+    lower_keys = tl.zeros((BLOCK, BLOCK_D if dkeys_ptr is not None else 1), tl.float32)
+    upper_keys = tl.zeros((BLOCK, BLOCK_D if dkeys_ptr is not None else 1), tl.float32)
+    lower_queries = tl.zeros((BLOCK, BLOCK_D if dqueries_ptr is not None else 1), tl.float32)
+    upper_queries = tl.zeros((BLOCK, BLOCK_D if dqueries_ptr is not None else 1), tl.float32)
     if POSITION_KEYS:
-        near_keys = position_rows(position_keys_ptr, relative, offset, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK)
+        near_keys = position_rows(position_keys_ptr, relative, offset, head, HEADS, HEAD_DIM, BLOCK)
     if POSITION_QUERIES:
-        near_queries = position_rows(
-            position_queries_ptr, relative, offset, head, HEADS, HEAD_DIM, WIDTH, ROTARY, BLOCK
-        )
+        near_queries = position_rows(position_queries_ptr, relative, offset, head, HEADS, HEAD_DIM, BLOCK)
     for sequence in range(part, sequences, parts):
         begin_q, length_q, begin_k, length_k = locate(cu_seqlens_q_ptr, cu_seqlens_k_ptr, sequence, tokens_q, tokens_k)
         dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold)
@@ -96,28 +91,28 @@ def positional_tables(
             delta = tl.load(delta_ptr + statistic, mask=inside, other=0.0)
             s = product(qa, qb, ka, kb, ROTARY, PRECISION)
             if POSITION_KEYS:
-                s += content_to_position(qa, qb, near_keys, unknown, ROTARY, PRECISION, BLOCK)
+                s += content_to_position(qa, near_keys, unknown, PRECISION, BLOCK)
             if POSITION_QUERIES:
-                s += position_to_content(ka, kb, near_queries, unknown, ROTARY, PRECISION, BLOCK)
+                s += position_to_content(ka, near_queries, unknown, PRECISION, BLOCK)
             s *= scale * LOG2_E
             if BIAS:
                 s = add_distance_bias(s, bias, key - position, head)
             low, high = visible_keys(position, length_k, window, CAUSAL, WINDOW)
             p = tl.where((key >= low) & (key <= high), tl.exp2(s - lse), 0.0)
             dp = dot(grad, flip(v), PRECISION)
-            kept_p = kept(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
+            kept_p = kept_tile(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK)
             ds = tl.where(low == high, zero, kept_p * dp - p * delta)
             if dbias_ptr is not None:
                 total += ds
             ds = narrow(ds, qa.dtype)
             if dkeys_ptr is not None:
                 lower, upper = query_distances(ds, unknown, BLOCK)
-                lower_ka, lower_kb = add_products(flip(lower), qa, qb, lower_ka, lower_kb, ROTARY, PRECISION)
-                upper_ka, upper_kb = add_products(flip(upper), qa, qb, upper_ka, upper_kb, ROTARY, PRECISION)
+                lower_keys = add_dot(flip(lower), qa, lower_keys, PRECISION)
+                upper_keys = add_dot(flip(upper), qa, upper_keys, PRECISION)
             if dqueries_ptr is not None:
                 lower, upper = key_distances(ds, unknown, BLOCK)
-                lower_qa, lower_qb = add_products(lower, ka, kb, lower_qa, lower_qb, ROTARY, PRECISION)
-                upper_qa, upper_qb = add_products(upper, ka, kb, upper_qa, upper_qb, ROTARY, PRECISION)
+                lower_queries = add_dot(lower, ka, lower_queries, PRECISION)
+                upper_queries = add_dot(upper, ka, upper_queries, PRECISION)
     halves = ((part * HEADS + head) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * 2
     if dbias_ptr is not None:
         lower, upper = query_distances(total, 0, BLOCK)
@@ -126,8 +121,8 @@ def positional_tables(
         tl.store(dbias_ptr + BLOCK, tl.sum(upper, 0) * dropout_scale)
     factor = scale * dropout_scale
     if dkeys_ptr is not None:
-        store_sums(dkeys_ptr, lower_ka * factor, lower_kb * factor, halves, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-        store_sums(dkeys_ptr, upper_ka * factor, upper_kb * factor, halves + 1, HEAD_DIM, WIDTH, ROTARY, BLOCK)
+        store_sums(dkeys_ptr, lower_keys * factor, halves, HEAD_DIM, BLOCK_D, BLOCK)
+        store_sums(dkeys_ptr, upper_keys * factor, halves + 1, HEAD_DIM, BLOCK_D, BLOCK)
     if dqueries_ptr is not None:
-        store_sums(dqueries_ptr, lower_qa * factor, lower_qb * factor, halves, HEAD_DIM, WIDTH, ROTARY, BLOCK)
-        store_sums(dqueries_ptr, upper_qa * factor, upper_qb * factor, halves + 1, HEAD_DIM, WIDTH, ROTARY, BLOCK)
+        store_sums(dqueries_ptr, lower_queries * factor, halves, HEAD_DIM, BLOCK_D, BLOCK)
+        store_sums(dqueries_ptr, upper_queries * factor, halves + 1, HEAD_DIM, BLOCK_D, BLOCK)

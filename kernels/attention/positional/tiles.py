@@ -24,6 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastbert.kernels.attention.dropout import drop_and_narrow, keep_mask_sixteen, kept
 from fastbert.kernels.common import LOG2_E, add_dot, dot, flip, narrow
 
 
@@ -212,53 +213,39 @@ def zero_parts(ROWS: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr):
 
 
 @triton.jit
-def _position_half(
-    table_ptr, relative, distance, head,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr,
-):  # fmt: skip
-    """Return the rows of a table (rows, HEADS, HEAD_DIM) for distances (BLOCK, 1), in parts."""
+def _position_half(table_ptr, relative, distance, head, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Return the rows of a table (rows, HEADS, HEAD_DIM) for distances (BLOCK, 1)."""
     buckets_ptr, distances, rows = relative
     distance = tl.minimum(tl.maximum(distance + distances // 2, 0), distances - 1)
     bucket = tl.minimum(tl.maximum(tl.load(buckets_ptr + distance), 0), rows - 1)
     table_ptr += bucket.to(tl.int64) * (HEADS * HEAD_DIM) + head * HEAD_DIM
-    column, other, real, _ = _columns(HEAD_DIM, ROTARY, WIDTH)
-    a = _load(table_ptr, column, real, real, HEAD_DIM, False)
-    if ROTARY == 0:
-        return a, a
-    else:
-        return a, _load(table_ptr, other, real, real, HEAD_DIM, False)
+    return tl.load(table_ptr + tl.arange(0, HEAD_DIM)[None, :])
 
 
 @triton.jit
 def position_rows(
-    table_ptr, relative, distance, head,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Return the rows of a table for all distances of the tile whose first query and key are `distance` apart: both
-    parts of the lower half, both of the upper."""
+    table_ptr, relative, distance, head, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the rows of a table for all distances of the tile whose first query and key are `distance` apart: the
+    lower half and the upper."""
     distance = distance - (BLOCK - 1) + tl.arange(0, BLOCK)[:, None]
-    a, b = _position_half(table_ptr, relative, distance, head, HEADS, HEAD_DIM, WIDTH, ROTARY)
-    c, d = _position_half(table_ptr, relative, distance + BLOCK, head, HEADS, HEAD_DIM, WIDTH, ROTARY)
-    return a, b, c, d
+    lower = _position_half(table_ptr, relative, distance, head, HEADS, HEAD_DIM)
+    return lower, _position_half(table_ptr, relative, distance + BLOCK, head, HEADS, HEAD_DIM)
 
 
 @triton.jit
-def content_to_position(a, b, rows, zero, ROTARY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the products of queries (a, b) with the position keys of their distances, (queries, keys)."""
-    lower_a, lower_b, upper_a, upper_b = rows
+def content_to_position(q, rows, zero, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the products of queries with the position keys of their distances, (queries, keys)."""
     query, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    lower = product(a, b, lower_a, lower_b, ROTARY, PRECISION)
-    upper = product(a, b, upper_a, upper_b, ROTARY, PRECISION)
+    lower, upper = dot(q, flip(rows[0]), PRECISION), dot(q, flip(rows[1]), PRECISION)
     return tl.gather(tl.where(column >= BLOCK - 1 - query, lower, upper), (column - query - 1 + zero) & (BLOCK - 1), 1)
 
 
 @triton.jit
-def position_to_content(a, b, rows, zero, ROTARY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the products of keys (a, b) with the position queries of their distances, (queries, keys)."""
-    lower_a, lower_b, upper_a, upper_b = rows
+def position_to_content(k, rows, zero, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the products of keys with the position queries of their distances, (queries, keys)."""
     row, key = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    lower = product(lower_a, lower_b, a, b, ROTARY, PRECISION)
-    upper = product(upper_a, upper_b, a, b, ROTARY, PRECISION)
+    lower, upper = dot(rows[0], flip(k), PRECISION), dot(rows[1], flip(k), PRECISION)
     return tl.gather(tl.where(row >= key, lower, upper), (key - row - 1 + zero) & (BLOCK - 1), 0)
 
 
@@ -290,12 +277,26 @@ def add_distance_bias(s, distance_bias, distance, head):
 
 
 @triton.jit
-def store_sums(
-    x_ptr, a, b, block, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Store sums in parts as the `block`-th (BLOCK, HEAD_DIM)."""
-    column, other, real, _ = _columns(HEAD_DIM, ROTARY, WIDTH)
+def dropped_tile(p, dropout, first_key, query, head, dtype: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr):
+    """Return probabilities (BLOCK, BLOCK) in `dtype`, 0 where they are dropped."""
+    if BLOCK == 16:
+        return narrow(tl.where(keep_mask_sixteen(dropout, first_key, query, head, BLOCK), p, 0.0), dtype)
+    else:
+        return drop_and_narrow(p, dropout, first_key, query, head, dtype, PTX, BLOCK, BLOCK)
+
+
+@triton.jit
+def kept_tile(p, dropout, first_key, query, head, zero, DROPOUT: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr):
+    """Return probabilities (BLOCK, BLOCK) fp32, `zero` (0.0 as no constant) where they are dropped."""
+    if DROPOUT and BLOCK == 16:
+        return tl.where(keep_mask_sixteen(dropout, first_key, query, head, BLOCK), p, zero)
+    else:
+        return kept(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
+
+
+@triton.jit
+def store_sums(x_ptr, x, block, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):
+    """Store sums as the `block`-th (BLOCK, HEAD_DIM)."""
+    column = tl.arange(0, BLOCK_D)[None, :]
     x_ptr += block * (BLOCK * HEAD_DIM) + tl.arange(0, BLOCK)[:, None] * HEAD_DIM
-    tl.store(x_ptr + column, a, mask=real)
-    if ROTARY != 0:
-        tl.store(x_ptr + other, b, mask=real)
+    tl.store(x_ptr + column, x, mask=column < HEAD_DIM)

@@ -1,5 +1,6 @@
 """The Triton attention with windows, rotary embeddings, tables by distance and grouped heads, against the oracle."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from fastbert.ops.attention.arguments import AttentionArguments, WantedGradients
 from fastbert.ops.attention.triton import Triton
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import launch
 from fastbert.kernels.attention.positional import launchers as kernels
+from fastbert.kernels.configs.configuration import Config
+from fastbert.kernels.tuning import tables
 
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([pytest.mark.gpu] if GPU else [])]
@@ -111,8 +115,10 @@ class Call:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_combinations_are_as_accurate_as_eager(dtype: torch.dtype, seed: int) -> None:
-    for features in COMBINATIONS if dtype == torch.float32 else COMBINATIONS[3:5]:
-        Call([3, 37, 0, 1], [3, 37, 0, 1], features, seed=seed, dtype=dtype).check()
+    chosen = {torch.float32: COMBINATIONS, torch.bfloat16: COMBINATIONS[3:4], torch.float16: COMBINATIONS[4:5]}[dtype]
+    for features in chosen:
+        heads = 2 if {"grouped", "distance_bias"} & features else 1
+        Call([3, 37, 0, 1], [3, 37, 0, 1], features, seed=seed, dtype=dtype, heads=heads).check()
 
 
 @pytest.mark.parametrize(
@@ -134,9 +140,23 @@ def test_lengths_of_queries_and_keys_that_differ(lengths_q: list[int], lengths_k
 
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_widths_of_a_head(width: int, seed: int) -> None:
+    # Wide heads are turned in half precision and in tf32.
+    dtype = torch.float32 if width == 64 else torch.float16
     for positions in ({"position_keys", "position_queries"} if width == 64 else {"partial"}, {"rotary"}):
         features = {*positions, "distance_bias", "window"}
-        Call([34], [34], features, seed=seed, dtype=torch.float32, heads=1, width=width).check()
+        Call([34], [34], features, seed=seed, dtype=dtype, heads=1, width=width).check()
+
+
+def test_tiles_of_sixteen_drop_the_same_probabilities(seed: int) -> None:
+    features = {"position_keys", "position_queries", "distance_bias", "dropout"}
+    call = Call([70, 19], [70, 19], features, seed=seed, dtype=torch.float32, heads=1)
+    with contextlib.ExitStack() as stack:
+        for name in ("forward", "queries", "keys", "tables"):
+            config = Config(constants={"BLOCK": 16}, num_warps=8)
+            stack.enter_context(tables.overridden(f"positional_{name}", "ieee-32-masked-dropout", config))
+        observed = stack.enter_context(launch.observing())
+        call.check()
+    assert {each.constants["BLOCK"] for each in observed} == {16}
 
 
 def test_positions_of_tokens_and_offsets_given_twice(seed: int) -> None:
@@ -153,19 +173,19 @@ def test_positions_of_tokens_and_offsets_given_twice(seed: int) -> None:
 
 
 def test_the_same_bits_on_every_run_and_in_every_batch(seed: int) -> None:
-    for positions in ({"rotary"}, {"position_keys", "position_queries"}):
-        check_bits({"window", "distance_bias", "dropout", "grouped", *positions}, seed)
+    check_bits({"window", "distance_bias", "dropout", "grouped", "rotary"}, 2, seed)
+    check_bits({"window", "dropout", "position_keys", "position_queries"}, 1, seed)
 
 
-def check_bits(features: set[str], seed: int) -> None:
+def check_bits(features: set[str], heads: int, seed: int) -> None:
     lengths = [5, 34]
-    call = Call(lengths, lengths, features, seed=seed, dtype=torch.float16)
+    call = Call(lengths, lengths, features, seed=seed, dtype=torch.float16, heads=heads)
     together, again = call.run(call.triton), call.run(call.triton)
     assert all(torch.equal(x, again[name]) for name, x in together.items())
     tensors, keys = call.tensors, call.options["dropout_key"]
     for i, length in enumerate(lengths):
         part = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
-        alone = Call([length], [length], features, seed=seed, dtype=torch.float16)
+        alone = Call([length], [length], features, seed=seed, dtype=torch.float16, heads=heads)
         alone.tensors = {name: x if name in TABLES else x[part] for name, x in tensors.items()}
         alone.gradient, alone.options = call.gradient[part], call.options | {"dropout_key": keys[i : i + 1]}
         # A bound on the length must not change a bit either; tables and rotary positions reach to 36.
@@ -225,8 +245,8 @@ def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPa
 
 
 def test_opcheck(seed: int) -> None:
-    features = {"window", "distance_bias", "position_queries", "grouped"}
-    call = Call([3, 4], [3, 4], features, seed=seed, dtype=torch.float16)
+    features = {"window", "distance_bias", "position_queries"}
+    call = Call([3, 4], [3, 4], features, seed=seed, dtype=torch.float16, heads=1)
     for name in ("q", "k", "v", *TABLES):
         if name in call.tensors:
             call.tensors[name] = call.tensors[name].to(DEVICE).requires_grad_()
@@ -242,7 +262,13 @@ def test_what_has_no_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for features, width, text in (
         ({"position_queries", "window"}, 96, "position_queries with head_dim=96 have no kernel: 32 and 64 do"),
         ({"position_keys", "rotary"}, 32, "position_keys together with rotary have no kernel: use one of them"),
-    ):
+        ({"distance_bias"}, 96, "distance_bias with head_dim=96 in fp32 has no kernel: use bf16"),
+        (
+            {"rotary", "window"}, 128,
+            "rotary with head_dim=128 in fp32 has no kernel without TF32: use bf16, or allow it by"
+            " torch.set_float32_matmul_precision('high')",
+        ),
+    ):  # fmt: skip
         reason = Triton().supports(arguments_of(Call([5], [5], features, seed=0, dtype=torch.float32, width=width)))
         assert reason is not None
         assert reason.text == text
