@@ -5,6 +5,7 @@
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
     python benchmarks/bench_encoder.py --matmuls
     python benchmarks/bench_encoder.py --family modernbert-base --json rows.json
+    python benchmarks/bench_encoder.py --family deberta-v3-base --sweep --json rows.json
 
 Weights and tokens are random with a fixed seed; all contenders load the same folder. Others get padded batches with
 their attention mask, fastbert the same sequences packed. docs/benchmarks.md explains the measures and the columns.
@@ -41,6 +42,8 @@ class Options(CpuOptions):
     """Measure the encoder's matmuls instead of whole encoders."""
     family: str | None = None
     """Another family's encoder in its released shape, one of `FAMILIES`, beside transformers' own; None: BERT."""
+    sweep: bool = False
+    """Also measure full batches of a family in all sizes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +51,8 @@ class Options(CpuOptions):
             raise UserError(f"--family {self.family} is not one of {', '.join(FAMILIES)}")
         if self.family is not None and (self.matmuls or self.model is not None):
             raise UserError("--family has one shape and whole encoders: leave out --model and --matmuls")
+        if self.sweep and self.family is None:
+            raise UserError("--sweep goes through the sizes of a family's batches: name one with --family")
         self.names()
         self.chosen()
 
@@ -76,6 +81,7 @@ class Options(CpuOptions):
         """Return the selected workloads."""
         if self.family is not None:
             made = families.batches(FAMILIES[self.family], self.quick)
+            made += families.sweep(FAMILIES[self.family], self.quick) if self.sweep else []
         else:
             made = (workloads.matmuls if self.matmuls else workloads.batches)(self.config, self.quick)
         by_name = {workload.name: workload for workload in made}
@@ -141,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
+    parser.add_argument("--sweep", action="store_true", help="also full batches of the family in all sizes")
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
     return command_line.execute(parser, arguments, Options, run, show, publish)
 

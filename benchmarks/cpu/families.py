@@ -50,6 +50,10 @@ def _eurobert() -> BertConfig:
     return EuroBertConfig()
 
 
+# The largest batch of a sweep: eager relative positions take a minute for twice as many.
+MOST_SWEPT = 4096
+
+
 @dataclass(frozen=True)
 class Family:
     """A family: the config of its released shape, and whether texts of thousands of tokens belong to its use."""
@@ -84,7 +88,22 @@ def batches(family: Family, quick: bool = False) -> list[Workload]:
     ]
     if family.long:
         made.append(batch("long-4096", [1024 if quick else 4096], 1024 if quick else 4096, config))
-    return [replace(workload, operations=operations(config, workload.arrays["lengths"].tolist())) for workload in made]
+    return [_counted(workload, config) for workload in made]
+
+
+def sweep(family: Family, quick: bool = False) -> list[Workload]:
+    """Return full batches of every size from one short text on, named `sequences x length`, of at most `MOST_SWEPT`
+    tokens; `quick` ones have at most 8 sequences of 32."""
+    config = family.config(quick)
+    counts, lengths = ((1, 8), (8, 32)) if quick else ((1, 8, 32), (8, 32, 64, 128, 256, 512))
+    shapes = [(count, length) for count in counts for length in lengths if count * length <= MOST_SWEPT]
+    made = [batch(f"{count}x{length}", [length] * count, length, config) for count, length in shapes]
+    return [_counted(workload, config) for workload in made]
+
+
+def _counted(workload: Workload, config: Any) -> Workload:
+    """Return the workload with the operations of the config's own layers."""
+    return replace(workload, operations=operations(config, workload.arrays["lengths"].tolist()))
 
 
 def operations(config: Any, lengths: Sequence[int]) -> float:

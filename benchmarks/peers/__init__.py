@@ -216,7 +216,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             f"transformers {attention} {dtype}": Entry(
                 "transformers_encoder", "Encoder", ENCODERS, ENCODERS, {"dtype": dtype, "attention": attention}
             )
-            for attention, dtype in (("eager", "fp32"), ("sdpa", "fp32"), ("sdpa", "bf16"))
+            for attention in ("eager", "sdpa")
+            for dtype in ("fp32", "bf16")
         },
         **{
             f"torch.compile {dtype}": Entry(

@@ -24,7 +24,17 @@ def test_operations_follow_the_window_and_the_gates() -> None:
     assert families.operations(config, [length]) == 2 * matmuls + 4 * width * (length * length + inside)
 
 
+def test_a_sweep_goes_from_one_short_text_to_the_largest_batch() -> None:
+    options = bench_encoder.Options(family="deberta-v3-base", sweep=True)
+    swept = {workload.name: workload.tokens for workload in options.chosen()[4:]}
+    assert next(iter(swept)) == "1x8"
+    assert swept["8x512"] == swept["32x128"] == max(swept.values()) == families.MOST_SWEPT
+    assert len(swept) == 16
+
+
 def test_an_unknown_family_is_named() -> None:
+    with pytest.raises(UserError, match="name one with --family"):
+        bench_encoder.Options(sweep=True)
     with pytest.raises(UserError, match="--family bert-base is not one of mpnet-base"):
         bench_encoder.Options(family="bert-base")
     with pytest.raises(UserError, match="leave out --model"):
