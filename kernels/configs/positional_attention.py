@@ -4,6 +4,8 @@ code. Classes with `-masked` have relative positions.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastbert.kernels.configs.configuration import Config, Table
 
 
@@ -62,13 +64,13 @@ _HOPPER: Table = _COMPILED | {
 _AMPERE: Table = {kernel: entries | {"half-64": _tile(32, 4)} for kernel, entries in _COMPILED.items()} | {
     "positional_buckets": _BUCKETS
 }
-# Programs of as many threads have half the warps.
+# Programs of as many threads have half the warps, and only NVIDIA's compiler takes limits on registers.
 _CDNA3: Table = {
-    "positional_forward": _SHARED | {"ieee-64-masked": _tile(16, 4)},
-    "positional_queries": _COMPILED["positional_queries"] | {"ieee-64-masked": _tile(16, 4)},
-    "positional_keys": _SHARED | {"ieee-64-masked": _tile(16, 4)},
-    "positional_tables": _COMPILED["positional_tables"] | {"ieee-64-masked": _tile(16, 4)},
-    "positional_buckets": _BUCKETS,
+    kernel: {
+        shape: replace(config, max_registers=0)
+        for shape, config in (entries | ({"ieee-64-masked": _tile(16, 4)} if kernel in _KERNELS else {})).items()
+    }
+    for kernel, entries in (_COMPILED | {"positional_keys": _SHARED}).items()
 }
 # Small tiles, so that small tests have several of them.
 _INTERPRETER: Table = {
