@@ -43,7 +43,7 @@ class Options(CpuOptions):
     family: str | None = None
     """Another family's encoder in its released shape, one of `FAMILIES`, beside transformers' own; None: BERT."""
     sweep: bool = False
-    """Also measure full batches of a family in all sizes."""
+    """Also measure full batches of a family, from one text of 8 tokens to 4,096 tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
-    parser.add_argument("--sweep", action="store_true", help="also full batches of the family in all sizes")
+    parser.add_argument("--sweep", action="store_true", help="also full batches of the family, up to 4,096 tokens")
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
     return command_line.execute(parser, arguments, Options, run, show, publish)
 

@@ -32,11 +32,11 @@ def leak_warnings(train: SampleData, validation: SampleData) -> Iterator[str]:
             else shared_share(sample, first.documents, other, second.documents)
         )
         if share > MOST_LEAKED:
-            place = "the training text" if same else f"the training text of {first.shards.folder}"
+            source = "the training text" if same else f"the training text of {first.shards.folder}"
             cure = "prepare the corpus with --dedup" if same else "prepare both as one corpus with --dedup"
             yield (
                 f"leaked validation text in {second.shards.folder}: {100 * share:.0f} % of the validation sentences of"
-                f" {LEAST_TOKENS} tokens or more also occur in {place}, so the validation loss is too low; {cure}"
+                f" {LEAST_TOKENS} tokens or more also occur in {source}, so the validation loss is too low; {cure}"
             )
 
 

@@ -212,7 +212,6 @@ class EncoderModel(PreTrainedModel):
         """
         config, offset = self.config, self.position_offset
         positions = config.max_position_embeddings if self.positions.has_table else 0
-        self.positions.check_length(batch)
         truncate = f"truncate to {config.max_sequence_length} tokens"
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),

@@ -61,13 +61,13 @@ class JoinedRows:
         for name in weights.tensors:
             match = self._match(self.parts[0], name)
             names = [f"{match[1]}{part}.{match[2]}" for part in self.parts] if match else []
-            found = [weights.tensors[part] for part in names if part in weights.tensors]
-            kinds = {(tensor.dtype, tensor.shape[1:], len(tensor.shape)) for tensor in found}
-            if match is None or len(found) < len(self.parts) or len(kinds) > 1 or not found[0].shape:
+            parts = [weights.tensors[part] for part in names if part in weights.tensors]
+            kinds = {(tensor.dtype, tensor.shape[1:], len(tensor.shape)) for tensor in parts}
+            if match is None or len(parts) < len(self.parts) or len(kinds) > 1 or not parts[0].shape:
                 continue
             for part in names:
                 del tensors[part]
-            tensors[f"{match[1]}{self.joined}.{match[2]}"] = JoinedTensor.of(tuple(found))
+            tensors[f"{match[1]}{self.joined}.{match[2]}"] = JoinedTensor.of(tuple(parts))
         return replace(weights, tensors=tensors)
 
     def join_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -43,14 +43,14 @@ class _Cache:
         probe = torch.empty(0, device=device)
         if torch.compiler.is_compiling() or is_recorded(probe):  # their tensors belong to the recorded call
             return make(length).to(device)
-        place = (key, device)
-        table = self.tables.get(place)
+        entry = (key, device)
+        table = self.tables.get(entry)
         if table is None or table.shape[0] < length:
             with torch.inference_mode(False), torch.no_grad():
                 table = make(length).to(device)
             if len(self.tables) >= self.most:
                 self.tables.clear()
-            self.tables[place] = table
+            self.tables[entry] = table
         return table
 
 
@@ -114,6 +114,7 @@ class PositionReader:
         self.rotary: tuple[RotarySpec, ...] = tuple(dict.fromkeys(table for table in rotary if table is not None))
         self.alibi_heads = next((attention.heads for attention in attentions if attention.position == "alibi"), 0)
         self.relative, self.longest = spec.relative, longest
+        self._warned = bool(spec.embeddings.positions)  # a table ends, so that longer texts are refused
         self.by_distance = bool(self.alibi_heads or spec.relative is not None or spec.convolution is not None) or any(
             attention.window is not None for attention in attentions
         )
@@ -134,6 +135,7 @@ class PositionReader:
         """
         if not (self.rotary or self.alibi_heads or self.relative is not None):
             return None
+        self._check_length(batch)
         position_ids, rotary = self._rotary(batch)
         distance_bias = table = buckets = None
         length, device = max(batch.max_seqlen, 1), batch.device
@@ -151,6 +153,22 @@ class PositionReader:
             position_ids=position_ids, rotary=rotary, distance_bias=distance_bias, embeddings=table,
             buckets=buckets, sources=() if table is None else sources,
         )  # fmt: skip
+
+    def _check_length(self, batch: PackedBatch) -> None:
+        """Warn once of positions beyond those that the model was trained for."""
+        ids = batch.position_ids
+        if self._warned or torch.compiler.is_compiling() or is_recorded(ids):
+            return
+        # Without a host-device sync.
+        longest = int(ids.max()) + 1 if is_readable(ids) and ids.numel() else batch.max_seqlen
+        if longest > self.longest:
+            self._warned = True
+            logger.warning(
+                "a text has %s tokens, but the model was trained for up to max_position_embeddings=%s: its positions go"
+                " on, but results may be worse; truncate the text to stay within them",
+                longest,
+                self.longest,
+            )
 
     def _rotary(self, batch: PackedBatch) -> tuple[Tensor | None, dict[RotarySpec, Tensor]]:
         """Return the positions of a batch's tokens as rows of tables, and the tables."""
@@ -214,9 +232,8 @@ class Positions(nn.Module):
             width = spec.layers[0].hidden_size
             self.embeddings = nn.Embedding(2 * relative.span, width)
             self.LayerNorm = None if relative.norm is None else norm_of(relative.norm, width)
-        self.has_table, self.longest = bool(spec.embeddings.positions), longest
+        self.has_table = bool(spec.embeddings.positions)
         self.needs_columns = self.reader.by_distance or bool(self.reader.rotary)
-        self._warned = False
 
     def forward(self, batch: PackedBatch) -> LayerPositions | None:
         """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings."""
@@ -243,17 +260,3 @@ class Positions(nn.Module):
         if not runs_as_written(table, nn.Embedding):  # hooks and other modules receive the index of each row
             embeddings = table(torch.arange(len(embeddings), device=embeddings.device))
         return embeddings if self.LayerNorm is None else self.LayerNorm(embeddings)
-
-    def check_length(self, batch: PackedBatch) -> None:
-        """Warn once of positions beyond those that the model was trained for, where no table ends before them."""
-        if self._warned or self.has_table or not batch.position_ids.numel():
-            return
-        longest = int(batch.position_ids.max()) + 1
-        if longest > self.longest:
-            self._warned = True
-            logger.warning(
-                "a text has %s tokens, but the model was trained for up to max_position_embeddings=%s: its positions go"
-                " on, but results may be worse; truncate the text to stay within them",
-                longest,
-                self.longest,
-            )

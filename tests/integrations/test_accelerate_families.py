@@ -71,6 +71,23 @@ def test_an_encoder_gives_what_it_gave(kind: str, seed: int) -> None:
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_texts_beyond_the_trained_length(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    for kind in ("modernbert", "deberta-v3"):
+        model = fastbert.accelerate(encoder(kind, seed))
+        longest = model.config.max_position_embeddings
+        with torch.no_grad():
+            model(torch.full((1, longest), 5))
+            assert not caplog.records
+            for _ in range(2):
+                assert model(torch.full((1, longest + 1), 5)).last_hidden_state.isfinite().all()
+        assert [f"has {longest + 1} tokens" in record.message for record in caplog.records] == [True], kind
+        caplog.clear()
+    model = fastbert.accelerate(encoder("mpnet", seed))
+    rows = model.config.max_position_embeddings
+    with pytest.raises(UserError, match=f"position_ids holds {rows}, outside the model's table of {rows} rows: trunc"):
+        model(torch.full((1, rows - 1), 5))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_original(kind: str, seed: int) -> None:
     there, kwargs = real(masks()["right"]), inputs(seed, masks()["right"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert import ops
+from fastbert.errors import UserError
 from fastbert.integrations.module_checks import (
     CAPTURING,
     dropout_probability,
@@ -21,6 +22,7 @@ from fastbert.integrations.module_checks import (
 from fastbert.integrations.transformers.spec_layer import plain_norm
 from fastbert.models.architecture import TransformersLayout
 from fastbert.models.fusibility import PLAIN_TENSORS, has_hooks, project
+from fastbert.models.padded import is_readable
 from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.dropout.op import dropout
 from fastbert.packing import PackedBatch
@@ -48,6 +50,7 @@ def embed_tokens(
 ) -> Tensor:
     """Return dropout(norm(projection(sum of the tables' rows))) of packed tokens, (tokens, width)."""
     ids = [getattr(batch, name) for name in tables]
+    _check_positions(batch.position_ids, tables)
     if embeddings is None:
         return _sum_of_rows(ids, tables)
     norm = getattr(embeddings, layout.embedding_norm)
@@ -58,6 +61,15 @@ def embed_tokens(
     total = _sum_of_rows(ids, tables)
     total = total if projection is None else project(projection, total)
     return dropout(plain_norm(norm, total, layout.module), token_dropout)
+
+
+def _check_positions(ids: Tensor, tables: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a text that is longer than a table of positions, where that needs no host-device sync."""
+    if "position_ids" not in tables or not is_readable(ids) or not ids.numel():
+        return
+    rows, highest = len(tables["position_ids"].weight), int(ids.max())
+    if highest >= rows:
+        raise UserError(f"position_ids holds {highest}, outside the model's table of {rows} rows: truncate the text")
 
 
 def _sum_of_rows(ids: list[Tensor], tables: Mapping[str, Any]) -> Tensor:

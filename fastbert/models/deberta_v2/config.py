@@ -177,8 +177,8 @@ class DebertaV2Config(BertConfig):
         total = tables * narrow + 2 * width + (0 if narrow == width else narrow * width)
         if self.relative_attention:
             total += 2 * self.relative_span * width
-            own = 0 if self.share_att_key else len(set(self.pos_att_type))
-            layer += own * (width * width + width)
+            projections = 0 if self.share_att_key else len(set(self.pos_att_type))
+            layer += projections * (width * width + width)
         if self.normalises_positions:
             total += 2 * width
         if self.conv_kernel_size > 0:
