@@ -82,6 +82,10 @@ def demanding() -> list[PositionalCase]:
         PositionalCase(dtype="fp32", tf32=True, window=True, rotary=True),
         PositionalCase(dtype="fp32", tf32=True, relative=True, dropout=True),
         PositionalCase(dtype="fp32", relative=True, dropout=True),
+        PositionalCase(dtype="fp32", rotary=True),
+        PositionalCase(dtype="fp32", window=True, rotary=True),
+        PositionalCase(dtype="fp32", head_dim=32, rotary=True),
+        PositionalCase(dtype="fp32", tf32=True, head_dim=32, relative=True, dropout=True),
     ]
 
 
