@@ -42,16 +42,30 @@ def _upper_bytes(words):
 
 
 @triton.jit
+def _keep_mask_sixteen(dropout, first_key, query, head, BLOCK_M: tl.constexpr):
+    """Return bool (BLOCK_M, 16) for the 16 keys from `first_key` on, a multiple of 16; see `keep_mask`."""
+    key, site, threshold = dropout
+    w0, w1, w2, w3 = philox(key, first_key // 64 * 4 + tl.arange(0, 4)[None, :], query, head, site)
+    word = first_key // 16 % 4
+    words = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+    draws = tl.reshape(_upper_bytes(words), (BLOCK_M, 4, 2, 2))
+    return tl.reshape(tl.trans(draws, 0, 2, 1, 3), (BLOCK_M, 16)) >= (threshold.to(tl.uint32) << 24)
+
+
+@triton.jit
 def keep_mask(dropout, first_key, query, head, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return bool (BLOCK_M, BLOCK_N), False where a probability is dropped.
 
     `dropout` holds key, site and threshold; `first_key`, a multiple of BLOCK_N, is the first column; `query` is
-    (BLOCK_M, 1). BLOCK_M is a multiple of 16, BLOCK_N of 64, or 32.
+    (BLOCK_M, 1). BLOCK_M is a multiple of 16, BLOCK_N of 64, or 32 or 16.
     """
     key, site, threshold = dropout
-    draws = _upper_bytes(_draw_words(key, first_key, query, head, site, BLOCK_M, BLOCK_N))
-    draws = tl.reshape(tl.trans(draws, 2, 0, 3, 1, 5, 6, 4, 7), (BLOCK_M, BLOCK_N))
-    return draws >= (threshold.to(tl.uint32) << 24)
+    if BLOCK_N == 16:
+        return _keep_mask_sixteen(dropout, first_key, query, head, BLOCK_M)
+    else:
+        draws = _upper_bytes(_draw_words(key, first_key, query, head, site, BLOCK_M, BLOCK_N))
+        draws = tl.reshape(tl.trans(draws, 2, 0, 3, 1, 5, 6, 4, 7), (BLOCK_M, BLOCK_N))
+        return draws >= (threshold.to(tl.uint32) << 24)
 
 
 @triton.jit
@@ -70,17 +84,6 @@ def keep_mask_rows(dropout, first_key, query, head, BLOCK_M: tl.constexpr, BLOCK
         words = tl.join(w0, w1) if WORDS == 2 else tl.expand_dims(w0, 2)
     draws = tl.reshape(_upper_bytes(words), (BLOCK_M, GROUPS, 4, WORDS, 2, 2))
     return tl.reshape(tl.trans(draws, 0, 1, 3, 4, 2, 5), (BLOCK_M, BLOCK_N)) >= (threshold.to(tl.uint32) << 24)
-
-
-@triton.jit
-def keep_mask_sixteen(dropout, first_key, query, head, BLOCK_M: tl.constexpr):
-    """Return bool (BLOCK_M, 16) for the 16 keys from `first_key` on, a multiple of 16; see `keep_mask`."""
-    key, site, threshold = dropout
-    w0, w1, w2, w3 = philox(key, first_key // 64 * 4 + tl.arange(0, 4)[None, :], query, head, site)
-    word = first_key // 16 % 4
-    words = tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
-    draws = tl.reshape(_upper_bytes(words), (BLOCK_M, 4, 2, 2))
-    return tl.reshape(tl.trans(draws, 0, 2, 1, 3), (BLOCK_M, 16)) >= (threshold.to(tl.uint32) << 24)
 
 
 @triton.jit

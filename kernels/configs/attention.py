@@ -141,7 +141,7 @@ _COMPILED: Table = {
         "tf32-128": _tile(16, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(16, 32, 8, 1, 255),
+        "ieee-128": _tile(16, 16, 8, 1, 255),
     },
     "backward_keys": {
         "half-32": _tile(64, 64, 4, 2),
@@ -381,5 +381,5 @@ SIZES: dict[str, tuple[int, ...]] = {
     "LIBRARY": (0, 1),
     "BLOCK_ROWS": (0, 32, 64, 128, 256),
     "BLOCK_M": (16, 32, 64, 128, 256),
-    "BLOCK_N": (32, 64, 128, 256),
+    "BLOCK_N": (16, 32, 64, 128, 256),
 }

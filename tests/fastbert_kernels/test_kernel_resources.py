@@ -29,14 +29,8 @@ from fastbert.kernels.tuning.resources import SHARED_MEMORY, TARGETS, Body, Reso
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "kernel_resources.json"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance-gpu.md"
 SAME_FOR_ALL = {"drop_tokens", "sum_columns"}
-# Bytes per thread that are spilled, whatever the configuration: fp32 without tensor cores holds whole rows of operands.
+# Bytes per thread that are spilled by choice.
 KNOWN = {
-    ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.6.0", 232),
-    ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.6.0", 224),
-    ("backward_queries, fp32 128 causal bias dropout, sm_100, triton 3.6.0", 240),
-    ("backward_queries, fp32 128 causal bias dropout, sm_80, triton 3.7.1", 232),
-    ("backward_queries, fp32 128 causal bias dropout, sm_90, triton 3.7.1", 224),
-    ("backward_queries, fp32 128 causal bias dropout, sm_100, triton 3.7.1", 256),
     # Outside of its loop; with three programs per multiprocessor it takes 6 % less time on an H100.
     *((f"backward_queries, bf16 64 dropout, sm_90, triton {version}", 8) for version in VERSIONS),
 }

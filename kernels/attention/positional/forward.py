@@ -10,10 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastbert.kernels.attention.dropout import drop_and_narrow
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     content_to_position,
-    dropped_tile,
     key_range,
     load_rows,
     load_turned,
@@ -132,7 +132,7 @@ def _attend(
         decay = tl.exp2(highest - new)
         total = total * decay + tl.sum(tl.reshape(p, (BLOCK, BLOCK // 8, 8)), 1)
         if DROPOUT:
-            p = dropped_tile(p, dropout, here, first + row, head, v.dtype, PTX, BLOCK)
+            p = drop_and_narrow(p, dropout, here, first + row, head, v.dtype, PTX, BLOCK, BLOCK)
         out = add_dot(narrow(p, v.dtype), v, out * decay, PRECISION)
         highest = new
     return out, highest, total

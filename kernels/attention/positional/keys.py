@@ -7,12 +7,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.positional.forward import RUNTIME
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     add_products,
     content_to_position,
-    kept_tile,
     key_distances,
     load_rows,
     load_turned,
@@ -123,7 +123,7 @@ def _add_queries(
         if CAUSAL or WINDOW:
             p = tl.where((column >= low) & (column <= high), p, 0.0)
         dp = dot(grad, flip(v), PRECISION)
-        kept_p = kept_tile(p, dropout, first, here + row, head, zero, DROPOUT, PTX, BLOCK)
+        kept_p = kept(p, dropout, first, here + row, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
         ds = narrow(tl.where(low == high, zero, kept_p * dp - p * delta), qa.dtype)
         dv = add_dot(flip(narrow(kept_p, v.dtype)), grad, dv, PRECISION)
         dka, dkb = add_products(flip(ds), qa, qb, dka, dkb, ROTARY, PRECISION)

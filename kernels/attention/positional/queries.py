@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.positional.forward import RUNTIME
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     add_products,
     content_to_position,
-    kept_tile,
     key_range,
     load_rows,
     load_turned,
@@ -124,7 +124,7 @@ def _add_keys(
         if MASKED:
             p = tl.where((here + column >= low) & (here + column <= high), p, 0.0)
         dp = dot(grad, flip(v), PRECISION)
-        kept_p = kept_tile(p, dropout, here, first + row, head, zero, DROPOUT, PTX, BLOCK)
+        kept_p = kept(p, dropout, here, first + row, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
         # A query with one visible key has no gradient: its softmax is constant.
         ds = narrow(tl.where(low == high, zero, kept_p * dp - p * delta), ka.dtype)
         dqa, dqb = add_products(ds, ka, kb, dqa, dqb, ROTARY, PRECISION)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastbert.kernels.attention.dropout import kept
 from fastbert.kernels.attention.positional.forward import RUNTIME
 from fastbert.kernels.attention.positional.tiles import (
     add_distance_bias,
     content_to_position,
-    kept_tile,
     key_distances,
     load_rows,
     load_turned,
@@ -100,7 +100,7 @@ def positional_tables(
             low, high = visible_keys(position, length_k, window, CAUSAL, WINDOW)
             p = tl.where((key >= low) & (key <= high), tl.exp2(s - lse), 0.0)
             dp = dot(grad, flip(v), PRECISION)
-            kept_p = kept_tile(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK)
+            kept_p = kept(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
             ds = tl.where(low == high, zero, kept_p * dp - p * delta)
             if dbias_ptr is not None:
                 total += ds

@@ -24,7 +24,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.attention.dropout import drop_and_narrow, keep_mask_sixteen, kept
 from fastbert.kernels.common import LOG2_E, add_dot, dot, flip, narrow
 
 
@@ -274,24 +273,6 @@ def add_distance_bias(s, distance_bias, distance, head):
     bias_ptr += tl.cast(head, tl.int64) * stride
     inside = (column >= 0) & (column < distances)
     return s + tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32) * LOG2_E
-
-
-@triton.jit
-def dropped_tile(p, dropout, first_key, query, head, dtype: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr):
-    """Return probabilities (BLOCK, BLOCK) in `dtype`, 0 where they are dropped."""
-    if BLOCK == 16:
-        return narrow(tl.where(keep_mask_sixteen(dropout, first_key, query, head, BLOCK), p, 0.0), dtype)
-    else:
-        return drop_and_narrow(p, dropout, first_key, query, head, dtype, PTX, BLOCK, BLOCK)
-
-
-@triton.jit
-def kept_tile(p, dropout, first_key, query, head, zero, DROPOUT: tl.constexpr, PTX: tl.constexpr, BLOCK: tl.constexpr):
-    """Return probabilities (BLOCK, BLOCK) fp32, `zero` (0.0 as no constant) where they are dropped."""
-    if DROPOUT and BLOCK == 16:
-        return tl.where(keep_mask_sixteen(dropout, first_key, query, head, BLOCK), p, zero)
-    else:
-        return kept(p, dropout, first_key, query, head, zero, DROPOUT, PTX, BLOCK, BLOCK)
 
 
 @triton.jit

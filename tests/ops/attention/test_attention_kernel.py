@@ -1,5 +1,6 @@
 """The Triton attention against the oracle: in the interpreter on a CPU, compiled where there is a GPU."""
 
+import contextlib
 import itertools
 import math
 from dataclasses import replace
@@ -13,6 +14,8 @@ from fastbert.ops import reference
 
 pytest.importorskip("triton", reason="needs triton")
 
+from fastbert.kernels import launch
+from fastbert.kernels.configs.configuration import Config
 from fastbert.kernels.tuning import tables
 
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
@@ -57,6 +60,17 @@ def check_single_keys(seed: int, *, causal: bool) -> None:
         _, dq, dk, _ = inputs.run(inputs.triton)
         assert not dq.any(), length
         assert not dk.any(), length
+
+
+def test_sixteen_keys_at_a_time_drop_the_same_probabilities(without_medium: None, seed) -> None:
+    inputs = Inputs([70, 140], [70, 140], seed=seed, dtype=torch.float32, heads=1, width=32, dropout_p=0.3)
+    config = Config(constants={"BLOCK_M": 16, "BLOCK_N": 16}, num_warps=8)
+    with contextlib.ExitStack() as stack:
+        for kernel in ("forward_long", "backward_queries", "backward_keys"):
+            stack.enter_context(tables.overridden(kernel, "ieee-32-dropout", config))
+        observed = stack.enter_context(launch.observing())
+        check(inputs)
+    assert [each.constants.get("BLOCK_N") for each in observed].count(16) == 3
 
 
 def test_a_query_with_one_visible_key_has_no_gradient(seed) -> None:
