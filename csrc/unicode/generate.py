@@ -11,7 +11,7 @@ This script therefore queries the reference for all 1,112,064 scalar values, and
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 REFERENCE_VERSION = "0.23.3"
@@ -92,6 +92,17 @@ def ranges_of(points: Iterable[int]) -> list[int]:
     return bounds
 
 
+def changed_in_blocks(normalizes: Sequence[Callable[[str], str]], split: Callable[[str], list]) -> Iterator[str]:
+    """Yield the scalar values of all blocks that anything changes or splits, letters between them. Most code points are
+    unassigned: their blocks stay as they are."""
+    chars = list(scalars())
+    for start in range(0, len(chars), BLOCK):
+        block = chars[start : start + BLOCK]
+        text = f"a{'a'.join(block)}a"
+        if len(split(text)) != 1 or any(normalize(text) != text for normalize in normalizes):
+            yield from block
+
+
 def query_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int, int], list[int]]:
     """Return flags, decomposition, lower case and combining rank by code point, and the ranges of word characters."""
     from tokenizers import normalizers, pre_tokenizers
@@ -112,7 +123,7 @@ def query_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[i
     flags = [0] * CODE_POINTS
     decompositions: dict[int, str] = {}
     lowercase: dict[int, str] = {}
-    for char in scalars():
+    for char in changed_in_blocks((clean, chinese, decompose, strip, lower), split):
         point = ord(char)
         flag = 0
         cleaned = clean(char)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -34,14 +35,12 @@ def build(target: Path, main: str, flags: Sequence[str], compiler: str) -> None:
     """Compile the core, the checks and a main program; raises CalledProcessError with the compiler's messages."""
     sources = [*SOURCES, *CHECKS, HERE / main]
     objects = [target.with_name(f"{target.name}-{source.stem}-{index}.o") for index, source in enumerate(sources)]
-    for first in range(0, len(sources), jobs := os.cpu_count() or 1):
-        running = [
-            subprocess.Popen([compiler, *FLAGS, *flags, "-c", str(source), "-o", str(output)])
-            for source, output in list(zip(sources, objects))[first : first + jobs]
-        ]
-        for process in running:
-            if process.wait() != 0:
-                raise subprocess.CalledProcessError(process.returncode, process.args)
+
+    def compile_one(source: Path, output: Path) -> None:
+        subprocess.run([compiler, *FLAGS, *flags, "-c", str(source), "-o", str(output)], check=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, sources, objects))
     subprocess.run([compiler, *FLAGS, *flags, *map(str, objects), "-o", str(target)], check=True)
 
 
