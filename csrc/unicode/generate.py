@@ -92,14 +92,14 @@ def ranges_of(points: Iterable[int]) -> list[int]:
     return bounds
 
 
-def changed_in_blocks(normalizes: Sequence[Callable[[str], str]], split: Callable[[str], list]) -> Iterator[str]:
+def changed_in_blocks(normalizers: Sequence[Callable[[str], str]], split: Callable[[str], list]) -> Iterator[str]:
     """Yield the scalar values of all blocks that anything changes or splits, letters between them. Most code points are
     unassigned: their blocks stay as they are."""
     chars = list(scalars())
     for start in range(0, len(chars), BLOCK):
         block = chars[start : start + BLOCK]
         text = f"a{'a'.join(block)}a"
-        if len(split(text)) != 1 or any(normalize(text) != text for normalize in normalizes):
+        if len(split(text)) != 1 or any(normalize(text) != text for normalize in normalizers):
             yield from block
 
 

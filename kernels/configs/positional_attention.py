@@ -88,7 +88,16 @@ _AMPERE: Table = {
     "positional_buckets": _BUCKETS,
 }
 _BLACKWELL: Table = _COMPILED | {
-    "positional_queries": _COMPILED["positional_queries"] | {"half-64": _tile(64, 4, max_registers=255)},
+    "positional_forward": _COMPILED["positional_forward"] | {"tf32-128-dropout": _tile(16, 8, max_registers=255)},
+    "positional_queries": _COMPILED["positional_queries"]
+    | {"half-64": _tile(64, 4, max_registers=255), "tf32-128-dropout": _tile(16, 8, max_registers=255)},
+    "positional_keys": _COMPILED["positional_keys"]
+    | {
+        "half-64-dropout": _tile(64, 8, max_registers=255),
+        "half-64-masked-dropout": _tile(32, 4),
+        "half-128": _tile(32, 4, max_registers=255),
+        "tf32-128-dropout": _tile(32, 8, max_registers=255),
+    },
 }
 # With more than four warps, of 64 threads each, a thread has half the registers. Only NVIDIA's compiler takes limits.
 _CDNA3: Table = {
@@ -98,7 +107,7 @@ _CDNA3: Table = {
     for kernel, entries in (
         _COMPILED
         | {
-            "positional_keys": _SHARED,
+            "positional_keys": _SHARED | {"tf32-128-dropout": _tile(16, 4)},
             "positional_tables": _COMPILED["positional_tables"] | {"tf32-64-masked": _tile(16, 4)},
         }
     ).items()
