@@ -139,6 +139,34 @@ def test_what_does_not_fit_a_layer_is_named(seed: int) -> None:
                 model(moved)
 
 
+def test_layers_share_the_arguments_of_attention_until_they_change(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Global and local layers check theirs once in a pass; what changes in place is checked again."""
+    model = model_of("modernbert", seed)
+    ids = torch.randint(5, 99, (20,), generator=torch.Generator().manual_seed(seed))
+    batch = replace(batch_of((12, 8), ids), position_ids=torch.arange(20) % 12)
+    checks: list[int] = []
+    original = native_general.kernel_arguments
+    monkeypatch.setattr(native_general, "kernel_arguments", lambda arguments: checks.append(1) or original(arguments))
+    with torch.no_grad(), use_backend("native"):
+        model(batch)
+        kinds = {layer.spec.self_attention for layer in model.encoder.layer}
+        assert len(checks) == len(kinds) < model.config.num_hidden_layers
+        positions = model.positions(batch)
+        layers, x = layer_batch(batch, 0.0, 0.0, False, positions=positions), torch.randn(20, 32)
+        layer = model.encoder.layer[1]
+        before = layer(x, layers)
+        assert positions.position_ids is not None
+        positions.position_ids[3] = 5
+        assert not torch.equal(layer(x, layers), before)
+        positions.position_ids[3] = 1 << 40
+        with pytest.raises(UserError, match="positions holds 1099511627776"):
+            layer(x, layers)
+        positions.position_ids[3] = 3
+        layers.cu_seqlens.untyped_storage().resize_(0)
+        with pytest.raises(UserError, match="no storage"):
+            layer(x, layers)
+
+
 def test_gradients_dropout_and_hooks_compose_the_layer(calls: Iterator[list[torch.dtype]], seed: int) -> None:
     model, made = model_of("modernbert", seed), next(calls)
     ids = torch.randint(5, 99, (20,), generator=torch.Generator().manual_seed(seed))

@@ -84,7 +84,7 @@ class SpecLayer:
             inner_p=self.inner_p,
         )  # fmt: skip
         layer = _ComposedLayer(self, batch, index)
-        if self.is_plain():
+        if self.is_plain:
             parameters = self.fusible_parameters()
             if parameters is not None:
                 fused = fused_layer(x, parameters, self.spec, batch, index, int8=int8)
@@ -94,8 +94,9 @@ class SpecLayer:
                 return fused
         return compose_layer(x, layer, batch, index)
 
+    @functools.cached_property
     def is_plain(self) -> bool:
-        """Return whether the parameters of the linear layers and norms alone decide what the layer computes."""
+        """Whether the parameters of the linear layers and norms alone decide what the layer computes."""
         return self.activation is None and all(
             self.is_plain_norm(name) if name in NORMS else is_plain(part) or is_plain_without_bias(part)
             for name, part in self.parts.items()
@@ -118,7 +119,7 @@ class SpecLayer:
     def leaves_bf16(self, tokens: int, x: Tensor, int8: bool) -> bool:
         """Return whether torch's library, not our kernels, would multiply bf16 on the CPU in the layer of so many
         tokens; `x` has the dtype and the device of the hidden states."""
-        if not self.is_plain():
+        if not self.is_plain:
             return True
         parameters = self.fusible_parameters()
         if parameters is not None:

@@ -91,6 +91,8 @@ class LayerBatch:
     reads every token; what follows it is computed of these alone."""
     positions: LayerPositions | None = None
     """None where attention reads none."""
+    shared: dict[object, Any] = field(default_factory=dict)
+    """What one layer computed of this batch and the next may read again."""
 
     @property
     def drops(self) -> bool:

@@ -171,21 +171,42 @@ def _apart(parameters: Mapping[str, Tensor], spec: LayerSpec) -> Mapping[str, Te
 def _attention(
     x: Tensor, spec: LayerSpec, batch: LayerBatch, dtype: torch.dtype, tables: PositionTables
 ) -> tuple[_C.AttentionArguments, object]:
-    """Return the arguments of attention but q, k and v, which the layer computes, and what must outlive the call."""
+    """Return the arguments of attention but q, k and v, which the layer computes, and what must outlive the call.
+
+    Layers of one spec share them, since checking them takes as long as computing a few tokens.
+    """
     attention, positions = spec.self_attention, batch.positions
+    read: dict[str, Tensor | None] = batch.rotary_arguments(attention)
+    by_distance = buckets = None
+    if attention.position in ("alibi", "relative") and positions is not None:
+        by_distance = positions.distance_bias
+    if attention.position == "disentangled" and positions is not None:
+        buckets = positions.buckets
+    tensors = [tensor for tensor in (batch.cu_seqlens, by_distance, buckets, *read.values()) if tensor is not None]
+    key = None
+    copied = any(not tensor.is_contiguous() for tensor in tensors)
+    copied |= by_distance is not None and by_distance.dtype != torch.float32
+    if not (copied or tables.keys is not None or tables.queries is not None):
+        # By address, because a tensor whose storage was given back has another, and by version, because checks read
+        # the positions.
+        changes = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (attention, dtype, x.shape[0], batch.max_seqlen, *addresses, *changes)
+        shared = batch.shared.get(key)
+        if shared is not None:
+            return shared
     groups = attention.heads if attention.key_value_heads is None else attention.key_value_heads
     # One row for all tokens: the layer computes q, k and v itself, and the checks of attention read their shapes.
     row = x.new_empty(attention.head_dim, dtype=dtype)
     q, k = (row.as_strided((x.shape[0], heads, attention.head_dim), (0, 0, 1)) for heads in (attention.heads, groups))
     scale = 1 / math.sqrt(attention.head_dim) if attention.scale is None else attention.scale
-    by_distance = None
-    if attention.position in ("alibi", "relative") and positions is not None:
-        by_distance = positions.distance_bias
     arguments = AttentionArguments(
         q=q, k=k, v=k, cu_seqlens_q=batch.cu_seqlens, cu_seqlens_k=batch.cu_seqlens, max_seqlen_q=batch.max_seqlen,
         max_seqlen_k=batch.max_seqlen, causal=attention.causal, dropout_p=0.0, dropout_key=None, dropout_site=0,
-        bias=None, scale=scale, tf32=False, window=attention.window, **batch.rotary_arguments(attention),
-        distance_bias=by_distance, position_keys=tables.keys, position_queries=tables.queries,
-        buckets=None if positions is None or attention.position != "disentangled" else positions.buckets,
+        bias=None, scale=scale, tf32=False, window=attention.window, **read,
+        distance_bias=by_distance, position_keys=tables.keys, position_queries=tables.queries, buckets=buckets,
     )  # fmt: skip
-    return kernel_arguments(arguments)
+    checked = kernel_arguments(arguments)
+    if key is not None:
+        batch.shared[key] = checked
+    return checked
