@@ -92,7 +92,7 @@ class LayerBatch:
     positions: LayerPositions | None = None
     """None where attention reads none."""
     shared: dict[object, Any] = field(default_factory=dict)
-    """What one layer computed of this batch and the next may read again."""
+    """What layers compute of the batch alone and keep for the next one, by keys of their own."""
 
     @property
     def drops(self) -> bool:

@@ -188,7 +188,7 @@ def _attention(
     copied |= by_distance is not None and by_distance.dtype != torch.float32
     if not (copied or tables.keys is not None or tables.queries is not None):
         # By address, because a tensor whose storage was given back has another, and by version, because checks read
-        # the positions.
+        # the positions. Inference tensors have no version: nothing writes to a batch between two layers of a call.
         changes = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         addresses = [tensor.data_ptr() for tensor in tensors]
         key = (attention, dtype, x.shape[0], batch.max_seqlen, *addresses, *changes)
