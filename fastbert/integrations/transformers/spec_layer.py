@@ -96,7 +96,7 @@ class SpecLayer:
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Whether the parameters of the linear layers and norms alone decide what the layer computes."""
+        """Return whether the parameters of the linear layers and norms alone decide what the layer computes."""
         return self.activation is None and all(
             self.is_plain_norm(name) if name in NORMS else is_plain(part) or is_plain_without_bias(part)
             for name, part in self.parts.items()
