@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fastbert.errors import UserError
+from fastbert.models import attention_maps
 from fastbert.models.fusibility import (
     is_plain,
     is_plain_without_bias,
@@ -126,7 +127,7 @@ def fused_layer(
     recompute: bool = False,
 ) -> Tensor | None:
     """Compute a layer of x (tokens, hidden_size) as one operation; None where no backend fuses it."""
-    if isinstance(batch, PaddedLayerBatch | KeyedLayerBatch):
+    if isinstance(batch, PaddedLayerBatch | KeyedLayerBatch) or attention_maps.current() is not None:
         return None
     arguments = EncoderLayerArguments(
         x, parameters, spec, batch, index, matmul_dtype(x), int8=int8, recompute=recompute
@@ -172,6 +173,8 @@ def native_layer(
     queries of relative positions.
     """
     if isinstance(batch, PaddedLayerBatch | KeyedLayerBatch) or batch.drops or batch.inner_p or x.device != CPU:
+        return None
+    if attention_maps.current() is not None:  # which composed layers report to
         return None
     parameters: dict[str, Tensor] = {}
     for name, part in parts.items():
@@ -327,6 +330,13 @@ def self_attention(
 ) -> Tensor:
     """Return self-attention of a layer, (tokens, heads, head_dim) each; `index` counts its dropout site. `similarity`
     replaces attention by the dot product; `position_keys` and `position_queries` are of relative positions."""
+    recorder = attention_maps.current()
+    if recorder is not None and recorder.layer == index and recorder.probabilities is None:
+        recorder.probabilities = v.new_empty(0)  # the calls below are not recorded
+        recorder.record(
+            lambda basis: self_attention(q, k, basis, spec, batch, index, similarity, position_keys, position_queries),
+            v,
+        )
     causal, site = spec.self_attention.causal, Site.ATTENTION.of_layer(index)
     attention_spec, positions = spec.self_attention, batch.positions
     relative: dict[str, Any] = {"window": attention_spec.window, **batch.rotary_arguments(attention_spec)}

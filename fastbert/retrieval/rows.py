@@ -60,6 +60,22 @@ class TokenRows:
     truncated: int
     """The number of truncated texts."""
 
+    def part(self, first: int, end: int) -> TokenRows:
+        """Return the rows from `first` up to `end`."""
+        every = self.rows
+        tokens = slice(int(every.offsets[first]), int(every.offsets[end]))
+        return TokenRows(
+            rows=Rows(
+                input_ids=every.input_ids[tokens],
+                token_type_ids=every.token_type_ids[tokens],
+                offsets=every.offsets[first : end + 1] - every.offsets[first],
+                examples=np.arange(end - first),
+            ),
+            sizes=self.sizes[first:end],
+            attend=self.attend,
+            truncated=0,
+        )
+
     def packed(self, indices: np.ndarray) -> PackedBatch:
         """Return the rows of these numbers as a batch."""
         batch, sizes = self.rows.packed(indices), self.sizes[indices]

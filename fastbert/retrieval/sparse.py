@@ -21,6 +21,7 @@ from fastbert.models import registry
 from fastbert.models.finite import check_finite
 from fastbert.models.fusibility import project
 from fastbert.ops.native import matmul_table
+from fastbert.packing import PackedBatch
 from fastbert.retrieval.encoding import Device, Dtype, RetrievalModel, RetrievalOptions, folder_of
 from fastbert.retrieval.ragged import SparseVectors
 from fastbert.retrieval.rows import TokenRows
@@ -81,8 +82,7 @@ class SparseEncoder(RetrievalModel[SparseVectors]):
         entries: list[Any] = [None] * len(lengths)
         with inferring(self.model), matmul_table.same_in_every_batch():
             for indices in by_length(lengths, batch_tokens):
-                states = self.model.base_model.encode(rows.packed(indices).to(self.model.device))[0]
-                vectors = self._weights(states, lengths[indices], pooling)
+                vectors = self.vectors(rows.packed(indices).to(self.model.device), pooling)
                 for text, weights in zip(indices.tolist(), vectors, strict=True):
                     check_finite(self.model, weights[None], lambda _: f"texts[{first + text}]")  # noqa: B023
                     entries[text] = _entries(weights, options.top_k)
@@ -92,6 +92,12 @@ class SparseEncoder(RetrievalModel[SparseVectors]):
             token_ids=torch.from_numpy(np.concatenate([ids for ids, _ in entries])),
             vocab_size=self.model.config.vocab_size,
         )
+
+    def vectors(self, batch: PackedBatch, pooling: str | None = None) -> Iterator[Tensor]:
+        """Yield the vector of each row of a batch, fp32 (vocab_size,) on the CPU, without gradients; `pooling` None:
+        the folder's."""
+        states = self.model.base_model.encode(batch)[0]
+        return self._weights(states, batch.cu_seqlens.diff().cpu().numpy(), pooling or self.settings.pooling)
 
     def _weights(self, states: Tensor, lengths: np.ndarray, pooling: str) -> Iterator[Tensor]:
         """Yield the weights of each text, fp32 (vocab_size,), from hidden states (tokens, hidden_size)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.retrieval.encoding import Device, Dtype, RetrievalModel, RetrievalOptions, folder_of
 from fastbert.retrieval.ragged import TokenVectors
-from fastbert.retrieval.rows import Expansion, Prefix, TokenRows
+from fastbert.retrieval.rows import Expansion, Prefix, TokenRows, read_rows
 from fastbert.retrieval.settings import read_token_settings
-from fastbert.tasks.rows import bounds, by_length, runs
+from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,20 @@ class TokenEncoder(RetrievalModel[TokenVectors]):
         for an item that is not a text, by its index, and for vectors that are NaN or infinite.
         """
         return TokenVectors.joined(self._encode(texts, options), self.width)
+
+    def limit(self, role: str = "document") -> int:
+        """Return the tokens that a text of a role has at most, special ones included."""
+        return self._limit(TokenOptions(role=role))
+
+    def read(self, texts: Sequence[str], **options: Any) -> tuple[TokenRows, TokenOptions]:
+        """Return the rows of texts, and their options, for `compute`. Raises UserError where `encode` does."""
+        chosen = TokenOptions(**options)
+        rows = read_rows(self.tokenizer, texts, self._limit(chosen), self._prefix(chosen), self._expansion(chosen))
+        return rows, chosen
+
+    def compute(self, rows: TokenRows, options: TokenOptions, batch_tokens: int | None = None) -> TokenVectors:
+        """Return the vectors of rows of `read`, in batches of so many tokens."""
+        return self._compute(rows, options, tokens_per_batch(self.model.device.type, batch_tokens), 0)
 
     def _compute(self, rows: TokenRows, options: TokenOptions, batch_tokens: int, first: int) -> TokenVectors:
         every = rows.rows

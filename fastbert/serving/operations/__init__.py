@@ -1,0 +1,1 @@
+"""What models compute for the routes of the server, one file per kind of output."""

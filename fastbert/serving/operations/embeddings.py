@@ -1,0 +1,102 @@
+"""One vector per text, as `model.embed` computes them, bit for bit; similarities of texts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert import _C
+from fastbert.embeddings.embed import settings_of
+from fastbert.embeddings.pooling import normalized, pool
+from fastbert.models.encoder import summary_indices
+from fastbert.models.finite import check_finite
+from fastbert.packing import PackedBatch
+from fastbert.serving.jobs import Job, Operation
+from fastbert.serving.operations.texts import TextReader
+from fastbert.serving.served_model import ServedModel
+
+
+class Embed(Operation):
+    """Embeddings of texts. Options: those of `TextReader`, `normalize` (None: as the model's settings say),
+    `dimensions`, and `form`: "json", "base64" (a list of strings), "array" or "similarity" of the first text with the
+    others."""
+
+    name: ClassVar[str] = "embed"
+
+    def __init__(self, served: ServedModel) -> None:
+        super().__init__(served)
+        self.reader = TextReader(served.tokenizer, served.max_length)
+        self.settings = settings_of(served.encoder)
+
+    def tokenize(self, jobs: Sequence[Job]) -> None:
+        self.reader.read(jobs)
+
+    def compute(self, batch: PackedBatch) -> Sequence[Tensor]:
+        """Return the pooled vector of each row, fp32 (hidden_size,)."""
+        encoder, pooling = self.served.encoder, self.settings.pooling
+        if pooling == "cls":
+            vectors = encoder.encode(batch, token_indices=summary_indices(batch, encoder.causal))[0].float()
+        else:
+            vectors = pool(encoder.encode(batch)[0], batch.cu_seqlens.long(), pooling)
+        vectors = vectors.cpu()
+        if pooling == "mean":
+            vectors = vectors / batch.cu_seqlens.diff().cpu().float()[:, None]
+        return list(vectors.unbind())
+
+    def finish(self, job: Job) -> Any:
+        options = job.options
+        vectors = torch.stack(job.outputs)
+        for dense in self.settings.dense:
+            vectors = dense(vectors)
+        normalize = options.get("normalize")
+        normalize = self.settings.normalize if normalize is None else normalize
+        dimensions = options.get("dimensions")
+        if normalize or options["form"] == "similarity":
+            vectors = normalized(vectors)
+        if dimensions is not None and dimensions < vectors.shape[1]:
+            vectors = vectors[:, :dimensions].contiguous()
+            if normalize:
+                vectors = normalized(vectors)
+        check_finite(self.model, vectors, "inputs[{}]".format)
+        return _written(vectors.numpy(), options["form"])
+
+
+def _written(vectors: np.ndarray, form: str) -> Any:
+    if form == "json":
+        return _C.json_rows(vectors)
+    if form == "base64":
+        return [base64.b64encode(vector.tobytes()) for vector in vectors.astype("<f4", copy=False)]
+    if form == "rows":
+        return [_C.json_row(vector) for vector in vectors]
+    if form == "similarity":
+        return _C.json_row((vectors[1:].astype(np.float64) @ vectors[0].astype(np.float64)).astype(np.float32))
+    return vectors
+
+
+class EmbedAll(Operation):
+    """One vector per token, special ones included: the hidden states of the last layer, as text-embeddings-inference
+    returns them. Options: those of `TextReader`."""
+
+    name: ClassVar[str] = "embed_all"
+
+    def __init__(self, served: ServedModel) -> None:
+        super().__init__(served)
+        self.reader = TextReader(served.tokenizer, served.max_length)
+
+    def tokenize(self, jobs: Sequence[Job]) -> None:
+        self.reader.read(jobs)
+
+    def compute(self, batch: PackedBatch) -> Sequence[Tensor]:
+        """Return the states of each row, fp32 (tokens, hidden_size)."""
+        states = self.served.encoder.encode(batch)[0].float().cpu()
+        return states.split(batch.cu_seqlens.diff().tolist())
+
+    def finish(self, job: Job) -> Any:
+        for index, states in enumerate(job.outputs):
+            check_finite(self.model, states, lambda _: f"inputs[{index}]")  # noqa: B023 - called at once
+        return b"[" + b",".join(_C.json_rows(states.numpy()) for states in job.outputs) + b"]"
