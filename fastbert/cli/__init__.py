@@ -51,6 +51,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "evaluate": ("evaluate", "score a model, predictions or rankings; BLiMP, perplexity; GLUE's averages"),
         "embed": ("embed", "write vectors of the texts of a file: one per text, per token, or sparse"),
         "rerank": ("rerank", "rank the texts of a file by their relevance to a query"),
+        "serve": ("serve", "answer requests over HTTP: embeddings, ranking, classes, blanks"),
         "search": ("search", "make an index of texts, and find those nearest to a query"),
         "features": (
             "features",

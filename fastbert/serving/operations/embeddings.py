@@ -32,6 +32,9 @@ class Embed(Operation):
         super().__init__(served)
         self.reader = TextReader(served.tokenizer, served.max_length)
         self.settings = settings_of(served.encoder)
+        dense = self.settings.dense
+        self.width: int = len(dense[-1].weight) if dense else served.encoder.config.hidden_size
+        """The dimensions of a vector."""
 
     def tokenize(self, jobs: Sequence[Job]) -> None:
         self.reader.read(jobs)

@@ -1,0 +1,197 @@
+"""What all routes of a server share: models, scheduler, limits, metrics, and the state from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from fastbert.errors import UserError
+from fastbert.serving.config import BearerTokens, ServeConfig
+from fastbert.serving.jobs import Job, Operation, TooLong, Unavailable
+from fastbert.serving.metrics import Metrics
+from fastbert.serving.scheduler import Limits, Scheduler
+from fastbert.serving.served_model import ServedModel, load_served, parse_model
+from fastbert.tasks.rows import tokens_per_batch
+
+State = Literal["starting", "ready", "stopping"]
+WATCH_AFTER = 0.02
+"""Seconds after which a request's connection is watched, so that short requests do not pay for it."""
+
+
+class UnknownModel(UserError):
+    """No model of that name is served."""
+
+
+class WrongModel(UserError):
+    """The model does not answer this route."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it was answered."""
+
+
+class ServingContext:
+    """One server. `models` are in the order of the command line; the first that has a route answers it by default."""
+
+    def __init__(self, config: ServeConfig, sources: Sequence[str], tokens: BearerTokens | None = None) -> None:
+        self.config, self.tokens = config, tokens
+        self.names = [parse_model(source) for source in sources]
+        seen: set[str] = set()
+        for name, source in self.names:
+            if name in seen:
+                raise UserError(
+                    f"{source}: a second model is called {name!r}; give it another name, as in NAME={source}"
+                )
+            seen.add(name)
+        self.models: dict[str, ServedModel] = {}
+        self.state: State = "starting"
+        self.metrics = Metrics()
+        self.started_at = time.time()
+        self.scheduler: Scheduler = None  # type: ignore[assignment]  # made by load()
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by the server
+
+    # Start and end
+
+    def load(self, progress: Callable[[str], None] = lambda line: None) -> None:
+        """Load and warm all models; the server is ready then. Raises what the loaders raise."""
+        config = self.config
+        for name, source in self.names:
+            served = load_served(name, source, device=config.device, dtype=config.dtype, max_length=config.max_length)
+            self.models[name] = served
+            progress(f"{name}: {served.kind}, {served.how}, up to {served.max_length} tokens")
+        devices = {served.model.device.type for served in self.models.values()}
+        device = "cuda" if "cuda" in devices else "cpu"
+        cores = torch.get_num_threads()
+        workers = config.workers or (1 if device == "cuda" else cores)
+        threads = config.threads or max(1, cores // workers)
+        batch_tokens = tokens_per_batch(device, config.batch_tokens)
+        for served in self.models.values():
+            served.batch_tokens = batch_tokens
+        limits = Limits(
+            batch_tokens=batch_tokens,
+            max_queue_tokens=config.max_queue_tokens,
+            max_queue_jobs=config.max_requests,
+        )
+        self.scheduler = Scheduler(limits, workers, threads, self.metrics.on_batch, self._finished)
+        self.metrics.watch(self.scheduler)
+        torch.set_num_threads(1)
+        self._warm()
+        self.state = "ready"
+
+    def _warm(self) -> None:
+        """Compute each operation once for a short and for a long text."""
+        for served in self.models.values():
+            for operation in served.operations.values():
+                for words in (2, served.max_length):
+                    example = _example(served, operation, words)
+                    if example is None:
+                        continue
+                    done = threading.Event()
+                    options = {"truncate": True, "top_k": 1, "form": "json"}
+                    job = Job(operation, example, 0, lambda _, done=done: done.set(), **options)
+                    self.scheduler.submit(job)
+                    done.wait()
+                    if job.error is not None:
+                        raise UserError(f"{served.source}: {job.error}") from job.error
+
+    def _finished(self, jobs: Sequence[Job]) -> None:
+        """Resolve jobs on the event loop; called on other threads."""
+        if self.loop is None:
+            for job in jobs:
+                job.on_done(job)
+        elif jobs:
+            self.loop.call_soon_threadsafe(_resolve, jobs)
+
+    # Requests
+
+    def model_for(self, route: str, name: str | None) -> ServedModel:
+        """Return the model that answers a route: that of a name, else the first that has it.
+
+        Raises `UnknownModel`, `WrongModel`, and `Unavailable` while models are loaded."""
+        if self.state == "starting":
+            raise Unavailable("the models are being loaded; try again in some seconds")
+        if name is not None:
+            served = self.models.get(name)
+            if served is None:
+                raise UnknownModel(f"model {name!r} is not served here: choose {', '.join(map(repr, self.models))}")
+            if route not in served.operations:
+                raise WrongModel(
+                    f"model {name!r} is of the kind {served.kind}, which answers {', '.join(served.routes)}"
+                )
+            return served
+        for served in self.models.values():
+            if route in served.operations:
+                return served
+        kinds = ", ".join(f"{served.name} ({served.kind})" for served in self.models.values())
+        raise WrongModel(f"no model answers /{route}: served are {kinds}")
+
+    def check_count(self, count: int, what: str = "inputs") -> None:
+        """Raise `TooLong` for more texts than a request may have."""
+        if count > self.config.max_texts:
+            raise TooLong(f"{what} has {count} items, and the limit is {self.config.max_texts}: send several requests")
+
+    async def run(
+        self, operation: Operation, inputs: Sequence[Any], receive: Callable[[], Awaitable[Any]], **options: Any
+    ) -> Job:
+        """Return a job of these inputs when it is done. Raises its error; `ClientGone` if `receive`, that of ASGI,
+        reports so before."""
+        loop = self.loop
+        future: asyncio.Future[None] = loop.create_future()
+        job = Job(
+            operation, inputs, _characters(inputs), lambda _: future.done() or future.set_result(None),
+            timeout=self.config.request_timeout, **options,
+        )  # fmt: skip
+        self.scheduler.submit(job)
+        watcher: list[asyncio.Task[None]] = []
+        timer = loop.call_later(WATCH_AFTER, lambda: watcher.append(loop.create_task(_gone(receive, future))))
+        try:
+            await future
+        except BaseException:  # cancelled, or the client has gone
+            self.scheduler.cancel(job)
+            raise
+        finally:
+            timer.cancel()
+            for task in watcher:
+                task.cancel()
+        if job.error is not None:
+            raise job.error
+        return job
+
+
+async def _gone(receive: Callable[[], Awaitable[Any]], future: asyncio.Future[None]) -> None:
+    while not future.done():
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            if not future.done():
+                future.set_exception(ClientGone())
+            return
+
+
+def _resolve(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job.on_done(job)
+
+
+def _characters(inputs: Sequence[Any]) -> int:
+    total = 0
+    for item in inputs:
+        total += len(item) if isinstance(item, str) else sum(len(part) for part in item if isinstance(part, str))
+    return total
+
+
+def _example(served: ServedModel, operation: Operation, words: int) -> list[Any] | None:
+    """Return inputs of an operation with so many words, None where one is not known."""
+    text = " ".join(["a"] * words)
+    if operation.name in ("rerank", "predict") and served.kind in ("reranker", "classifier"):
+        return [(text, text if served.kind == "reranker" else None)]
+    if operation.name == "fill_mask":
+        mask = served.tokenizer.convert_ids_to_tokens([served.tokenizer.mask_token_id])[0]
+        return [f"{mask} {' '.join(['a'] * max(1, words - 8))}"]
+    if served.kind == "task":
+        return None
+    return [text]

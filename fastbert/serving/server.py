@@ -1,0 +1,194 @@
+"""Run a server: bind the port, load the models, answer, and drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import uvicorn
+
+from fastbert.errors import UserError
+from fastbert.serving.config import BearerTokens, ServeConfig
+from fastbert.serving.context import ServingContext
+from fastbert.serving.http.app import make_app
+from fastbert.serving.http.connection import connection_class, idle
+
+BACKLOG = 2048
+LINGER = 0.25
+"""Seconds after SIGTERM in which requests on open connections still count as accepted."""
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which Python takes turns between threads: a worker needs the interpreter between two kernels only."""
+
+
+def serve(
+    models: Sequence[str], config: ServeConfig | None = None, on_message: Callable[[str], None] = lambda line: None
+) -> None:
+    """Serve models until SIGTERM or SIGINT, and answer what was accepted before returning; the function behind `fastbert
+    serve`.
+
+    `models` are folders, names in the Hub's cache, or NAME=FOLDER. `on_message` receives lines for the terminal. Raises
+    `UserError` for a port in use, a model that cannot be served, and files that cannot be read; `CheckpointError` for
+    damaged ones.
+    """
+    config = config or ServeConfig()
+    tokens = None if config.tokens_file is None else BearerTokens.read(config.tokens_file)
+    context = ServingContext(config, models, tokens)
+    listener = bind(config.host, config.port)
+    try:
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        _Server(context, listener, address, on_message).run_to_end()
+    finally:
+        listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises `UserError` for an address that is in use or does not exist."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"--host {host}: is not an address of this machine ({error}); use 127.0.0.1 or 0.0.0.0"
+        ) from None
+    family, kind, protocol, _, address = infos[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        cure = "use --port with another one, or 0 for a free one" if port else "use another --host"
+        raise UserError(f"--host {host} --port {port}: cannot be bound ({error.strerror}); {cure}") from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which loads models while it answers /health, and loses nothing at its end."""
+
+    def __init__(
+        self, context: ServingContext, listener: socket.socket, address: str, on_message: Callable[[str], None]
+    ) -> None:
+        self.context, self.listener, self.address, self.on_message = context, listener, address, on_message
+        limits = context.config
+        config = uvicorn.Config(
+            make_app(context),
+            http=connection_class(limits.max_connections, limits.read_timeout),
+            ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            timeout_keep_alive=max(1, int(limits.idle_timeout)),
+            timeout_graceful_shutdown=max(1, int(limits.drain_timeout)),
+        )  # fmt: skip
+        super().__init__(config)
+        self.problem: BaseException | None = None
+
+    def run_to_end(self) -> None:
+        """Serve until a signal. Raises what loading the models raises."""
+        previous = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        try:
+            self.run(sockets=[self.listener])
+        finally:
+            sys.setswitchinterval(previous)
+            if self.context.scheduler is not None:
+                self.context.scheduler.close()
+        if self.problem is not None:
+            raise self.problem
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, and load the models on another thread."""
+        await super().startup(sockets)
+        self.context.loop = asyncio.get_running_loop()
+        self._background = [asyncio.create_task(self._load()), asyncio.create_task(self._tick())]
+
+    async def _load(self) -> None:
+        begin = time.perf_counter()
+        try:
+            await asyncio.to_thread(self.context.load, self.on_message)
+        except Exception as error:  # noqa: BLE001 - raised again by run_to_end
+            self.problem = error
+            self.should_exit = True
+            return
+        # What is loaded stays until the end: the collector need not visit it.
+        gc.collect()
+        gc.freeze()
+        scheduler = self.context.scheduler
+        batches = f"{scheduler.workers} workers of {scheduler.threads} thread{'s' * (scheduler.threads > 1)}"
+        self.on_message(
+            f"ready on {self.address} after {time.perf_counter() - begin:.1f} s; {batches}; Ctrl-C stops the server"
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            self.context.metrics.on_second()
+            await asyncio.sleep(1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what was accepted, tell clients to close their connections, and close them."""
+        self.context.state = "stopping"
+        self.on_message("stopping: accepted requests are answered")
+        await self._accept_waiting()
+        for server in self.servers:
+            server.close()
+        # Answers ask clients to close; a request that is on its way to an idle connection is answered too.
+        await asyncio.sleep(LINGER)
+        deadline = time.perf_counter() + self.context.config.drain_timeout
+        connections = self.server_state.connections
+        while time.perf_counter() < deadline and not self.force_exit:
+            for connection in list(connections):
+                if idle(connection):
+                    connection.shutdown()
+            if not connections and not self.server_state.tasks:
+                break
+            if not any(not idle(connection) for connection in connections) and not self.server_state.tasks:
+                break
+            await asyncio.sleep(0.02)
+        left = len(self.server_state.tasks)
+        if left:
+            self.on_message(f"{left} requests were not answered within the {self.context.config.drain_timeout:g} s")
+        for task in (*self.server_state.tasks, *self._background):
+            task.cancel()
+        for connection in list(connections):
+            connection.transport.close()
+        await asyncio.sleep(0)
+
+    async def _accept_waiting(self) -> None:
+        """Accept the connections that clients have opened and that the system still holds."""
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0)
+        with contextlib.suppress(BlockingIOError, OSError):
+            while True:
+                accepted, _ = self.listener.accept()
+                accepted.setblocking(False)
+                await loop.connect_accepted_socket(self._connection, accepted)
+
+    def _connection(self) -> Any:
+        kind: Any = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state={}, _loop=self.context.loop)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Stop at SIGTERM and SIGINT, and at a second one at once; unlike uvicorn, do not die by the signal."""
+        signals = (signal.SIGTERM, signal.SIGINT)
+        try:
+            previous = {number: signal.signal(number, self.handle_exit) for number in signals}
+        except ValueError:  # not the main thread: the caller sets should_exit
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to stop, or stop at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
