@@ -31,6 +31,11 @@ class WrongModel(UserError):
     """The model does not answer this route."""
 
 
+def wrong_kind(served: ServedModel) -> WrongModel:
+    """Return the error of a route that a model does not answer."""
+    return WrongModel(f"model {served.name!r} is of the kind {served.kind}, which answers {', '.join(served.routes)}")
+
+
 class ClientGone(Exception):
     """The client closed its connection before it was answered."""
 
@@ -92,8 +97,8 @@ class ServingContext:
                     if example is None:
                         continue
                     done = threading.Event()
-                    options = {"truncate": True, "top_k": 1, "form": "json"}
-                    job = Job(operation, example, 0, lambda _, done=done: done.set(), **options)
+                    options: dict[str, Any] = {"truncate": True, "top_k": 1, "form": "json"}
+                    job = Job(operation, example, 0, _setter(done), **options)
                     self.scheduler.submit(job)
                     done.wait()
                     if job.error is not None:
@@ -120,9 +125,7 @@ class ServingContext:
             if served is None:
                 raise UnknownModel(f"model {name!r} is not served here: choose {', '.join(map(repr, self.models))}")
             if route not in served.operations:
-                raise WrongModel(
-                    f"model {name!r} is of the kind {served.kind}, which answers {', '.join(served.routes)}"
-                )
+                raise wrong_kind(served)
             return served
         for served in self.models.values():
             if route in served.operations:
@@ -143,8 +146,7 @@ class ServingContext:
         loop = self.loop
         future: asyncio.Future[None] = loop.create_future()
         job = Job(
-            operation, inputs, _characters(inputs), lambda _: future.done() or future.set_result(None),
-            timeout=self.config.request_timeout, **options,
+            operation, inputs, _characters(inputs), _resolver(future), timeout=self.config.request_timeout, **options,
         )  # fmt: skip
         self.scheduler.submit(job)
         watcher: list[asyncio.Task[None]] = []
@@ -161,6 +163,18 @@ class ServingContext:
         if job.error is not None:
             raise job.error
         return job
+
+
+def _setter(event: threading.Event) -> Callable[[Job], None]:
+    return lambda _: event.set()
+
+
+def _resolver(future: asyncio.Future[None]) -> Callable[[Job], None]:
+    def resolve(_: Job) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return resolve
 
 
 async def _gone(receive: Callable[[], Awaitable[Any]], future: asyncio.Future[None]) -> None:

@@ -53,8 +53,9 @@ class Job:
     """
 
     __slots__ = (
-        "cancelled", "characters", "computed_at", "deadline", "enqueued", "error", "inputs", "lengths", "next_row", "on_done",
-        "operation", "options", "outputs", "queued_at", "remaining", "result", "rows", "started_at", "tokens",
+        "cancelled", "characters", "computed_at", "deadline", "enqueued", "error", "inputs", "lengths", "next_row",
+        "on_done", "operation", "options", "outputs", "queued_at", "remaining", "result", "rows", "started_at",
+        "tokens",
     )  # fmt: skip
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -92,7 +93,7 @@ class Metrics:
     def history(self) -> list[tuple[int, int]]:
         """Return requests and tokens of each of the last seconds, oldest first."""
         pairs = list(self._history)
-        return [(r - p, t - u) for (p, u), (r, t) in zip(pairs, pairs[1:], strict=False)]
+        return [(r - p, t - u) for (p, u), (r, t) in pairwise(pairs)]
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus's text format."""

@@ -152,8 +152,8 @@ def kind_of(source: str | Path) -> tuple[str, str | None]:
 
 
 def load_served(name: str, source: str, *, device: str, dtype: str, max_length: int | None = None) -> ServedModel:
-    """Load a model of any kind with its operations; its weights are copied to memory, so that later changes of the folder
-    do not reach it.
+    """Load a model of any kind with its operations; its weights are copied to memory, so that later changes of the
+    folder do not reach it.
 
     `max_length` lowers the tokens that it reads. Raises `UserError` and `CheckpointError` as the kind's own loader.
     """

@@ -30,8 +30,8 @@ SWITCH_INTERVAL = 0.0005
 def serve(
     models: Sequence[str], config: ServeConfig | None = None, on_message: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Serve models until SIGTERM or SIGINT, and answer what was accepted before returning; the function behind `fastbert
-    serve`.
+    """Serve models until SIGTERM or SIGINT, and answer what was accepted before returning; the function behind
+    `fastbert serve`.
 
     `models` are folders, names in the Hub's cache, or NAME=FOLDER. `on_message` receives lines for the terminal. Raises
     `UserError` for a port in use, a model that cannot be served, and files that cannot be read; `CheckpointError` for

@@ -84,8 +84,8 @@ def _of_inputs(inputs: list[Any]) -> list[str]:
     for index, item in enumerate(inputs):
         contents = item.get("content") if isinstance(item, dict) else None
         parts = contents if isinstance(contents, list) else []
-        text = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-        if len(text) != len(parts) or not parts or not all(isinstance(each, str) for each in text):
+        text = [str(part.get("text")) for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        if len(text) != len(parts) or not parts:
             raise UserError(f"inputs[{index}] must have a content of texts: images are not embedded here")
         texts.append(" ".join(text))
     return texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,7 +12,6 @@ from fastbert.serving.http.errors import HttpError, plain_body
 
 MOST_HEAD = 1 << 16
 """Bytes of a request's first line and headers."""
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}  # fmt: skip
 
 
 def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]:
@@ -87,7 +87,7 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
             head = (
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n"
             )
-            self.transport.write(head % (status, _REASONS[status], len(body), more) + body)
+            self.transport.write(head % (status, HTTPStatus(status).phrase.encode(), len(body), more) + body)
             self.transport.close()
 
     return Connection

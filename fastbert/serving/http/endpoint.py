@@ -174,7 +174,7 @@ async def _read_body(context: ServingContext, scope: Scope, receive: Receive) ->
     if not message["more_body"]:
         if len(body) > most:
             raise _too_large(most)
-        return body  # type: ignore[no-any-return]
+        return body
     pieces, size = [body], len(body)
     deadline = time.perf_counter() + context.config.read_timeout
     while message["more_body"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fastbert.serving.context import WrongModel
+from fastbert.serving.context import wrong_kind
 from fastbert.serving.http import tei
 from fastbert.serving.http.endpoint import Call, Reply
 from fastbert.serving.served_model import ServedModel
@@ -34,9 +34,7 @@ async def pipeline(call: Call, request: PipelineRequest) -> Reply:
         return await tei.similarity(call, tei.SimilarityRequest.model_validate({"inputs": inputs}))
     answer = _ANSWERS.get(_route(served))
     if answer is None:
-        raise WrongModel(
-            f"model {served.name!r} is of the kind {served.kind}, which answers {', '.join(served.routes)}"
-        )
+        raise wrong_kind(served)
     return await answer(call, inputs, given)
 
 

@@ -137,7 +137,8 @@ def listed(inputs: str | Sequence[Any]) -> list[Text]:
         return [inputs]
     if not inputs:
         raise NoInput("inputs is empty: give at least one text")
-    return [list(inputs)] if isinstance(inputs[0], int) else list(inputs)
+    items: list[Any] = list(inputs)
+    return [items] if isinstance(items[0], int) else items
 
 
 async def embed(call: Call, request: EmbedRequest) -> Reply:
@@ -229,8 +230,8 @@ async def _predict_task(call: Call, served: ServedModel, inputs: Any) -> Reply:
 def _pairs(inputs: Any) -> tuple[list[tuple[str, str | None]], bool]:
     """Return texts as pairs with None, pairs, and whether there is a single input.
 
-    As text-embeddings-inference has it, a list of two texts is a pair, and lists of one or two texts are a batch; a list
-    of one text or of three and more is a batch too."""
+    As text-embeddings-inference has it, a list of two texts is a pair, and lists of one or two texts are a batch; a
+    list of one text or of three and more is a batch too."""
     if isinstance(inputs, str):
         return [(inputs, None)], True
     if isinstance(inputs, list) and not inputs:

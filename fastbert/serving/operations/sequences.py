@@ -32,7 +32,10 @@ class Logits(Operation):
     def compute(self, batch: PackedBatch) -> Sequence[torch.Tensor]:
         return list(self.model.exact_logits(batch).cpu().unbind())
 
-    def finish(self, job: Job) -> np.ndarray:
+    def finish(self, job: Job) -> Any:
+        return self.logits(job)
+
+    def logits(self, job: Job) -> np.ndarray:
         """Return the logits of the job's rows, fp32 (rows, labels)."""
         logits = torch.stack(job.outputs)
         check_finite(self.model, logits, "inputs[{}]".format)
@@ -46,10 +49,10 @@ class Rerank(Logits):
 
     def finish(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
         """Return the order of the texts, best first, and the score of each, fp32 (texts,)."""
-        scores = torch.from_numpy(super().finish(job))[:, 0]
+        scores = torch.from_numpy(self.logits(job))[:, 0]
         if not job.options.get("raw_scores"):
             scores = scores.sigmoid()
-        values = scores.numpy()
+        values: np.ndarray = scores.numpy()
         return np.argsort(-values, kind="stable"), values
 
 
@@ -60,7 +63,7 @@ class Classify(Logits):
 
     def finish(self, job: Job) -> list[bytes]:
         """Return a JSON array of {score, label} per text, best first."""
-        logits = super().finish(job)
+        logits = self.logits(job)
         scores = logits if job.options.get("raw_scores") else self._probabilities(logits)
         labels, top = self.served.label_json, job.options.get("top")
         answers = []
@@ -71,8 +74,8 @@ class Classify(Logits):
         return answers
 
     def _probabilities(self, logits: np.ndarray) -> Any:
-        """Return what the problem's kind makes of logits: numbers as they are, sigmoids of sets of labels and of a single
-        label, else a softmax."""
+        """Return logits as they are for numbers, their sigmoids for sets of labels and a single label, else their
+        softmax."""
         problem = self.served.problem_type
         x = torch.from_numpy(logits).double()
         if problem == "regression":

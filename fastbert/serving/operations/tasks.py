@@ -55,7 +55,10 @@ class Predict(Operation):
         size = self._joined
         return outputs if size == 1 else [outputs[i : i + size] for i in range(0, len(outputs), size)]
 
-    def finish(self, job: Job) -> list[dict[str, Any]]:
+    def finish(self, job: Job) -> Any:
+        return self.predictions(job)
+
+    def predictions(self, job: Job) -> list[dict[str, Any]]:
         """Return a prediction per example."""
         rows = job.rows
         assert rows is not None

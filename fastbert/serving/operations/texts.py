@@ -192,7 +192,8 @@ class PairReader:
 def too_long(index: int, most: int) -> TooLong:
     """Return the error of an input that has more tokens than the model reads."""
     return TooLong(
-        f'inputs[{index}] has more than {most} tokens, which is what the model reads: shorten it, or ask for "truncate": true'
+        f"inputs[{index}] has more than {most} tokens, which is what the model reads: shorten it, or ask for"
+        ' "truncate": true'
     )
 
 
