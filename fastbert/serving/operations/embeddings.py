@@ -16,7 +16,7 @@ from fastbert.embeddings.pooling import normalized, pool
 from fastbert.models.encoder import summary_indices
 from fastbert.models.finite import check_finite
 from fastbert.packing import PackedBatch
-from fastbert.serving.jobs import Job, Operation
+from fastbert.serving.jobs import Job, Operation, Piece
 from fastbert.serving.operations.texts import TextReader
 from fastbert.serving.served_model import ServedModel
 
@@ -39,8 +39,26 @@ class Embed(Operation):
     def tokenize(self, jobs: Sequence[Job]) -> None:
         self.reader.read(jobs)
 
-    def compute(self, batch: PackedBatch) -> Sequence[Tensor]:
-        """Return the pooled vector of each row, fp32 (hidden_size,)."""
+    def run(self, pieces: Sequence[Piece]) -> Sequence[np.ndarray]:
+        """Return the vector of each row, fp32 (width,), normalised where its job asks for that."""
+        vectors = self.compute(self.pack(pieces).to(self.model.device))
+        check_finite(self.model, vectors, "a text of the batch ({})".format)
+        wanted = [self._normalizes(job) for job, _, _ in pieces]
+        if all(wanted):
+            return list(normalized(vectors).numpy())
+        plain = vectors.numpy()
+        if not any(wanted):
+            return list(plain)
+        unit = normalized(vectors).numpy()
+        sources = (unit if is_wanted else plain for is_wanted in wanted)
+        rows = ((source, end - first) for source, (_, first, end) in zip(sources, pieces, strict=True))
+        outputs: list[np.ndarray] = []
+        for source, count in rows:
+            outputs += list(source[len(outputs) : len(outputs) + count])
+        return outputs
+
+    def compute(self, batch: PackedBatch) -> Tensor:
+        """Return the vector of each row, fp32 (rows, width), not normalised."""
         encoder, pooling = self.served.encoder, self.settings.pooling
         if pooling == "cls":
             vectors = encoder.encode(batch, token_indices=summary_indices(batch, encoder.causal))[0].float()
@@ -49,24 +67,21 @@ class Embed(Operation):
         vectors = vectors.cpu()
         if pooling == "mean":
             vectors = vectors / batch.cu_seqlens.diff().cpu().float()[:, None]
-        return list(vectors.unbind())
-
-    def finish(self, job: Job) -> Any:
-        options = job.options
-        vectors = torch.stack(job.outputs)
         for dense in self.settings.dense:
             vectors = dense(vectors)
-        normalize = options.get("normalize")
-        normalize = self.settings.normalize if normalize is None else normalize
-        dimensions = options.get("dimensions")
-        if normalize or options["form"] == "similarity":
-            vectors = normalized(vectors)
+        return vectors
+
+    def _normalizes(self, job: Job) -> bool:
+        wanted = job.options.get("normalize")
+        return self.settings.normalize if wanted is None else bool(wanted)
+
+    def finish(self, job: Job) -> Any:
+        dimensions = job.options.get("dimensions")
+        vectors = job.outputs[0][None] if len(job.outputs) == 1 else np.stack(job.outputs)
         if dimensions is not None and dimensions < vectors.shape[1]:
-            vectors = vectors[:, :dimensions].contiguous()
-            if normalize:
-                vectors = normalized(vectors)
-        check_finite(self.model, vectors, "inputs[{}]".format)
-        return _written(vectors.numpy(), options["form"])
+            shorter = torch.from_numpy(vectors[:, :dimensions].copy())
+            vectors = (normalized(shorter) if self._normalizes(job) else shorter).numpy()
+        return _written(vectors, job.options["form"])
 
 
 def _written(vectors: np.ndarray, form: str) -> Any:
