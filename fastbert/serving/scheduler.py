@@ -123,10 +123,15 @@ class Scheduler:
         return self.queued_tokens / rate if rate else 1.0
 
     def close(self) -> None:
-        """Refuse new jobs, and end the threads once all accepted jobs are done."""
+        """Refuse new jobs, and end the threads once all accepted jobs are done. An interpreter must not end before
+        threads that are in native code."""
         with self._lock:
             self._stopping = True
             self._lock.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for tokenizer in self._tokenizers:
+            tokenizer.close()
 
     def _full(self, tokens: int) -> Overloaded:
         return Overloaded(
@@ -339,7 +344,14 @@ class _TokenizerThread:
         self._on_tokenized = on_tokenized
         self._jobs: deque[Job] = deque()
         self._event = threading.Semaphore(0)
-        threading.Thread(target=self._run, name=f"fastbert-tokenizer-{name}", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"fastbert-tokenizer-{name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._event.release()
+        self._thread.join()
 
     def put(self, job: Job) -> None:
         self._jobs.append(job)
@@ -349,6 +361,8 @@ class _TokenizerThread:
         torch.set_num_threads(1)
         while True:
             self._event.acquire()
+            if self._closed:
+                return
             jobs = []
             with contextlib.suppress(IndexError):
                 while True:

@@ -8,6 +8,7 @@ import gc
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -42,11 +43,52 @@ def serve(
     context = ServingContext(config, models, tokens)
     listener = bind(config.host, config.port)
     try:
-        host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        _Server(context, listener, address, on_message).run_to_end()
+        _Server(context, listener, _address(listener), on_message).run_to_end()
     finally:
         listener.close()
+
+
+@contextlib.contextmanager
+def running(
+    models: Sequence[str], config: ServeConfig | None = None
+) -> Generator[tuple[str, ServingContext]]:
+    """Serve models from a thread of this process within the block; yields the address, such as http://127.0.0.1:8080,
+    and the context. For notebooks and tests.
+
+    Raises what `serve` raises, before the block is entered.
+    """
+    config = config or ServeConfig(port=0)
+    tokens = None if config.tokens_file is None else BearerTokens.read(config.tokens_file)
+    context = ServingContext(config, models, tokens)
+    listener = bind(config.host, config.port)
+    ready = threading.Event()
+    server = _Server(context, listener, _address(listener), lambda line: None, ready)
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run_to_end()
+        except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+            problems.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, name="fastbert-server")
+    thread.start()
+    try:
+        ready.wait()
+        if problems:
+            raise problems[0]
+        yield server.address, context
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -75,9 +117,15 @@ class _Server(uvicorn.Server):
     """uvicorn's server, which loads models while it answers /health, and loses nothing at its end."""
 
     def __init__(
-        self, context: ServingContext, listener: socket.socket, address: str, on_message: Callable[[str], None]
+        self,
+        context: ServingContext,
+        listener: socket.socket,
+        address: str,
+        on_message: Callable[[str], None],
+        ready: threading.Event | None = None,
     ) -> None:
         self.context, self.listener, self.address, self.on_message = context, listener, address, on_message
+        self.ready = ready or threading.Event()
         limits = context.config
         config = uvicorn.Config(
             make_app(context),
@@ -117,8 +165,10 @@ class _Server(uvicorn.Server):
             self.should_exit = True
             return
         # What is loaded stays until the end: the collector need not visit it.
-        gc.collect()
-        gc.freeze()
+        if threading.current_thread() is threading.main_thread():
+            gc.collect()
+            gc.freeze()
+        self.ready.set()
         scheduler = self.context.scheduler
         batches = f"{scheduler.workers} workers of {scheduler.threads} thread{'s' * (scheduler.threads > 1)}"
         self.on_message(
