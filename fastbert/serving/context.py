@@ -192,9 +192,13 @@ def _resolve(jobs: Sequence[Job]) -> None:
 
 
 def _characters(inputs: Sequence[Any]) -> int:
+    """Return the number of characters of texts, and of those in pairs and lists."""
     total = 0
     for item in inputs:
-        total += len(item) if isinstance(item, str) else sum(len(part) for part in item if isinstance(part, str))
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, tuple | list):
+            total += sum(len(part) for part in item if isinstance(part, str))
     return total
 
 
