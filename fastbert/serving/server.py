@@ -49,9 +49,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def running(
-    models: Sequence[str], config: ServeConfig | None = None
-) -> Generator[tuple[str, ServingContext]]:
+def running(models: Sequence[str], config: ServeConfig | None = None) -> Generator[tuple[str, ServingContext]]:
     """Serve models from a thread of this process within the block; yields the address, such as http://127.0.0.1:8080,
     and the context. For notebooks and tests.
 

@@ -107,7 +107,9 @@ def test_kinds(server: Served, folders: dict[str, Path]) -> None:
     assert [(row["index"], row["text"]) for row in answer] == [(row.index, row.text) for row in ranked]
     assert floats([row["score"] for row in answer]).tolist() == floats([row.score for row in ranked]).tolist()
     raw = ask(address, "/rerank", {"query": "a", "texts": texts, "raw_scores": True})[1]
-    assert np.allclose(1 / (1 + np.exp(-floats([row["score"] for row in raw]))), [row.score for row in ranked], atol=1e-6)
+    assert np.allclose(
+        1 / (1 + np.exp(-floats([row["score"] for row in raw]))), [row.score for row in ranked], atol=1e-6
+    )
 
     expected = fastbert.predict(folders["classifier"], texts, task="classification", dtype="fp32")
     answer = ask(address, "/predict", {"model": "classifier", "inputs": texts})[1]
@@ -136,7 +138,9 @@ def test_kinds(server: Served, folders: dict[str, Path]) -> None:
     text = "good [MASK] film [MASK]"
     expected = fill_mask(model, tokenizer, text, 3)
     answer = ask(address, "/fill_mask", {"inputs": text, "top_k": 3})[1]
-    assert [[each["sequence"] for each in blank] for blank in answer] == [[each.text for each in blank] for blank in expected]
+    assert [[each["sequence"] for each in blank] for blank in answer] == [
+        [each.text for each in blank] for blank in expected
+    ]
     assert np.allclose([[each["score"] for each in blank] for blank in answer],
                        [[each.probability for each in blank] for blank in expected], atol=1e-6)  # fmt: skip
 
