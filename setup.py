@@ -189,7 +189,7 @@ if int(setuptools.__version__.split(".")[0]) < 77:
 setup(
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
-    package_data={"fastbert": ["py.typed", "*.pyi", "training/*.json", "training/run_page/page.*"]},
+    package_data={"fastbert": ["py.typed", "*.pyi", "training/*.json", "training/run_page/page.*", "serving/page/*.*"]},
     include_package_data=False,
     ext_modules=[Extension("fastbert._C", find_sources())],
     cmdclass={"build": CompileFirst, "build_ext": NinjaBuild},
