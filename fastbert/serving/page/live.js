@@ -47,7 +47,7 @@ async function poll() {
   if (on && controller === running) timer = setTimeout(poll, Math.max(0, EVERY - (performance.now() - begin)));
 }
 
-document.addEventListener("visibilitychange", () => (document.hidden ? pause() : poll()));
+document.addEventListener("visibilitychange", poll);
 
 function show(stats) {
   get("requests-rate").textContent = count(stats.requests_per_second);
