@@ -542,12 +542,11 @@ def test_the_largest_paint_comes_within_a_second_and_nothing_moves(visit: Visit)
         setTimeout(() => resolve([paints.at(-1), shift]), 200);
     })"""
     paints = []
-    for _ in range(3):  # a busy machine may delay one
+    for width in (360, 1280, 1280):  # a busy machine may delay one
+        visit.page.set_viewport_size({"width": width, "height": 740})
         paint, shift = visit.open().evaluate(measure)
-        assert shift < 0.1
+        assert shift < 0.1, width
         paints.append(paint)
-        if paint < 1000:
-            break
     assert min(paints) < 1000, f"milliseconds until the largest contentful paint: {paints}"
 
 

@@ -30,6 +30,7 @@ async function connect() {
 }
 
 function show({ models, version }) {
+  get("server").hidden = false;
   const served = models.length === 1 ? models[0].name : plural(models.length, "model");
   get("served").textContent = served;
   get("version").textContent = version ? `fastbert ${version}` : "";
