@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -44,9 +44,11 @@ from fastbert.retrieval.settings import SparseSettings, read_sparse_settings, re
 PREFIX = "bert_model.ckpt"
 # The bias of a classifier, one number per label.
 _LABEL_BIASES = ("classifier.bias", "classifier.out_proj.bias")
+_BESIDE = ("config.json", MODULES, "[1-9]_*/config.json")
 _FILES = {
-    "hf": ("config.json", "*.safetensors", MODULES, "[1-9]_*/config.json"),
+    "hf": ("*.safetensors", *_BESIDE),
     "tensorflow": ("bert_config.json", f"{PREFIX}.*"),
+    "onnx": ("model.onnx*", *_BESIDE),
 }
 
 
@@ -119,9 +121,9 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     root = encoder = find_source(source, options.revision)
     pipeline = None
     if root.is_dir() and os.path.lexists(root / MODULES):
-        pipeline = _read_pipeline(root)
+        pipeline = read_pipeline(root)
         encoder = pipeline.encoder
-    _refuse_present(root, out, options)
+    refuse_present(root, out, options.to, overwrite=options.overwrite)
     for folder in {config_folder(root), config_folder(encoder)}:
         verify_files(folder, MODEL, EMBEDDER, *([] if options.tokenizer else [TOKENIZER]))
     config = registry.read_config(config_folder(encoder))
@@ -150,7 +152,7 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
 
 
 @dataclass(frozen=True)
-class _Pipeline:
+class Pipeline:
     """A sentence-transformers model: the folder of its encoder, and its settings."""
 
     root: Path
@@ -181,16 +183,17 @@ class _Pipeline:
                 write_json_atomic(folder / name, read_json_file(source / name), ensure_ascii=False)
 
 
-def _read_pipeline(root: Path) -> _Pipeline:
+def read_pipeline(root: Path) -> Pipeline:
+    """Return the sentence-transformers model in a folder. Raises `CheckpointError` for damaged files."""
     kind, encoder = read_modules(root)[0]
     if kind not in ("Transformer", "MLMTransformer"):
         encoder = root
     try:
-        return _Pipeline(root, encoder, _read_settings(root))
+        return Pipeline(root, encoder, _read_settings(root))
     except CheckpointError:
         raise
     except UserError as error:
-        return _Pipeline(root, encoder, None, str(error))
+        return Pipeline(root, encoder, None, str(error))
 
 
 def _read_settings(root: Path) -> EmbeddingSettings:
@@ -336,16 +339,18 @@ def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: 
     write_json_atomic(folder / "bert_config.json", content)
 
 
-def _refuse_present(source: Path, out: Path, options: Options) -> None:
+def refuse_present(source: Path, out: Path, to: Target | Literal["onnx"], *, overwrite: bool) -> None:
     """Raise `UserError` for an `out` that is a file or the source, or holds weights that would be lost or preferred."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; name a folder")
     folder = source if source.is_dir() else source.parent
     if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
         raise UserError(f"--out {out}: is the source, or in it; name another folder")
-    for to, patterns in _FILES.items():
+    for other in sorted(_FILES, key=to.__eq__):
+        # Formats share the files beside the weights.
+        patterns = [pattern for pattern in _FILES[other] if other == to or pattern not in _FILES[to]]
         present = sorted(str(path.relative_to(out)) for pattern in patterns for path in out.glob(pattern))
-        if present and to != options.to:
+        if present and other != to:
             raise UserError(f"--out {out}: holds {present[0]}, weights in a different format; name another folder")
-        if present and not options.overwrite:
+        if present and not overwrite:
             raise UserError(f"--out {out}: already holds {present[0]}; replace it with --overwrite")

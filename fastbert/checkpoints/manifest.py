@@ -35,7 +35,7 @@ VOCABULARY_FILES = (
     "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model",
     "tokenizer.json",
 )  # fmt: skip
-MODEL, ADAPTER, TOKENIZER, EMBEDDER, TASK = "model", "adapter", "tokenizer", "embedder", "task"
+MODEL, ADAPTER, TOKENIZER, EMBEDDER, TASK, ONNX = "model", "adapter", "tokenizer", "embedder", "task", "onnx"
 _PATTERNS = {
     MODEL: r"(?:bert_)?config\.json|model\.safetensors(?:\.index\.json)?|model-\d+-of-\d+\.safetensors"
     r"|bert_model\.ckpt\.(?:index|data-\d+-of-\d+)",
@@ -45,6 +45,7 @@ _PATTERNS = {
     EMBEDDER: r"modules\.json|config_sentence_transformers\.json|sentence_[a-z-]+_config\.json"
     r"|[1-9]_\w+/(?:config\.json|model\.safetensors)",
     TASK: r"fastbert_task\.json",
+    ONNX: r"model\.onnx(?:[_.]data)?",
 }
 KINDS = {kind: re.compile(pattern, re.ASCII) for kind, pattern in _PATTERNS.items()}
 

@@ -1,4 +1,5 @@
-"""`fastbert convert`: convert between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas."""
+"""`fastbert convert`: convert between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas, and to ONNX
+files."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from fastbert.io.untrusted_input import shown
 if TYPE_CHECKING:
     from fastbert.checkpoints.convert import Report
     from fastbert.checkpoints.delta.files import DeltaReport
+    from fastbert.integrations.onnx.export import Export
 
 NOT_WHOLE = 1
 SHOWN, WIDEST = 12, 200
@@ -27,6 +29,7 @@ SHOWN, WIDEST = 12, 200
 EXAMPLES = (
     "fastbert convert uncased_L-2_H-128/bert_model.ckpt --out tiny",
     "fastbert convert runs/finetune --base MiniLM --bits 4 --out finetune.delta",
+    "fastbert convert MiniLM --to onnx --pooled --dtype int8 --out MiniLM-onnx",
 )
 
 
@@ -61,10 +64,14 @@ class _Output:
 
     out: Path | None = required("the folder to write", unless=("manifest",))
     """Folder to write; with --base and a model, the delta file."""
-    to: Literal["hf", "tensorflow"] = "hf"
-    """Output format: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
-    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
-    """Dtype of the written weights."""
+    to: Literal["hf", "tensorflow", "onnx"] = "hf"
+    """Output format: config.json and model.safetensors; bert_config.json and bert_model.ckpt; or model.onnx, in fp32,
+    which is compared with fastbert in ONNX Runtime."""
+    dtype: Literal["keep", "fp32", "bf16", "fp16", "int8"] = "keep"
+    """Dtype of the written weights. int8 is for --to onnx, which has fp32 otherwise: activations are quantised at run
+    time."""
+    pooled: bool = False
+    """With --to onnx: add the output sentence_embedding, pooled and normalised by the settings of the folder."""
     bits: int | None = None
     """Round the differences of matrices to this many bits, 1 to 8 (default: none, which restores the model exactly)."""
     max_shard_size: str | None = None
@@ -80,9 +87,9 @@ class _Output:
 @dataclass(frozen=True, kw_only=True)
 class Config(_Output, _Model):
     """Convert a model: read a Hugging Face folder, pytorch_model.bin, a TensorFlow checkpoint or a model in the Hub's
-    cache; write a Hugging Face folder or a TensorFlow checkpoint. Reports on every tensor; fails, and writes nothing,
-    if weights of the encoder are missing or have the wrong shape. With --base, write the difference of a fine-tuned
-    model from its base to a file, or restore the model from base and file."""
+    cache; write a Hugging Face folder, a TensorFlow checkpoint or an ONNX file. Reports on every tensor; fails, and
+    writes nothing, if weights of the encoder are missing or have the wrong shape. With --base, write the difference of
+    a fine-tuned model from its base to a file, or restore the model from base and file."""
 
     def __post_init__(self) -> None:
         if self.manifest:
@@ -92,7 +99,15 @@ class Config(_Output, _Model):
                         f"--{name} cannot be combined with --manifest, which writes SOURCE/fastbert_manifest.json"
                     )
         if self.max_shard_size is not None and self.to != "hf":
-            raise UserError("--max-shard-size requires --to hf; a TensorFlow checkpoint has one data file here")
+            raise UserError(f"--max-shard-size requires --to hf; --to {self.to} writes one file of weights")
+        if self.pooled and self.to != "onnx":
+            raise UserError("--pooled requires --to onnx: other formats have no outputs")
+        if self.pooled and self.model_class is not None:
+            raise UserError("--pooled is for the encoder alone: leave out --model-class")
+        if self.dtype == "int8" and self.to != "onnx":
+            raise UserError("--dtype int8 requires --to onnx")
+        if self.dtype in ("bf16", "fp16") and self.to == "onnx":
+            raise UserError(f"--to onnx: --dtype {self.dtype} is not supported; use fp32 or int8")
         if self.bits is not None and self.base is None:
             raise UserError("--bits is for a delta: name the model that SOURCE was fine-tuned from with --base")
         if self.base is not None:
@@ -114,6 +129,10 @@ def check(config: Config) -> None:
     check_model("--base", config.base)
     check_exists("--tokenizer", config.tokenizer)
     check_new_file("--report", config.report)
+    if config.to == "onnx":
+        from fastbert.integrations.onnx.packages import check_packages
+
+        check_packages()
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -124,6 +143,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
     out = require(config, "out")
     if config.base is not None:
         return _run_delta(config, source, out, config.base, quiet)
+    if config.to == "onnx":
+        return _run_onnx(config, source, out, quiet)
     from fastbert.checkpoints.convert import Options, convert
     from fastbert.tasks.inference import LONG_NAMES
 
@@ -143,6 +164,27 @@ def run(config: Config, *, quiet: bool = False) -> int:
         write_json_atomic(config.report, report.to_dict())
     print(describe(report))
     return 0 if report.whole else NOT_WHOLE
+
+
+def _run_onnx(config: Config, source: str, out: Path, quiet: bool) -> int:
+    """Write an ONNX file and print how far its outputs, in ONNX Runtime, are from fastbert's."""
+    from fastbert.integrations.onnx.export import Options, export_onnx
+
+    options = Options(
+        dtype="int8" if config.dtype == "int8" else "fp32",
+        pooled=config.pooled,
+        pickles=config.pickles,
+        revision=config.revision,
+        model_class=config.model_class,
+        tokenizer=config.tokenizer,
+        overwrite=config.overwrite,
+    )
+    with console(quiet).status(f"exporting {source}"):
+        export = export_onnx(source, out, options)
+    if config.report is not None:
+        write_json_atomic(config.report, export.to_dict())
+    print(describe_onnx(export))
+    return 0
 
 
 def _run_manifest(folder: Path) -> int:
@@ -172,6 +214,18 @@ def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -
         write_json_atomic(config.report, report.to_dict())
     print(describe_delta(report))
     return 0
+
+
+def describe_onnx(export: Export) -> str:
+    """Return the report on an ONNX file as text."""
+    lines = [
+        f"{export.source} -> {export.out}: {export.model_class} in {export.dtype}, opset {export.opset}",
+        f"  {', '.join(export.inputs)} -> {', '.join(export.outputs)}",
+    ]
+    lines += [f"  {comparison.describe()}" for comparison in export.comparisons]
+    lines += [f"  left out, {reason}: {name}" for name, reason in export.left_out.items()]
+    lines.append(f"wrote {', '.join(export.files)}")
+    return "\n".join(lines)
 
 
 def describe_delta(report: DeltaReport) -> str:

@@ -333,6 +333,11 @@ MISTAKES = {
     "convert model --out out --base nope": f"--base {HUB}",
     "convert model --out out --tokenizer nope": "--tokenizer nope: no such file or folder",
     "convert model --out out --report nope/report.json": "--report nope/report.json: no such folder nope",
+    "convert model --out out --pooled": "--pooled requires --to onnx",
+    "convert model --out out --dtype int8": "--dtype int8 requires --to onnx",
+    "convert model --out out --to onnx --dtype bf16": "--to onnx: --dtype bf16 is not supported; use fp32 or int8",
+    "convert model --out out --to onnx --max-shard-size 1GB": "--max-shard-size requires --to hf",
+    "convert model --out out --to onnx --pooled --model-class BertModel": "--pooled is for the encoder alone",
     "convert text.txt --manifest": "SOURCE text.txt: is not a folder; name one",
 }
 GUARD = """

@@ -1,0 +1,1 @@
+"""Models as ONNX files: graphs built from the specs of architectures, checked in ONNX Runtime."""
