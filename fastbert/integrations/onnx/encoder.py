@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fastbert.errors import UserError
 from fastbert.integrations.onnx.functions import activate, linear, norm
 from fastbert.integrations.onnx.graph import Graph
-from fastbert.integrations.onnx.inputs import Inputs
+from fastbert.integrations.onnx.inputs import LENGTH, Inputs
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.modules import Layer
 from fastbert.ops.encoder_layer.spec import AttentionSpec, NormSpec, RotarySpec
@@ -63,7 +63,8 @@ def _positions(graph: Graph, inputs: Inputs, model: EncoderModel, table: Tensor)
     """Return the embeddings of the positions: the columns, or counted over the tokens that are not the padding's."""
     offset = model.position_offset
     if not offset:
-        return graph.op("Slice", graph.parameter(table), graph.ints(0), inputs.length, graph.ints(0))
+        rows = graph.op("Slice", graph.parameter(table), graph.ints(0), inputs.length, graph.ints(0))
+        return graph.shaped(rows, (LENGTH, table.shape[1]))
     padding = graph.number(model.config.pad_token_id)
     is_token = graph.cast(graph.op("Not", graph.op("Equal", inputs.ids, padding)), "INT64")
     counted = graph.op("Mul", graph.op("CumSum", is_token, graph.number(1)), is_token)

@@ -72,7 +72,8 @@ class Export:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the export as JSON values."""
-        return {"kind": "onnx", **asdict(self)}
+        comparisons = [{**asdict(comparison), "tolerance": comparison.tolerance} for comparison in self.comparisons]
+        return {"kind": "onnx", **asdict(self), "comparisons": comparisons}
 
 
 def export_onnx(source: str | Path, out: Path, options: Options = Options()) -> Export:

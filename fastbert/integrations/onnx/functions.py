@@ -40,7 +40,7 @@ def _gelu_tanh(graph: Graph, x: str) -> str:
     cube = graph.op("Mul", graph.op("Pow", x, graph.number(3.0)), graph.number(0.044715))
     inner = graph.op("Mul", graph.op("Add", x, cube), graph.number(math.sqrt(2 / math.pi)))
     factor = graph.op("Add", graph.op("Tanh", inner), graph.number(1.0))
-    return graph.op("Mul", graph.op("Mul", x, factor), graph.number(0.5))
+    return graph.op("Mul", graph.op("Mul", x, graph.number(0.5)), factor)
 
 
 # By the names of specs, of heads and of the dense layers of sentence-transformers, in lower case.

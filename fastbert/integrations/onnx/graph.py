@@ -41,6 +41,7 @@ class Graph:
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
         self.weights: dict[str, Tensor] = {}
+        self.shapes: list[Any] = []
         self.quantizable: list[str] = []
         """The names of the nodes whose weights may be int8."""
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -86,6 +87,11 @@ class Graph:
         """Add an operator whose weight may be int8."""
         value = self.op(kind, *inputs)
         self.quantizable.append(self.nodes[-1].name)
+        return value
+
+    def shaped(self, value: str, axes: Sequence[Axis]) -> str:
+        """State the shape of an fp32 value that cannot be inferred: runtimes fuse additions of equal shapes alone."""
+        self.shapes.append(self.onnx.helper.make_tensor_value_info(value, self.onnx.TensorProto.FLOAT, axes))
         return value
 
     def cast(self, value: str, dtype: str) -> str:
@@ -137,7 +143,7 @@ class Graph:
         helper = self.onnx.helper
         external = self._write_data(folder / DATA_FILE) if self.is_large else {}
         tensors = [external.get(name) or self._inline(name, tensor) for name, tensor in self.weights.items()]
-        graph = helper.make_graph(self.nodes, "encoder", self.inputs, self.outputs, tensors)
+        graph = helper.make_graph(self.nodes, "encoder", self.inputs, self.outputs, tensors, value_info=self.shapes)
         model = helper.make_model(
             graph, producer_name="fastbert", opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
         )
