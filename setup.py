@@ -34,6 +34,11 @@ PACKAGES = sorted(
 
 # Without contraction a sum is the same bits wherever the compiler inlines it; what should be fused says so.
 CXX_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+# pybind11's templates take most of the compile time of csrc/bindings, which converts and checks arguments without hot
+# loops. Their headers are compiled once; compilers that reject the result read the header itself.
+BINDINGS = "csrc/bindings/"
+BINDING_FLAGS = ["-O1", "-Wno-missing-field-initializers", "-include", "bindings/precompiled.h"]
+PRECOMPILED = "bindings/precompiled.h.gch"
 CXX20_PROBE = b"""\
 #include <bit>
 #include <concepts>
@@ -157,12 +162,14 @@ class NinjaBuild(build_ext):
 
     def write_build_file(self, folder: Path, compiler: list[str], sources: list[str], library: str) -> None:
         includes = [ROOT / "csrc", stable_pybind11(folder), sysconfig.get_path("include")]
-        flags = [*CXX_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")), *(f"-I{include}" for include in includes)]
+        options = [*shlex.split(os.environ.get("CXXFLAGS", "")), *(f"-I{include}" for include in includes)]
         link_flags = [*LINK_FLAGS, *shlex.split(os.environ.get("LDFLAGS", ""))]
         objects = {source: Path(source).with_suffix(".o") for source in sources}
         text = f"""\
 cxx = {shell(compiler)}
-flags = {shell(flags)}
+flags = {shell([*CXX_FLAGS, *options])}
+binding_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS, *options])}
+precompile_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS[:2], *options])}
 link_flags = {shell(link_flags)}
 
 rule compile
@@ -171,12 +178,24 @@ rule compile
   deps = gcc
   description = compile $in
 
+rule precompile
+  command = $cxx $precompile_flags -MMD -MF $out.d -x c++-header -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = precompile $in
+
 rule link
   command = $cxx $in -o $out $link_flags
   description = link $out
 
 """
-        text += "".join(f"build {path(objects[source])}: compile {path(ROOT / source)}\n" for source in sources)
+        if any(source.startswith(BINDINGS) for source in sources):
+            text += f"build {PRECOMPILED}: precompile {path(ROOT / BINDINGS / 'precompiled.h')}\n"
+        # Of an inline function that several objects hold, the linker takes the first: that of the core.
+        sources = sorted(sources, key=lambda source: source.startswith(BINDINGS))
+        for source in sources:
+            text += f"build {path(objects[source])}: compile {path(ROOT / source)}"
+            text += f" | {PRECOMPILED}\n  flags = $binding_flags\n" if source.startswith(BINDINGS) else "\n"
         text += f"build {path(library)}: link {' '.join(path(objects[source]) for source in sources)}\n"
         (folder / "build.ninja").write_text(text)
 

@@ -119,7 +119,7 @@ def test_bindings_need_no_entry_in_a_list(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
     shutil.rmtree(tree / "csrc")
     (tree / "csrc" / "bindings").mkdir(parents=True)
-    for name in ("module.cpp", "registration.h"):
+    for name in ("module.cpp", "precompiled.h", "registration.h"):
         shutil.copy2(ROOT / "csrc" / "bindings" / name, tree / "csrc" / "bindings" / name)
     includes = '#include <pybind11/pybind11.h>\n#include "bindings/registration.h"\n'
     sources = {
