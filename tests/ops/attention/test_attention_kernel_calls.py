@@ -88,7 +88,10 @@ def test_compiles_without_a_break_and_once_for_all_token_counts(seed) -> None:
 def test_every_output_is_written_and_nothing_beside_it(lengths, seed, monkeypatch: pytest.MonkeyPatch) -> None:
     guarding = GuardingTorch()
     monkeypatch.setattr(kernels, "torch", guarding)
-    inputs = Inputs(lengths, lengths, seed=seed, dtype=torch.float32, heads=3, bias=True, dropout_p=0.1, causal=True)
+    heads = 3 if max(lengths) <= 64 else 1  # longer sequences fill programs of one head
+    inputs = Inputs(
+        lengths, lengths, seed=seed, dtype=torch.float32, heads=heads, bias=True, dropout_p=0.1, causal=True
+    )
     actual = inputs.run(inputs.triton)
     # Output, lse, rest; three gradients, delta, the bias's partial sums; and partial sums of dq, in whole tiles.
     assert len(guarding.allocated) == (9 if max(lengths) > 128 else 8)
