@@ -208,7 +208,10 @@ if int(setuptools.__version__.split(".")[0]) < 77:
 setup(
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
-    package_data={"fastbert": ["py.typed", "*.pyi", "training/*.json", "training/run_page/page.*", "serving/page/*.*"]},
+    package_data={
+        "fastbert": ["py.typed", "*.pyi", "training/*.json", "training/run_page/page.*", "serving/page/*.*"],
+        "fastbert.benchmarks": ["serving/load.cpp"],
+    },
     include_package_data=False,
     ext_modules=[Extension("fastbert._C", find_sources())],
     cmdclass={"build": CompileFirst, "build_ext": NinjaBuild},

@@ -75,7 +75,7 @@ class Options(FolderOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
-    name, texts = _texts(options)
+    name, texts = read_texts(options.text, options.data, options.count)
     if options.shape is not None:
         name = f"{name}, {options.shape}"
     choose("workload", [name], options.workloads)
@@ -110,17 +110,18 @@ def minilm_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def _texts(options: Options) -> tuple[str, list[str]]:
-    """Return a name and non-empty lines."""
-    if options.text is not None:
-        return options.text.name, _first(TextFile(options.text), options.count, str(options.text))
-    data = find_data(options.data)
+def read_texts(text: Path | None, data: Path | None, count: int) -> tuple[str, list[str]]:
+    """Return a name and the first non-empty lines of `text`, of Wikipedia in the folder `data`, or of Python's
+    documentation."""
+    if text is not None:
+        return text.name, _first(TextFile(text), count, str(text))
+    data = find_data(data)
     if data is not None and (data / WIKIPEDIA).is_file():
-        return ENGLISH, _first(TextFile(data / WIKIPEDIA), options.count, str(data))
+        return ENGLISH, _first(TextFile(data / WIKIPEDIA), count, str(data))
     from fastbert.data.python_text import python_documents
 
-    documents = python_documents(options.count * 400)
-    return "Python docs, sentences", _first(itertools.chain.from_iterable(documents), options.count, "Python")
+    documents = python_documents(count * 400)
+    return "Python docs, sentences", _first(itertools.chain.from_iterable(documents), count, "Python")
 
 
 def _first(lines: Iterable[str], count: int, source: str) -> list[str]:

