@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -127,15 +128,16 @@ def one_round(server: Server, target: Target, seconds: float) -> Measured:
     warmup = min(0.5, seconds / 2)
     server.resume()
     try:
-        before, busy = server.processor_seconds(), busy_seconds()
+        began, before, busy = time.monotonic(), server.processor_seconds(), busy_seconds()
         load = generator.generate(
             server.port, target.route, target.bodies, seconds=seconds, warmup=warmup, connections=target.clients
         )
         used = server.processor_seconds() - before
         others = busy_seconds() - busy - used - load.processor_seconds
+        elapsed = time.monotonic() - began
     finally:
         server.pause()
-    return Measured(load, used / (seconds + warmup), max(others, 0.0) / (seconds + warmup))
+    return Measured(load, used / elapsed, max(others, 0.0) / elapsed)
 
 
 def busy_seconds() -> float:

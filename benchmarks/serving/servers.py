@@ -67,7 +67,8 @@ class Contender:
 
 def _fastbert(dtype: str) -> Contender:
     def command(folder: Path, port: int, threads: int, _: Path | None) -> list[str]:
-        return [sys.executable, "-P", "-m", "fastbert", "serve", str(folder), "--port", str(port), "--dtype", dtype]
+        words = [str(folder), "--port", str(port), "--dtype", dtype, "--log", "errors"]
+        return [sys.executable, "-P", "-m", "fastbert", "serve", *words]
 
     return Contender(dtype=dtype, command=command, needs=("fastapi", "uvicorn"))
 

@@ -160,12 +160,18 @@ def rerank(lab: Lab, texts: Sequence[str], source: str) -> Result:
     path = write_bodies(lab.scratch / "rerank.jsonl", [body])
     with lab.servers(workload, ("fastbert bf16", "fastbert int8"), model) as servers:
         target = Target("/rerank", path, 1)
-        verdicts = {}
-        for name, server in servers.items():
-            scores = sorted(server.post("/rerank", body), key=lambda item: item["index"])
-            values = np.asarray([[item["score"] for item in scores]], np.float32)
-            verdicts[name] = compare(reference[1], values - values.mean(), CONTENDERS[name].dtype, reference[0])
-        results = _in_turns(lab, workload, servers, dict.fromkeys(servers, target))
+
+        def scores(server: Server) -> np.ndarray:
+            ranked = sorted(server.post("/rerank", body), key=lambda item: item["index"])
+            values = np.asarray([[item["score"] for item in ranked]], np.float32)
+            return values - values.mean()
+
+        verdicts = _verdicts(lab, workload, servers, scores, reference)
+        results = in_turns(
+            {name: partial(_one_at_a_time, servers[name], target, lab.seconds) for name in verdicts},
+            lab.rounds,
+            partial(lab.drop, workload),
+        )
         rows = rows_of(
             workload,
             results,
@@ -212,6 +218,32 @@ def _in_turns(
     return in_turns(measures, lab.rounds, partial(lab.drop, workload))
 
 
+def _one_at_a_time(server: Server, target: Target, seconds: float) -> Measured:
+    """Measure with one client whose rate follows from the median latency: few requests end within a round."""
+    measured = one_round(server, target, seconds)
+    p50 = measured.load.latency_ms["p50"]
+    return measured._replace(load=replace(measured.load, requests_per_second=1e3 / p50 if p50 else 0.0))
+
+
+def _verdicts(
+    lab: Lab,
+    workload: str,
+    servers: Mapping[str, Server],
+    values_of: Callable[[Server], np.ndarray],
+    reference: tuple[str, np.ndarray],
+) -> dict[str, Verdict]:
+    """Compare the servers' values with the reference's; one that fails is left out."""
+    verdicts = {}
+    for name, server in servers.items():
+        server.resume()
+        try:
+            verdicts[name] = compare(reference[1], values_of(server), server.contender.dtype, reference[0])
+        except ContenderFailed as error:
+            lab.drop(workload, name, str(error))
+        server.pause()
+    return verdicts
+
+
 def _embedding_rows(
     lab: Lab,
     workload: str,
@@ -225,13 +257,8 @@ def _embedding_rows(
     note: str,
 ) -> list[Row]:
     """Compare the vectors of the first texts, then measure."""
-    verdicts: dict[str, Verdict] = {}
-    for name, server in servers.items():
-        server.resume()
-        values = server.embed(texts[:COMPARED], each)
-        server.pause()
-        verdicts[name] = compare(reference[1], values, server.contender.dtype, reference[0])
-    results = _in_turns(lab, workload, servers, targets)
+    verdicts = _verdicts(lab, workload, servers, lambda server: server.embed(texts[:COMPARED], each), reference)
+    results = _in_turns(lab, workload, servers, {name: targets[name] for name in verdicts})
     return rows_of(
         workload,
         results,

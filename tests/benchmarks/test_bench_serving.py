@@ -198,6 +198,12 @@ def test_rows_are_medians_and_name_errors_and_goals(capsys: pytest.CaptureFixtur
     assert (record["benchmark"], len(record["rows"])) == ("serving", 3)
 
 
+def test_a_rate_follows_from_the_latency_of_long_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "one_round", lambda *_: Measured(load_of(0, 800.0), 1.0))
+    load = workloads._one_at_a_time(None, Target("/rerank", None, 1), 0.5).load  # type: ignore[arg-type]
+    assert load.requests_per_second == 1.25
+
+
 def test_a_contender_without_an_answer_is_left_out() -> None:
     failures: list[str] = []
     measures = {"good": lambda: Measured(load_of(1, 1), 1), "dead": lambda: Measured(load_of(0, 1, closed=9), 1)}
