@@ -52,7 +52,7 @@ class Expansion:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenRows:
-    """The rows of some texts: `rows`, and the number of each row's tokens that are not masks, int64 (rows,)."""
+    """The rows of some texts, and `sizes`, int64 (rows,): the number of each row's tokens that are not masks."""
 
     rows: Rows
     sizes: np.ndarray
@@ -77,7 +77,10 @@ class TokenRows:
         )
 
     def packed(self, indices: np.ndarray) -> PackedBatch:
-        """Return the rows of these numbers as a batch."""
+        """Return the rows of `indices`, int64 (rows,), as a batch; masks are keys only if tokens attend to them.
+
+        Raises UserError where `KeyedBatch` does.
+        """
         batch, sizes = self.rows.packed(indices), self.sizes[indices]
         if self.attend or (sizes == self.rows.lengths[indices]).all():
             return batch

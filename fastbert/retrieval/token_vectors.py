@@ -73,7 +73,8 @@ class TokenEncoder(RetrievalModel[TokenVectors]):
         return TokenVectors.joined(self._encode(texts, options), self.width)
 
     def limit(self, role: str = "document") -> int:
-        """Return the tokens that a text of a role has at most, special ones included."""
+        """Return the tokens that a text of a role, "query" or "document", has at most, special ones included. Raises
+        UserError for another role."""
         return self._limit(TokenOptions(role=role))
 
     def read(self, texts: Sequence[str], **options: Any) -> tuple[TokenRows, TokenOptions]:

@@ -13,9 +13,10 @@ import torch
 from fastbert.errors import UserError
 from fastbert.serving.config import BearerTokens, ServeConfig
 from fastbert.serving.jobs import Job, Operation, TooLong, Unavailable
+from fastbert.serving.kinds import load_served, parse_model
 from fastbert.serving.metrics import Metrics
 from fastbert.serving.scheduler import Limits, Scheduler
-from fastbert.serving.served_model import ServedModel, load_served, parse_model
+from fastbert.serving.served_model import ServedModel
 from fastbert.tasks.rows import tokens_per_batch
 
 State = Literal["starting", "ready", "stopping"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from fastbert.errors import UserError
 from fastbert.packing import PackedBatch
 from fastbert.tasks.rows import Rows
 
-if TYPE_CHECKING:
-    from fastbert.serving.served_model import ServedModel
-
 Piece = tuple["Job", int, int]
 """Some rows of a job: the first one, and the end."""
+
+
+class Served(Protocol):
+    """What a job needs to know of a model."""
+
+    name: str
+    model: Any
 
 
 class TooLong(UserError):
@@ -96,8 +100,8 @@ class Operation(ABC):
 
     name: ClassVar[str]
 
-    def __init__(self, served: ServedModel) -> None:
-        self.served = served
+    def __init__(self, served: Served) -> None:
+        self.served: Any = served
 
     @property
     def model(self) -> Any:

@@ -130,13 +130,13 @@ def test_full_queue(strict: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the queue holds is refused with the time to come back; what waits is answered."""
     address, context = strict
     operation = context.models["embedder"].operations["embed"]
-    release, compute = threading.Event(), operation.compute
+    release, compute = threading.Event(), operation.vectors
 
     def slow(batch: Any) -> Any:
         release.wait(20)
         return compute(batch)
 
-    monkeypatch.setattr(operation, "compute", slow)
+    monkeypatch.setattr(operation, "vectors", slow)
     answers: list[Any] = []
     threads = [
         threading.Thread(target=lambda: answers.append(ask(address, "/embed", {"inputs": ["a b c d"] * 20}, allowed())))
@@ -166,14 +166,14 @@ def test_clients_that_leave(strict: Served, monkeypatch: pytest.MonkeyPatch) -> 
     """The work of a client that has gone is dropped before it is computed."""
     address, context = strict
     operation = context.models["embedder"].operations["embed"]
-    release, compute, computed = threading.Event(), operation.compute, []
+    release, compute, computed = threading.Event(), operation.vectors, []
 
     def slow(batch: Any) -> Any:
         release.wait(20)
         computed.append(len(batch))
         return compute(batch)
 
-    monkeypatch.setattr(operation, "compute", slow)
+    monkeypatch.setattr(operation, "vectors", slow)
     parts = urlsplit(address)
     body = b'{"inputs": "a"}'
     request = HEAD + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body

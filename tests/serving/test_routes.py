@@ -1,4 +1,4 @@
-"""Answers are those of the library, bit for bit, whatever shares their batch; wrong requests are refused in one line."""
+"""Answers are those of the library, bit for bit, whatever shares their batch; wrong requests get one line."""
 
 from __future__ import annotations
 

@@ -64,6 +64,7 @@ class Endpoint(APIRoute):
         self.spec = spec
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, one of a wrong method too."""
         spec = self.spec
         if self.methods and scope["method"] not in self.methods:
             allowed = ", ".join(sorted(self.methods))

@@ -41,7 +41,7 @@ class Embed(Operation):
 
     def run(self, pieces: Sequence[Piece]) -> Sequence[np.ndarray]:
         """Return the vector of each row, fp32 (width,), normalised where its job asks for that."""
-        vectors = self.compute(self.pack(pieces).to(self.model.device))
+        vectors = self.vectors(self.pack(pieces).to(self.model.device))
         check_finite(self.model, vectors, "a text of the batch ({})".format)
         wanted = [self._normalizes(job) for job, _, _ in pieces]
         if all(wanted):
@@ -57,7 +57,10 @@ class Embed(Operation):
             outputs += list(source[len(outputs) : len(outputs) + count])
         return outputs
 
-    def compute(self, batch: PackedBatch) -> Tensor:
+    def compute(self, batch: PackedBatch) -> Sequence[Tensor]:
+        return self.vectors(batch).unbind()
+
+    def vectors(self, batch: PackedBatch) -> Tensor:
         """Return the vector of each row, fp32 (rows, width), not normalised."""
         encoder, pooling = self.served.encoder, self.settings.pooling
         if pooling == "cls":
