@@ -57,7 +57,8 @@ class ServedModel:
     @property
     def routes(self) -> list[str]:
         """The paths that the model answers."""
-        return [f"/{name}" for name in self.operations] + (["/similarity"] if "embed" in self.operations else [])
+        more = ["/similarity"] if "embed" in self.operations else []
+        return [*(f"/{name}" for name in self.operations), *more, "/tokenize", "/decode", "/attention"]
 
     def prompt(self, name: str | None) -> str:
         """Return the prompt of a name, or the default one. Raises `UserError` for one that the model does not have."""

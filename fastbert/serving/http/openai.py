@@ -30,7 +30,7 @@ async def embeddings(call: Call, request: EmbeddingsRequest) -> Reply:
     call.context.check_count(len(inputs), "input")
     form = "base64" if request.encoding_format == "base64" else "rows"
     job = await call.run(
-        served.operations["embed"], inputs, prompt=served.prompt(None), normalize=True, form=form,
+        served.operations["embed"], inputs, prompt=served.prompt(None), normalize=True, form=form, field="input",
         dimensions=check_dimensions(served, request.dimensions),
     )  # fmt: skip
     quote = b'"' if form == "base64" else b""

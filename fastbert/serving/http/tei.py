@@ -277,7 +277,7 @@ async def ranked(
         raise UserError("query is empty: give the words to rank texts by")
     call.context.check_count(len(texts), "texts")
     query = served.query_prompt + query
-    job = await call.run(served.operations["rerank"], [(query, text) for text in texts], **options)
+    job = await call.run(served.operations["rerank"], [(query, text) for text in texts], field="texts", **options)
     order, scores = job.result
     return order.tolist(), scores, texts
 

@@ -88,7 +88,7 @@ class TextReader:
         if len(row) <= most:
             return row
         if not job.options.get("truncate"):
-            raise too_long(index, most)
+            raise too_long(index, most, job.options.get("field", "inputs"))
         before, behind = len(self.template.before), len(self.template.behind)
         row = row.copy()
         if job.options.get("left"):
@@ -164,7 +164,7 @@ class PairReader:
         lengths = rows.lengths[first:end]
         long = np.flatnonzero(lengths > self.max_length)
         if len(long) and not job.options.get("truncate"):
-            job.error = too_long(int(long[0]), self.max_length)
+            job.error = too_long(int(long[0]), self.max_length, job.options.get("field", "inputs"))
             return
         ids, types = [], []
         shorter = self._shorter(job, long.tolist()) if len(long) else {}
@@ -189,10 +189,10 @@ class PairReader:
         return {index: reader._rows([job.inputs[index]], job.inputs[index][1] is not None, left) for index in indices}
 
 
-def too_long(index: int, most: int) -> TooLong:
+def too_long(index: int, most: int, field: str = "inputs") -> TooLong:
     """Return the error of an input that has more tokens than the model reads."""
     return TooLong(
-        f"inputs[{index}] has more than {most} tokens, which is what the model reads: shorten it, or ask for"
+        f"{field}[{index}] has more than {most} tokens, which is what the model reads: shorten it, or ask for"
         ' "truncate": true'
     )
 
