@@ -22,7 +22,7 @@ from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.ops.native import matmul_table
 from fastbert.serving.jobs import Job, Operation, Overloaded, Piece, TimedOut, Unavailable
-from fastbert.serving.tokenizing import TokenizerThread
+from fastbert.serving.tokenizing import TokenizerThread, by_operation, tokenize
 
 QUANTUM = 512
 """Tokens that a request contributes to a batch before the next one has its turn."""
@@ -75,8 +75,9 @@ class Scheduler:
         self._lock = threading.Condition(threading.Lock())
         self._queues: dict[Operation, deque[Job]] = {}
         self._order: deque[Operation] = deque()
+        self._untokenized: deque[Job] = deque()
         self._waiting_tokens = 0
-        self._busy = 0
+        self._busy = self._idle = 0
         self._rates: dict[Operation, float] = {}
         self._tokenizers = (TokenizerThread(self._tokenized, "texts"), TokenizerThread(self._tokenized, "bulk"))
         self._stopping = False
@@ -104,9 +105,16 @@ class Scheduler:
             )
         if self.queued_tokens >= limits.max_queue_tokens:
             raise self._full(0)
+        is_bulk = job.characters > BULK_CHARACTERS
         with self._lock:
             self.jobs += 1
-        self._tokenizers[job.characters > BULK_CHARACTERS].put(job)
+            # An idle worker tokenizes too: one thread less that has to wake up.
+            to_worker = not is_bulk and self._idle > len(self._untokenized)
+            if to_worker:
+                self._untokenized.append(job)
+                self._lock.notify()
+        if not to_worker:
+            self._tokenizers[is_bulk].put(job)
 
     def cancel(self, job: Job) -> None:
         """Drop what is not computed of a job whose client has gone; `on_done` is not called any more."""
@@ -142,7 +150,7 @@ class Scheduler:
 
     # The tokenizer threads' side
 
-    def _tokenized(self, jobs: Iterable[Job]) -> None:
+    def _tokenized(self, jobs: Iterable[Job], notify: bool = True) -> None:
         """Queue jobs that have rows; end those that have an error, or that the queue has no room for."""
         ended = []
         with self._lock:
@@ -155,7 +163,8 @@ class Scheduler:
                     ended.append(self._ended(job))
                 else:
                     self._enqueue(job)
-            self._lock.notify(self.workers)
+            if notify and self._order:
+                self._lock.notify(min(self.workers, 1 + self._waiting_tokens // LEAST_BATCH))
         for job in ended:
             if job.error is None:
                 _finish(job)
@@ -185,13 +194,26 @@ class Scheduler:
     def _work(self) -> None:
         torch.set_num_threads(self.threads)
         while True:
+            untokenized = []
             with self._lock:
-                while not self._order:
+                while not self._order and not self._untokenized:
                     if self._stopping and not self.jobs:
                         self._lock.notify_all()
                         return
+                    self._idle += 1
                     self._lock.wait()
+                    self._idle -= 1
                 self._busy += 1
+                if self._untokenized:
+                    untokenized = list(self._untokenized)
+                    self._untokenized.clear()
+            for group in by_operation(untokenized):
+                tokenize(group)
+                self._tokenized(group, notify=False)
+            with self._lock:
+                if not self._order:
+                    self._busy -= 1
+                    continue
                 operation, pieces, budget, late = self._take()
             if late:
                 self._on_finished(late)

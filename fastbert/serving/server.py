@@ -18,7 +18,7 @@ import uvicorn
 from fastbert.errors import UserError
 from fastbert.serving.config import BearerTokens, ServeConfig
 from fastbert.serving.context import ServingContext
-from fastbert.serving.http.app import make_app
+from fastbert.serving.http.app import DirectRoutes, make_app
 from fastbert.serving.http.connection import connection_class, idle
 
 BACKLOG = 2048
@@ -125,10 +125,11 @@ class _Server(uvicorn.Server):
         self.context, self.listener, self.address, self.on_message = context, listener, address, on_message
         self.ready = ready or threading.Event()
         limits = context.config
+        app: Any = make_app(context)
         config = uvicorn.Config(
-            make_app(context),
+            app if limits.cors else DirectRoutes(app),
             http=connection_class(limits.max_connections, limits.read_timeout),
-            ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            ws="none", lifespan="off", proxy_headers=False, log_config=None, access_log=False, server_header=False,
             timeout_keep_alive=max(1, int(limits.idle_timeout)),
             timeout_graceful_shutdown=max(1, int(limits.drain_timeout)),
         )  # fmt: skip

@@ -46,23 +46,29 @@ class TokenizerThread:
             with contextlib.suppress(IndexError):
                 while True:
                     jobs.append(self._jobs.popleft())
-            by_operation: dict[Operation, list[Job]] = {}
-            for job in jobs:
-                if not job.cancelled:
-                    by_operation.setdefault(job.operation, []).append(job)
-            for operation, group in by_operation.items():
-                _tokenize(operation, group)
+            for group in by_operation(jobs):
+                tokenize(group)
                 self._on_tokenized(group)
 
 
-def _tokenize(operation: Operation, jobs: Sequence[Job]) -> None:
-    """Tokenize jobs together, or one by one if that fails."""
+def by_operation(jobs: Iterable[Job]) -> Iterable[list[Job]]:
+    """Return the jobs of each operation, without those that were cancelled."""
+    groups: dict[Operation, list[Job]] = {}
+    for job in jobs:
+        if not job.cancelled:
+            groups.setdefault(job.operation, []).append(job)
+    return groups.values()
+
+
+def tokenize(jobs: Sequence[Job]) -> None:
+    """Tokenize jobs of one operation together, or one by one if that fails, so that each has rows or an error."""
+    operation = jobs[0].operation
     try:
         operation.tokenize(jobs)
     except Exception as error:  # noqa: BLE001 - belongs to a request, and must not end the thread
         if len(jobs) > 1:
             for job in jobs:
-                _tokenize(operation, [job])
+                tokenize([job])
             return
         if not isinstance(error, UserError):
             logger.error("tokenizing for %s failed", operation.name, exc_info=error)

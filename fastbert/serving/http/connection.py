@@ -14,6 +14,37 @@ MOST_HEAD = 1 << 16
 """Bytes of a request's first line and headers."""
 
 
+class _Corked:
+    """A transport that writes an answer's head and body at once, so that a client wakes up once."""
+
+    __slots__ = ("_head", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._transport.write(head + data if data else head)
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100"):
+            self._head = data
+        elif data:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write a head that no body followed."""
+        if self._head is not None:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.Protocol]:
     """Return the class of a server's connections."""
 
@@ -54,6 +85,12 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
         def on_headers_complete(self) -> None:
             self._end_head()
             super().on_headers_complete()
+            if self.cycle is not None:
+                self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
+
+        def on_response_complete(self) -> None:
+            self.cycle.transport.flush()  # type: ignore[attr-defined]
+            super().on_response_complete()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(400, "Validation", "the request is not valid HTTP/1.1")
