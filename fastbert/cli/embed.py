@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from fastbert.cli.checks import STDIN, check_model, check_texts
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
+from fastbert.cli.ray_flags import RayFlags, check_local, check_ray, run_ray
 from fastbert.cli.retrieval_flags import RetrievalFlags, check_vectors, write_vectors
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, flag, require, required
@@ -18,10 +19,11 @@ from fastbert.tasks.text_files import TextFile
 
 if TYPE_CHECKING:
     from fastbert.distributed.world import World
+    from fastbert.embeddings.embed import EmbedOptions
 
 EXAMPLES = (
     "fastbert embed --model MiniLM --text sentences.txt --out vectors.npy",
-    "fastbert embed --model colbert --vectors tokens --text papers.jsonl --column abstract --out papers.safetensors",
+    "fastbert embed --engine ray --model MiniLM --text corpus/ --column body --id-column doc --out vectors --workers 8",
 )
 
 
@@ -33,9 +35,9 @@ class _Data:
 
     text: str | None = required("a file with the texts, or - for standard input")
     """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
-    standard input."""
+    standard input. With --engine ray: a .parquet file, a folder or a pattern of such files, or a URL of these."""
     column: str | None = None
-    """Key or column of the text in .jsonl, .csv and .tsv files (default: text)."""
+    """Key or column of the text in .jsonl, .csv, .tsv and .parquet files (default: text)."""
     max_length: int | None = None
     """Tokens per model input (default: the folder's, else as many as the model allows)."""
     long: Literal["truncate", "windows", "error"] = "truncate"
@@ -66,13 +68,13 @@ class _Output:
 
     out: Path | None = required("the file to write, .npy, .parquet or .jsonl")
     """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index; --vectors tokens and
-    sparse write .safetensors or .parquet, with offsets and token ids."""
+    sparse write .safetensors or .parquet, with offsets and token ids. With --engine ray: a folder of .parquet files."""
     overwrite: bool = False
-    """Replace the file if it exists."""
+    """Replace the file, or the run in the folder, if it exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(InferenceFlags, _Output, RetrievalFlags, _Model, _Data):
+class Config(RayFlags, InferenceFlags, _Output, RetrievalFlags, _Model, _Data):
     """Write one vector per text of a file, in the order of the texts; or one per token, or sparse ones. Defaults come
     from the settings in the model's folder."""
 
@@ -80,6 +82,11 @@ class Config(InferenceFlags, _Output, RetrievalFlags, _Model, _Data):
 def check(config: Config) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
     check_model("--model", require(config, "model"))
+    if config.engine == "ray":
+        check_vectors(config)
+        check_ray(config)
+        return
+    check_local(config)
     check_texts("--text", require(config, "text"), config.column)
     check_vectors(config)
     suffixes = VECTORS if config.vectors == "dense" else RAGGED
@@ -87,7 +94,9 @@ def check(config: Config) -> None:
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Embed the file, with all processes that torchrun started, and print a summary."""
+    """Embed the file, with all processes that torchrun started or on a Ray cluster, and print a summary."""
+    if config.engine == "ray":
+        return run_ray(config, _options(config), quiet)
     from fastbert.distributed.shares import ended_by_torchrun
     from fastbert.distributed.world import joined
 
@@ -124,17 +133,11 @@ def _inputs(config: Config) -> dict[str, str]:
     }
 
 
-def _run(config: Config, world: World, quiet: bool) -> None:
-    """Write one vector per text."""
-    model_name = require(config, "model")
-    text = require(config, "text")
-    out = require(config, "out")
+def _options(config: Config) -> EmbedOptions:
+    """Return the options of dense vectors."""
     from fastbert.embeddings.embed import EmbedOptions
-    from fastbert.embeddings.folder import load_embedder
-    from fastbert.embeddings.vector_files import VectorFile, embed_file
-    from fastbert.tasks.inference import choose_inference
 
-    options = EmbedOptions(
+    return EmbedOptions(
         pooling=config.pooling,
         normalize=config.normalize or None,
         max_length=config.max_length,
@@ -142,6 +145,18 @@ def _run(config: Config, world: World, quiet: bool) -> None:
         prompt=config.prompt,
         batch_tokens=config.batch_tokens,
     )
+
+
+def _run(config: Config, world: World, quiet: bool) -> None:
+    """Write one vector per text."""
+    model_name = require(config, "model")
+    text = require(config, "text")
+    out = require(config, "out")
+    from fastbert.embeddings.folder import load_embedder
+    from fastbert.embeddings.vector_files import VectorFile, embed_file
+    from fastbert.tasks.inference import choose_inference
+
+    options = _options(config)
     # Check the output before loading the model.
     file = VectorFile(out, overwrite=config.overwrite) if world.is_main else None
     world.wait("output")

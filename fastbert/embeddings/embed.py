@@ -122,7 +122,7 @@ def embed(
         vectors = _collected(chunks, total)
     if counts is None and counted.truncated:
         logger.warning("%s", counted.describe_truncated())
-    return torch.empty(0, _width(model)) if vectors is None else vectors
+    return torch.empty(0, width_of(model)) if vectors is None else vectors
 
 
 def embed_chunks(
@@ -276,7 +276,8 @@ def _limit(model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, de
     return max_length or min(default or tokenizer.model_max_length, positions)
 
 
-def _width(model: EncoderModel) -> int:
+def width_of(model: EncoderModel) -> int:
+    """Return the width of a model's embeddings."""
     dense = settings_of(model).dense
     return len(dense[-1].weight) if dense else model.config.hidden_size
 

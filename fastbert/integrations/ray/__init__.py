@@ -1,0 +1,1 @@
+"""Embed sharded parquet files on a Ray cluster: restartable, each row exactly once."""
