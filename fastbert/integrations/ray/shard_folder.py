@@ -79,8 +79,8 @@ class RunRecord:
         if stored.get("model_sha256") != self.model_sha256:
             return f"another model, {shown(stored.get('model'))}, or other files of it"
         inputs = stored.get("inputs")
-        known = [tuple(entry.values()) for entry in inputs] if isinstance(inputs, list) else []
-        files = [tuple(asdict(file).values()) for file in self.inputs]
+        known = inputs if isinstance(inputs, list) else []
+        files = [asdict(file) for file in self.inputs]
         if known == files:
             return None
         if len(known) != len(files):
