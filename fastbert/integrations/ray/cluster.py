@@ -20,12 +20,14 @@ from typing import Any
 import torch
 
 from fastbert.errors import UserError, require_package
+from fastbert.io.log import logger
 from fastbert.training.stopping import Stopped
 
 ADDRESS = "RAY_ADDRESS"
 """The environment variable that names a cluster; without it Ray is started on this machine, for the run."""
 MOST_THREADS = 4
 """Threads of a worker by default: more gain little on short texts."""
+_STARTS = 3  # Ray gives its processes 30 s, which can be too short on a busy machine
 _END_SECONDS = 3.0  # of processes that Ray was told to end
 _OBJECT_BYTES = 100 << 20  # of Ray's object store on this machine: shards pass by name
 
@@ -71,7 +73,7 @@ class Cluster:
                     yield
                 finally:
                     signals.ignore()  # until Ray's processes have ended
-                    processes = descendants(os.getpid()) if self.address == "local" else {}
+                    processes = ray_processes()
                     ray.shutdown()
                     end_processes(processes)
         except KeyboardInterrupt:
@@ -92,8 +94,8 @@ class Cluster:
             for name in ("ray", "ray.data"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
             try:
-                ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+                self._init(ray, {"log_to_driver": False, "logging_level": logging.CRITICAL, **options})
+            except Exception as error:  # of any class
                 reason = (str(error).splitlines() or [""])[0][:300]
                 raise UserError(
                     f"--engine ray: Ray does not start, {ADDRESS} {self.address} ({reason}); check the cluster, or"
@@ -102,6 +104,20 @@ class Cluster:
         if self.address != "local":
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             self._divide([int(node.get("CPU", 0)) for node in nodes], [int(node.get("GPU", 0)) for node in nodes])
+
+    def _init(self, ray: Any, options: dict[str, Any]) -> None:
+        """Call `ray.init`, on this machine again if its processes did not start in time."""
+        starts = _STARTS if self.address == "local" else 1
+        for start in range(1, starts + 1):
+            try:
+                ray.init(**options)
+                return
+            except Exception:
+                if start == starts:
+                    raise
+                logger.info("Ray did not start in time; starting it again")
+                ray.shutdown()
+                end_processes(ray_processes(), 0)
 
     def _divide(self, cores: list[int], gpus: list[int]) -> None:
         """Choose the workers and their threads for machines with these cores and GPUs. Raises UserError if a cluster
@@ -180,6 +196,19 @@ def descendants(process: int) -> dict[int, str]:
         starts |= {number: statuses[number][1] for number in below}
         pending += below
     return starts
+
+
+def ray_processes() -> dict[int, str]:
+    """Return those of Ray among the `descendants` of this process."""
+
+    def is_ray(process: int) -> bool:
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes()
+        except OSError:
+            return False
+        return words.startswith(b"ray::") or b"/ray/" in words
+
+    return {process: start for process, start in descendants(os.getpid()).items() if is_ray(process)}
 
 
 def _status(process: int) -> tuple[int, str]:
