@@ -113,12 +113,14 @@ def embed_with_ray(
             cluster = Cluster(workers=options.workers, threads=options.threads, gpus=embedder.device == "cuda")
             with cluster.started(ray, folder.path):
                 message(f"{words}, {cluster}, {out}")
-                progress(earlier, total)
+                done = earlier
+                progress(done, total)
                 writer = ShardWriter(replace(embedder, threads=cluster.threads), folder.path, folder.partial)
                 for record in _records(ray, cluster, writer, missing, folder):
                     folder.append(record)
                     records.append(record)
-                    progress(earlier + sum(record.rows for record in records), total)
+                    done += record.rows
+                    progress(done, total)
         width = folder.finish()["width"]
     counts = Counts(
         texts=sum(record.rows for record in records),
