@@ -57,7 +57,7 @@ def measure(options: Options, folder: Path) -> list[Row]:
     import pyarrow
     from pyarrow import parquet
 
-    name, texts = bench_embed.read_texts(bench_embed.Options(texts=options.texts, data=options.data))
+    name, texts = bench_embed.read_texts(None, options.data, options.texts)
     texts = [whole_characters(text) for text in texts]
     (folder / "texts.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     parquet.write_table(pyarrow.table({"text": texts}), folder / "texts.parquet", row_group_size=4 * options.shard_rows)
