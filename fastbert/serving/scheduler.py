@@ -72,12 +72,14 @@ class Scheduler:
     ) -> None:
         self.limits, self.workers, self.threads, self.on_batch = limits, workers, threads, on_batch
         self._on_finished = on_finished or _call_each
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        # The worker that fell asleep last wakes up first: its caches are warmest.
+        self._sleeping: list[threading.Lock] = []
         self._queues: dict[Operation, deque[Job]] = {}
         self._order: deque[Operation] = deque()
         self._untokenized: deque[Job] = deque()
         self._waiting_tokens = 0
-        self._busy = self._idle = 0
+        self._busy = 0
         self._rates: dict[Operation, float] = {}
         self._tokenizers = (TokenizerThread(self._tokenized, "texts"), TokenizerThread(self._tokenized, "bulk"))
         self._stopping = False
@@ -109,10 +111,10 @@ class Scheduler:
         with self._lock:
             self.jobs += 1
             # An idle worker tokenizes too: one thread less that has to wake up.
-            to_worker = not is_bulk and self._idle > len(self._untokenized)
+            to_worker = not is_bulk and bool(self._sleeping)
             if to_worker:
                 self._untokenized.append(job)
-                self._lock.notify()
+                self._wake(1)
         if not to_worker:
             self._tokenizers[is_bulk].put(job)
 
@@ -135,11 +137,16 @@ class Scheduler:
         threads that are in native code."""
         with self._lock:
             self._stopping = True
-            self._lock.notify_all()
+            self._wake(self.workers)
         for thread in self._threads:
             thread.join()
         for tokenizer in self._tokenizers:
             tokenizer.close()
+
+    def _wake(self, count: int) -> None:
+        """Wake up to `count` workers. Called with the lock held."""
+        for _ in range(min(count, len(self._sleeping))):
+            self._sleeping.pop().release()
 
     def _full(self, tokens: int) -> Overloaded:
         return Overloaded(
@@ -164,7 +171,7 @@ class Scheduler:
                 else:
                     self._enqueue(job)
             if notify and self._order:
-                self._lock.notify(min(self.workers, 1 + self._waiting_tokens // LEAST_BATCH))
+                self._wake(1 + self._waiting_tokens // LEAST_BATCH)
         for job in ended:
             if job.error is None:
                 _finish(job)
@@ -193,16 +200,19 @@ class Scheduler:
 
     def _work(self) -> None:
         torch.set_num_threads(self.threads)
+        signal = threading.Lock()
+        signal.acquire()
         while True:
             untokenized = []
             with self._lock:
                 while not self._order and not self._untokenized:
                     if self._stopping and not self.jobs:
-                        self._lock.notify_all()
+                        self._wake(self.workers)
                         return
-                    self._idle += 1
-                    self._lock.wait()
-                    self._idle -= 1
+                    self._sleeping.append(signal)
+                    self._lock.release()
+                    signal.acquire()
+                    self._lock.acquire()
                 self._busy += 1
                 if self._untokenized:
                     untokenized = list(self._untokenized)
@@ -222,7 +232,7 @@ class Scheduler:
             with self._lock:
                 self._busy -= 1
                 if self._stopping and not self.jobs:
-                    self._lock.notify_all()
+                    self._wake(self.workers)
 
     def _take(self) -> tuple[Operation, list[Piece], int, list[Job]]:
         """Take rows for a batch from the queue of the operation whose turn it is. Called with the lock held."""
@@ -268,7 +278,7 @@ class Scheduler:
         self._waiting_tokens -= taken
         if queue:
             self._order.append(operation)
-            self._lock.notify()
+            self._wake(1)
         else:
             del self._queues[operation]
         return operation, pieces, budget, late

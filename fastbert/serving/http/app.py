@@ -113,7 +113,7 @@ class DirectRoutes:
             (method, route.path): route.spec
             for route in app.router.routes
             if isinstance(route, Endpoint) and "{" not in route.path
-            for method in route.methods
+            for method in route.methods or ()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
