@@ -24,6 +24,10 @@ WATCH_AFTER = 0.02
 """Seconds after which a request's connection is watched, so that short requests do not pay for it."""
 
 
+MOST_REPEATED = 4
+"""Characters to tokenize, in multiples of the largest body: the query of a ranking is tokenized with each text."""
+
+
 class UnknownModel(UserError):
     """No model of that name is served."""
 
@@ -82,10 +86,10 @@ class ServingContext:
             batch_tokens=batch_tokens,
             max_queue_tokens=config.max_queue_tokens,
             max_queue_jobs=config.max_requests,
+            max_seconds=config.request_timeout,
         )
         self.scheduler = Scheduler(limits, workers, threads, self.metrics.on_batch, self._finished)
         self.metrics.watch(self.scheduler)
-        torch.set_num_threads(1)
         self._warm()
         self.state = "ready"
 
@@ -145,9 +149,12 @@ class ServingContext:
         """Return a job of these inputs when it is done. Raises its error; `ClientGone` if `receive`, that of ASGI,
         reports so before."""
         loop = self.loop
+        characters, most = _characters(inputs), MOST_REPEATED * self.config.max_body_bytes
+        if characters > most:  # a query counts with each of its texts
+            raise TooLong(f"the texts have {characters} characters, and the limit is {most}: send several requests")
         future: asyncio.Future[None] = loop.create_future()
         job = Job(
-            operation, inputs, _characters(inputs), _resolver(future), timeout=self.config.request_timeout, **options,
+            operation, inputs, characters, _resolver(future), timeout=self.config.request_timeout, **options,
         )  # fmt: skip
         self.scheduler.submit(job)
         watcher: list[asyncio.Task[None]] = []

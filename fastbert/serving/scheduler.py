@@ -21,7 +21,7 @@ import torch
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.ops.native import matmul_table
-from fastbert.serving.jobs import Job, Operation, Overloaded, Piece, TimedOut, Unavailable
+from fastbert.serving.jobs import Job, Operation, Overloaded, Piece, TimedOut, TooLong, Unavailable
 from fastbert.serving.tokenizing import TokenizerThread, by_operation, tokenize
 
 QUANTUM = 512
@@ -45,6 +45,8 @@ class Limits:
     """Tokens that wait or are computed; more are refused."""
     max_queue_jobs: int = 1024
     """Requests that wait or are computed; more are refused."""
+    max_seconds: float = float("inf")
+    """Time that the queue may take, estimated from the batches before; requests beyond it are refused."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Scheduler:
             raise Overloaded(
                 f"{self.jobs} requests are waiting, the limit of the queue; try again later", self.retry_after()
             )
-        if self.queued_tokens >= limits.max_queue_tokens:
+        if self.queued_tokens >= limits.max_queue_tokens or self.retry_after() > limits.max_seconds:
             raise self._full(0)
         is_bulk = job.characters > BULK_CHARACTERS
         with self._lock:
@@ -130,7 +132,7 @@ class Scheduler:
         """Return the seconds until the present queue is computed, an estimate."""
         rates = [rate for rate in self._rates.values() if rate]
         rate = min(rates) * self.workers if rates else 0.0
-        return self.queued_tokens / rate if rate else 1.0
+        return self.queued_tokens / rate if rate else 0.0
 
     def close(self) -> None:
         """Refuse new jobs, and end the threads once all accepted jobs are done. An interpreter must not end before
@@ -150,8 +152,8 @@ class Scheduler:
 
     def _full(self, tokens: int) -> Overloaded:
         return Overloaded(
-            f"{self.queued_tokens + tokens} tokens are waiting, and the limit of the queue is"
-            f" {self.limits.max_queue_tokens}; try again later",
+            f"{self.queued_tokens + tokens} tokens are waiting, about {self.retry_after():.1f} s of work; the limit of"
+            f" the queue is {self.limits.max_queue_tokens} tokens and {self.limits.max_seconds:g} s; try again later",
             self.retry_after(),
         )
 
@@ -164,7 +166,12 @@ class Scheduler:
             for job in jobs:
                 if job.cancelled:
                     continue
-                if job.error is None and self.queued_tokens and self._exceeds(job):
+                if job.error is None and job.tokens > self.limits.max_queue_tokens:
+                    job.error = TooLong(
+                        f"the request has {job.tokens} tokens, and the limit is {self.limits.max_queue_tokens}: send"
+                        " several requests"
+                    )
+                elif job.error is None and self._exceeds(job):
                     job.error = self._full(job.tokens)
                 if job.error is not None or not job.remaining:
                     ended.append(self._ended(job))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import torch
 import uvicorn
 
 from fastbert.errors import UserError
@@ -71,6 +72,7 @@ def running(models: Sequence[str], config: ServeConfig | None = None) -> Generat
         finally:
             ready.set()
 
+    threads = torch.get_num_threads()
     thread = threading.Thread(target=run, name="fastbert-server")
     thread.start()
     try:
@@ -81,6 +83,7 @@ def running(models: Sequence[str], config: ServeConfig | None = None) -> Generat
     finally:
         server.should_exit = True
         thread.join()
+        torch.set_num_threads(threads)
         listener.close()
 
 

@@ -14,6 +14,7 @@ from fastbert.errors import UserError
 from fastbert.features.attention import attention_probabilities
 from fastbert.serving.http.endpoint import Call, Reply
 from fastbert.serving.http.errors import NoInput
+from fastbert.serving.jobs import TooLong
 from fastbert.serving.operations.texts import Text, too_long
 from fastbert.serving.served_model import ServedModel
 
@@ -22,6 +23,8 @@ Ids = list[TokenId]
 Input = Annotated[str | list[str] | Ids | list[str | Ids], Field(union_mode="left_to_right")]
 Texts = Annotated[str | list[str], Field(union_mode="left_to_right")]
 Direction = Literal["left", "right", "Left", "Right"]
+MOST_CHARACTERS = 200_000
+"""Characters of a request for tokens, each of which is an object in the answer."""
 MOST_ATTENTION = 256
 """Tokens of a text whose attention is shown."""
 
@@ -307,6 +310,9 @@ async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
     served = any_model(call, request.model)
     texts: list[Any] = listed(request.inputs)
     call.context.check_count(len(texts))
+    characters = sum(map(len, texts))
+    if characters > MOST_CHARACTERS:
+        raise TooLong(f"inputs has {characters} characters, and the limit is {MOST_CHARACTERS}: send several requests")
     prompt = served.prompt(request.prompt_name) if request.prompt_name is not None else ""
     answer = await _apart(call, _tokens, served, [prompt + text for text in texts], request.add_special_tokens)
     return Reply(json.dumps(answer, ensure_ascii=False).encode())
@@ -318,6 +324,8 @@ async def decode(call: Call, request: DecodeRequest) -> Reply:
     rows: Any = request.ids
     rows = rows if rows and isinstance(rows[0], list) else [rows]
     call.context.check_count(len(rows), "ids")
+    if sum(map(len, rows)) > MOST_CHARACTERS:
+        raise TooLong(f"ids has more than {MOST_CHARACTERS} ids: send several requests")
     size = len(served.tokenizer)
     for token in chain.from_iterable(rows):
         if token >= size:
