@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert import _C
 from fastbert.embeddings.rows import Rows
 from fastbert.errors import UserError
 from fastbert.packing import PackedBatch
@@ -41,6 +42,11 @@ def pool(vectors: Tensor, offsets: Tensor, pooling: str) -> Tensor:
 
 def normalized(vectors: Tensor) -> Tensor:
     """Divide each vector, fp32 (rows, width), by its Euclidean norm, or by 1e-12 if that is larger."""
+    if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not vectors.requires_grad:
+        vectors = vectors.contiguous()
+        result = torch.empty_like(vectors)
+        _C.unit_rows(vectors.data_ptr(), *vectors.shape, SMALLEST_NORM, result.data_ptr())
+        return result
     squares = vectors.double().square()
     while (width := squares.shape[1]) > 1:
         half = width // 2

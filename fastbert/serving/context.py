@@ -20,6 +20,7 @@ from fastbert.serving.served_model import ServedModel
 from fastbert.tasks.rows import tokens_per_batch
 
 State = Literal["starting", "ready", "stopping"]
+Receive = Callable[[], Awaitable[Any]]
 WATCH_AFTER = 0.02
 """Seconds after which a request's connection is watched, so that short requests do not pay for it."""
 
@@ -64,6 +65,9 @@ class ServingContext:
         self.started_at = time.time()
         self.scheduler: Scheduler = None  # type: ignore[assignment]  # made by load()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by the server
+        self._pending: dict[asyncio.Future[None], tuple[float, Receive]] = {}
+        self._watches = False
+        self._watching: dict[asyncio.Future[None], asyncio.Task[None]] = {}
 
     # Start and end
 
@@ -143,9 +147,7 @@ class ServingContext:
         if count > self.config.max_texts:
             raise TooLong(f"{what} has {count} items, and the limit is {self.config.max_texts}: send several requests")
 
-    async def run(
-        self, operation: Operation, inputs: Sequence[Any], receive: Callable[[], Awaitable[Any]], **options: Any
-    ) -> Job:
+    async def run(self, operation: Operation, inputs: Sequence[Any], receive: Receive, **options: Any) -> Job:
         """Return a job of these inputs when it is done. Raises its error; `ClientGone` if `receive`, that of ASGI,
         reports so before."""
         loop = self.loop
@@ -157,20 +159,35 @@ class ServingContext:
             operation, inputs, characters, _resolver(future), timeout=self.config.request_timeout, **options,
         )  # fmt: skip
         self.scheduler.submit(job)
-        watcher: list[asyncio.Task[None]] = []
-        timer = loop.call_later(WATCH_AFTER, lambda: watcher.append(loop.create_task(_gone(receive, future))))
+        if not self._watches:
+            self._watches = True
+            loop.call_later(WATCH_AFTER, self._watch)
+        self._pending[future] = job.queued_at, receive
         try:
             await future
         except BaseException:  # cancelled, or the client has gone
             self.scheduler.cancel(job)
             raise
         finally:
-            timer.cancel()
-            for task in watcher:
+            self._pending.pop(future, None)
+            task = self._watching.pop(future, None)
+            if task is not None:
                 task.cancel()
         if job.error is not None:
             raise job.error
         return job
+
+    def _watch(self) -> None:
+        """Watch the connections of requests that have waited for some time, so that short ones do not pay for it."""
+        before = time.perf_counter() - WATCH_AFTER
+        for future, (since, receive) in self._pending.items():
+            if since > before:
+                break  # as do all behind it
+            if future not in self._watching:
+                self._watching[future] = self.loop.create_task(_gone(receive, future))
+        self._watches = bool(self._pending)
+        if self._watches:
+            self.loop.call_later(WATCH_AFTER, self._watch)
 
 
 def _setter(event: threading.Event) -> Callable[[Job], None]:
@@ -185,7 +202,7 @@ def _resolver(future: asyncio.Future[None]) -> Callable[[Job], None]:
     return resolve
 
 
-async def _gone(receive: Callable[[], Awaitable[Any]], future: asyncio.Future[None]) -> None:
+async def _gone(receive: Receive, future: asyncio.Future[None]) -> None:
     while not future.done():
         message = await receive()
         if message["type"] == "http.disconnect":
