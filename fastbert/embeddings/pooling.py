@@ -45,7 +45,8 @@ def normalized(vectors: Tensor) -> Tensor:
     if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not vectors.requires_grad:
         vectors = vectors.contiguous()
         result = torch.empty_like(vectors)
-        _C.unit_rows(vectors.data_ptr(), *vectors.shape, SMALLEST_NORM, result.data_ptr())
+        rows, width = vectors.shape
+        _C.unit_rows(vectors.data_ptr(), rows, width, SMALLEST_NORM, result.data_ptr())
         return result
     squares = vectors.double().square()
     while (width := squares.shape[1]) > 1:
