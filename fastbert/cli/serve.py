@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
+from fastbert.cli.checks import check_source
 from fastbert.errors import require_package
 from fastbert.flags import MACHINE, MODEL, rare, require, required
 
@@ -110,11 +111,9 @@ def check(config: Config) -> None:
     require(config, "models")
     for name in ("fastapi", "uvicorn", "prometheus_client"):
         require_package(name, f"`fastbert serve` needs the package {name}: `pip install 'fastbert-engine[serve]'`")
-    from fastbert.checkpoints.source import find_source
-
     for model in config.models:
         _, separator, source = model.partition("=")
-        find_source(source if separator else model)
+        check_source("MODEL", source if separator else model)
     _options(config)
     if config.tokens_file is not None:
         from fastbert.serving.config import BearerTokens

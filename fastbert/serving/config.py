@@ -65,7 +65,7 @@ class ServeConfig:
             raise UserError(f"log={self.log!r} must be 'all', 'errors' or 'none'")
         for origin in self.cors:
             if origin != "*" and not origin.startswith(("http://", "https://")):
-                raise UserError(f"cors={origin!r} must be an origin such as https://example.org, or *")
+                raise UserError(f"cors={origin} must be an origin such as https://example.org, or *")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class BearerTokens:
         try:
             text = path.read_bytes().decode("ascii")
             mode = path.stat().st_mode
+        except FileNotFoundError:
+            raise UserError(f"--tokens-file {path}: no such file") from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"--tokens-file {path}: cannot be read as ASCII text ({error})") from None
         if os.name == "posix" and mode & 0o077:
