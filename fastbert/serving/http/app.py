@@ -12,7 +12,7 @@ from fastapi import Body, FastAPI
 from pydantic import BaseModel, TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fastbert.serving.context import ServingContext
@@ -146,11 +146,12 @@ def make_app(context: ServingContext) -> FastAPI:
         _add(
             app, context, path, schema, handler, dict[str, Any], error_body=cohere_body, errors=openai_errors
         )  # fmt: skip
-    for path, get_handler, is_open in (
-        ("/health", status.health, True), ("/info", status.info, False), ("/metrics", status.metrics, False),
-        ("/stats", status.stats, False), ("/v1/models", openai.models, False),
+    for path, get_handler, is_open, kind in (
+        ("/health", status.health, True, Response), ("/info", status.info, False, JSONResponse),
+        ("/metrics", status.metrics, False, PlainTextResponse), ("/stats", status.stats, False, JSONResponse),
+        ("/v1/models", openai.models, False, JSONResponse),
     ):  # fmt: skip
-        _add(app, context, path, None, get_handler, Any, is_open=is_open)
+        _add(app, context, path, None, get_handler, Any, is_open=is_open, response_class=kind)
     if importlib.util.find_spec("fastbert.serving.http.page") is not None:
         app.router.routes.extend(import_module("fastbert.serving.http.page").page_routes())
     for path, schema, handler, answer in _POST:
@@ -183,6 +184,7 @@ def _add(
     is_open: bool = False,
     hidden: bool = False,
     first: bool = False,
+    response_class: type[Response] = JSONResponse,
 ) -> None:
     """Add a route, whose documentation is the handler's and the schema's."""
 
@@ -204,7 +206,7 @@ def _add(
     responses = {code: entry for code, entry in (errors or _ERRORS).items() if schema is not None or code in {401, 503}}
     route = Endpoint(
         path, described, methods={"GET"} if schema is None else {"POST"}, response_model=answer, responses=responses,
-        include_in_schema=not hidden,
+        include_in_schema=not hidden, response_class=response_class,
     )  # fmt: skip
     if first:
         app.router.routes.insert(0, route)

@@ -44,7 +44,7 @@ def described(error: BaseException) -> HttpError:
         return HttpError(422, "Validation", _of_validation(error))
     for kind, status, name in _KINDS:
         if isinstance(error, kind):
-            return HttpError(status, name, _line(str(error)), _headers(error))
+            return HttpError(status, name, str(error), _headers(error))
     logger.error("a request failed", exc_info=error)
     return HttpError(500, "Backend", f"{type(error).__name__} in the server, whose log has the details")
 
@@ -71,13 +71,13 @@ def _of_validation(error: ValidationError) -> str:
     """Return the place and the message of the first mistake in a body; the value may be a text, and is not repeated."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return _line(f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+        return f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
     location = first["loc"]
     name = str(location[0]) if location else "the body"
     if name in _FORMS:
         return f"{name} must be {_FORMS[name]}"
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:])
-    return _line(f"{name}{place}: {first['msg'][:1].lower()}{first['msg'][1:]}")
+    return f"{name}{place}: {first['msg'][:1].lower()}{first['msg'][1:]}"
 
 
 _FORMS = {
@@ -95,7 +95,7 @@ def _line(text: str) -> str:
 
 def plain_body(error: HttpError) -> bytes:
     """Return the body of text-embeddings-inference's routes and ours."""
-    return _json({"error": error.message, "error_type": error.kind})
+    return _json({"error": _line(error.message), "error_type": error.kind})
 
 
 def openai_body(error: HttpError) -> bytes:
@@ -103,12 +103,12 @@ def openai_body(error: HttpError) -> bytes:
     kind = "invalid_request_error" if error.status < 429 else "server_error"
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
     code = {404: "model_not_found", 401: "invalid_api_key"}.get(error.status)
-    return _json({"error": {"message": error.message, "type": kind, "param": None, "code": code}})
+    return _json({"error": {"message": _line(error.message), "type": kind, "param": None, "code": code}})
 
 
 def cohere_body(error: HttpError) -> bytes:
     """Return the body of Cohere's routes."""
-    return _json({"message": error.message})
+    return _json({"message": _line(error.message)})
 
 
 def _json(value: Any) -> bytes:

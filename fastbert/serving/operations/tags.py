@@ -37,7 +37,7 @@ class Tag(Predict):
         """Return the entities of each text: `entity_group`, `score`, the mean probability of its words, `word`, and
         `start` and `end` in characters."""
         matches, texts = job.options["matches"], job.options["texts"]
-        predictions = iter(self.predictions(job) if job.outputs else ())
+        predictions = iter(self.predictions(job) if job.rows is not None else ())
         scheme = scheme_of(self.task.known_labels)
         answers: list[list[dict[str, Any]]] = []
         for text, words in zip(texts, matches, strict=True):
