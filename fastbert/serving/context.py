@@ -72,9 +72,12 @@ class ServingContext:
     # Start and end
 
     def load(self, progress: Callable[[str], None] = lambda line: None) -> None:
-        """Load and warm all models; the server is ready then. Raises what the loaders raise."""
+        """Load and warm all models; the server is ready then, unless it began to stop, which ends the loading after the
+        model at hand. Raises what the loaders raise."""
         config = self.config
         for name, source in self.names:
+            if self.state == "stopping":
+                return
             served = load_served(name, source, device=config.device, dtype=config.dtype, max_length=config.max_length)
             self.models[name] = served
             progress(f"{name}: {served.kind}, {served.how}, up to {served.max_length} tokens")
@@ -95,13 +98,16 @@ class ServingContext:
         self.scheduler = Scheduler(limits, workers, threads, self.metrics.on_batch, self._finished)
         self.metrics.watch(self.scheduler)
         self._warm()
-        self.state = "ready"
+        if self.state == "starting":
+            self.state = "ready"
 
     def _warm(self) -> None:
         """Compute each operation once for a short and for a long text."""
         for served in self.models.values():
             for operation in served.operations.values():
                 for words in (2, served.max_length):
+                    if self.state == "stopping":
+                        return
                     example = _example(served, operation, words)
                     if example is None:
                         continue

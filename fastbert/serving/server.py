@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
+import os
+import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -27,6 +31,7 @@ LINGER = 0.25
 """Seconds after SIGTERM in which requests on open connections still count as accepted."""
 SWITCH_INTERVAL = 0.0005
 """Seconds after which Python takes turns between threads: a worker needs the interpreter between two kernels only."""
+_SO_ATTACH_FILTER, _BPF_RETURN = 26, 6  # of linux/socket.h and linux/bpf_common.h
 
 
 def serve(
@@ -138,17 +143,19 @@ class _Server(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self.problem: BaseException | None = None
+        self._signalled = False
 
     def run_to_end(self) -> None:
         """Serve until a signal. Raises what loading the models raises."""
         previous = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        try:
-            self.run(sockets=[self.listener])
-        finally:
-            sys.setswitchinterval(previous)
-            if self.context.scheduler is not None:
-                self.context.scheduler.close()
+        with self._signals():
+            try:
+                self.run(sockets=[self.listener])
+            finally:
+                sys.setswitchinterval(previous)
+                if self.context.scheduler is not None:
+                    self.context.scheduler.close()
         if self.problem is not None:
             raise self.problem
 
@@ -165,6 +172,8 @@ class _Server(uvicorn.Server):
         except Exception as error:  # noqa: BLE001 - raised again by run_to_end
             self.problem = error
             self.should_exit = True
+            return
+        if self.context.state != "ready":
             return
         # What is loaded stays until the end: the collector need not visit it.
         if threading.current_thread() is threading.main_thread():
@@ -185,41 +194,46 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what was accepted, tell clients to close their connections, and close them."""
         self.context.state = "stopping"
-        self.on_message("stopping: accepted requests are answered")
-        await self._accept_waiting()
-        for server in self.servers:
-            server.close()
+        if self.problem is None:
+            self.on_message("stopping: accepted requests are answered")
+        await self._stop_listening()
         # Answers ask clients to close; a request that is on its way to an idle connection is answered too.
         await asyncio.sleep(LINGER)
         deadline = time.perf_counter() + self.context.config.drain_timeout
-        connections = self.server_state.connections
-        while time.perf_counter() < deadline and not self.force_exit:
+        connections, tasks = self.server_state.connections, self.server_state.tasks
+        # A connection stays until its answers are written, which a client may read slowly.
+        while (connections or tasks) and time.perf_counter() < deadline:
             for connection in list(connections):
-                if idle(connection):
+                if idle(connection) and not _has_bytes(connection.transport):
                     connection.shutdown()
-            if not connections and not self.server_state.tasks:
-                break
-            if not any(not idle(connection) for connection in connections) and not self.server_state.tasks:
-                break
             await asyncio.sleep(0.02)
-        left = len(self.server_state.tasks)
+        left = list(tasks)
         if left:
-            self.on_message(f"{left} requests were not answered within the {self.context.config.drain_timeout:g} s")
-        for task in (*self.server_state.tasks, *self._background):
+            self.on_message(f"{len(left)} requests were not answered within {self.context.config.drain_timeout:g} s")
+            for task in left:
+                task.cancel()  # answered with 503
+            await asyncio.wait(left, timeout=1)
+        for task in self._background:
             task.cancel()
         for connection in list(connections):
             connection.transport.close()
         await asyncio.sleep(0)
 
-    async def _accept_waiting(self) -> None:
-        """Accept the connections that clients have opened and that the system still holds."""
-        loop = asyncio.get_running_loop()
+    async def _stop_listening(self) -> None:
+        """Accept the connections that clients have opened and that the system still holds, and then no more."""
         await asyncio.sleep(0)
-        with contextlib.suppress(BlockingIOError, OSError):
+        _refuse_packets(self.listener)
+        accepted: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
             while True:
-                accepted, _ = self.listener.accept()
-                accepted.setblocking(False)
-                await loop.connect_accepted_socket(self._connection, accepted)
+                accepted.append(self.listener.accept()[0])
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for connection in accepted:
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):  # closed by the client
+                await loop.connect_accepted_socket(self._connection, connection)
 
     def _connection(self) -> Any:
         kind: Any = self.config.http_protocol_class
@@ -227,13 +241,16 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Stop at SIGTERM and SIGINT, and at a second one at once; unlike uvicorn, do not die by the signal."""
-        signals = (signal.SIGTERM, signal.SIGINT)
-        try:
-            previous = {number: signal.signal(number, self.handle_exit) for number in signals}
-        except ValueError:  # not the main thread: the caller sets should_exit
+        """Leave signals alone: `run_to_end` handles them for longer than uvicorn does."""
+        yield
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None, None, None]:
+        """Stop at SIGTERM and SIGINT, and at a second one at once; unlike uvicorn, do not die by the first signal."""
+        if threading.current_thread() is not threading.main_thread():  # the caller sets should_exit
             yield
             return
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
@@ -241,6 +258,32 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to stop, or stop at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Begin to stop, or end the process at once, with the exit code of a process that a signal ends."""
+        if self._signalled:
+            # Threads in native code cannot be interrupted, and an interpreter must not end before them.
+            os._exit(128 + sig)
+        self._signalled = self.should_exit = True
+
+
+def _refuse_packets(listener: socket.socket) -> None:
+    """Let the system drop packets to a socket that listens, where it can: it would complete the handshake of further
+    clients until the socket is closed, and reset their connections then."""
+    if sys.platform != "linux":
+        return
+    program = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))  # 0 bytes of each packet
+    with contextlib.suppress(OSError):
+        listener.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program))
+        )  # fmt: skip
+
+
+def _has_bytes(transport: Any) -> bool:
+    """Return whether a connection has bytes to read, or the client has closed it."""
+    file = transport.get_extra_info("socket")
+    if file is None or file.fileno() < 0:
+        return False
+    if not hasattr(select, "poll"):
+        return bool(select.select([file], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(file.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

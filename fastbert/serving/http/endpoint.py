@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from fastbert.serving.context import ClientGone, ServingContext
 from fastbert.serving.http.errors import HttpError, described, plain_body
-from fastbert.serving.jobs import Job
+from fastbert.serving.jobs import Job, Unavailable
 
 JSON = (b"content-type", b"application/json")
 _CLOSE = (b"connection", b"close")
@@ -106,6 +106,10 @@ class EndpointSpec:
             context.metrics.on_dropped()
             self._log(scope, 499, begin, call, "the client left")
             return
+        except asyncio.CancelledError:  # by the end of the server
+            problem = described(Unavailable("the server stopped before the request was computed; send it again later"))
+            reply, close = _reply_of(problem, self), True
+            self._log(scope, problem.status, begin, call, problem.message)
         except Exception as error:  # noqa: BLE001 - every error is an answer
             problem = described(error)
             reply = _reply_of(problem, self)
