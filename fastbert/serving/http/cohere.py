@@ -69,7 +69,7 @@ async def embed(call: Call, request: CohereEmbedRequest) -> Reply:
     job = await call.run(
         served.operations["embed"], texts, prompt=_prompt(served, request.input_type), normalize=True, form="array",
         dimensions=check_dimensions(served, request.output_dimension), truncate=request.truncate != "NONE",
-        left=request.truncate == "START",
+        left=request.truncate == "START", field="texts",
     )  # fmt: skip
     embeddings = b",".join(b'"%b":%b' % (form.encode(), _in_form(job.result, form)) for form in dict.fromkeys(forms))
     body = b'{"id":"%b","response_type":"embeddings_by_type","embeddings":{%b},"texts":%b,"meta":%b}'
@@ -110,7 +110,7 @@ def _in_form(vectors: np.ndarray, form: str) -> bytes:
 async def rerank(call: Call, request: CohereRerankRequest) -> Reply:
     """Return the documents by their relevance to a query, best first."""
     texts = [_text(document, index) for index, document in enumerate(request.documents)]
-    order, scores, _ = await ranked(call, request.model, request.query, texts, truncate=True)
+    order, scores, _ = await ranked(call, request.model, request.query, texts, "documents", truncate=True)
     results = []
     for index in order[: request.top_n]:
         entry: dict[str, Any] = {"index": index, "relevance_score": float(f"{scores[index]:.9g}")}

@@ -26,7 +26,7 @@ class EmbeddingsRequest(BaseModel):
 async def embeddings(call: Call, request: EmbeddingsRequest) -> Reply:
     """Return one vector of length 1 per text; longer texts are refused."""
     served = call.context.model_for("embed", request.model or call.model)
-    inputs = listed(request.input)
+    inputs = listed(request.input, "input")
     call.context.check_count(len(inputs), "input")
     form = "base64" if request.encoding_format == "base64" else "rows"
     job = await call.run(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from fastbert.errors import UserError
 from fastbert.serving.context import wrong_kind
 from fastbert.serving.http import tei
 from fastbert.serving.http.endpoint import Call, Reply
@@ -62,20 +65,41 @@ async def _rerank(call: Call, inputs: Any, options: dict[str, Any]) -> Reply:
 
 
 async def _predict(call: Call, inputs: Any, options: dict[str, Any]) -> Reply:
-    raw = options.pop("function_to_apply", None) == "none"
-    top = options.pop("top_k", None)
+    function, top = options.pop("function_to_apply", None), options.pop("top_k", None)
+    if function not in (None, "none", *_FUNCTIONS):
+        raise UserError(f"function_to_apply must be none, {', '.join(_FUNCTIONS)}, or left out")
+    if top is not None and (not isinstance(top, int) or top < 1):
+        raise UserError("top_k must be a whole number, at least 1")
+    raw = {} if function is None else {"raw_scores": True}
     reply = await tei.predict(
-        call, tei.PredictRequest.model_validate({"truncate": True, "raw_scores": raw, **options, "inputs": inputs})
+        call, tei.PredictRequest.model_validate({"truncate": True, **options, **raw, "inputs": inputs})
     )
     answers = json.loads(reply.body)
     if answers and isinstance(answers[0], dict) and "label" in answers[0] and "score" in answers[0]:
         answers = [answers]  # the answer to a single text is a list with one item
-    if isinstance(top, int) and top > 0:
-        answers = [answer[:top] if isinstance(answer, list) else answer for answer in answers]
+    for answer in answers:
+        if function in _FUNCTIONS and isinstance(answer, list):
+            scores = _FUNCTIONS[function]([entry["score"] for entry in answer])
+            answer[:] = [{**entry, "score": score} for entry, score in zip(answer, scores, strict=True)]
+    answers = [answer[:top] if isinstance(answer, list) else answer for answer in answers]
     return Reply(json.dumps(answers, ensure_ascii=False).encode())
 
 
+def _sigmoid(logits: Sequence[float]) -> list[float]:
+    return [0.5 * (1 + math.tanh(0.5 * logit)) for logit in logits]
+
+
+def _softmax(logits: Sequence[float]) -> list[float]:
+    powers = [math.exp(logit - max(logits)) for logit in logits]
+    return [power / sum(powers) for power in powers]
+
+
+_FUNCTIONS: dict[str, Callable[[Sequence[float]], list[float]]] = {"sigmoid": _sigmoid, "softmax": _softmax}
+
+
 async def _fill_mask(call: Call, inputs: Any, options: dict[str, Any]) -> Reply:
+    if "targets" in options:
+        raise UserError("targets is not offered: ask for the candidates with the highest scores by top_k")
     request = tei.FillMaskRequest.model_validate({"inputs": inputs, "top_k": options.get("top_k", 5)})
     reply = await tei.fill_mask(call, request)
     blanks = json.loads(reply.body)
@@ -89,7 +113,21 @@ def _flat(blanks: list[Any]) -> Any:
 
 
 async def _tags(call: Call, inputs: Any, options: dict[str, Any]) -> Reply:
-    return await tei.token_classification(call, tei.TagRequest.model_validate({"inputs": inputs}))
+    strategy = options.get("aggregation_strategy", "simple")
+    if strategy == "none":
+        raise UserError('aggregation_strategy "none" is not offered: leave it out for entities of whole words')
+    reply = await tei.token_classification(call, tei.TagRequest.model_validate({"inputs": inputs}))
+    ignored = options.get("ignore_labels", [])
+    if not isinstance(ignored, list):
+        raise UserError("ignore_labels must be a list of labels")
+    return Reply(json.dumps(_without(json.loads(reply.body), ignored), ensure_ascii=False).encode())
+
+
+def _without(entities: list[Any], ignored: Sequence[Any]) -> list[Any]:
+    """Return entities, or lists of them, without those of some labels."""
+    if entities and isinstance(entities[0], list):
+        return [_without(each, ignored) for each in entities]
+    return [entity for entity in entities if entity["entity_group"] not in ignored]
 
 
 _ANSWERS: dict[str, Any] = {

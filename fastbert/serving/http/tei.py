@@ -134,12 +134,12 @@ class AttentionRequest(_Request):
     head: Annotated[int, Field(strict=True, ge=0)] | None = None
 
 
-def listed(inputs: str | Sequence[Any]) -> list[Text]:
-    """Return inputs as a list of texts or lists of ids. Raises `NoInput` for none."""
+def listed(inputs: str | Sequence[Any], field: str = "inputs") -> list[Text]:
+    """Return inputs as a list of texts or lists of ids. Raises `NoInput` for none, with the name of the field."""
     if isinstance(inputs, str):
         return [inputs]
     if not inputs:
-        raise NoInput("inputs is empty: give at least one text")
+        raise NoInput(f"{field} is empty: give at least one text")
     items: list[Any] = list(inputs)
     return [items] if isinstance(items[0], int) else items
 
@@ -270,17 +270,17 @@ async def rerank(call: Call, request: RerankRequest) -> Reply:
 
 
 async def ranked(
-    call: Call, model: str | None, query: str, texts: Sequence[str], **options: Any
+    call: Call, model: str | None, query: str, texts: Sequence[str], field: str = "texts", **options: Any
 ) -> tuple[list[int], np.ndarray, Sequence[str]]:
     """Return the order of texts, best first, their scores, fp32 (texts,), and the texts."""
     served = call.context.model_for("rerank", model or call.model)
     if not texts:
-        raise NoInput("texts is empty: give at least one text")
+        raise NoInput(f"{field} is empty: give at least one text")
     if not query.strip():
         raise UserError("query is empty: give the words to rank texts by")
-    call.context.check_count(len(texts), "texts")
+    call.context.check_count(len(texts), field)
     query = served.query_prompt + query
-    job = await call.run(served.operations["rerank"], [(query, text) for text in texts], field="texts", **options)
+    job = await call.run(served.operations["rerank"], [(query, text) for text in texts], field=field, **options)
     order, scores = job.result
     return order.tolist(), scores, texts
 

@@ -18,7 +18,7 @@ Text = str | list[int]
 
 class TextReader:
     """Tokenize the inputs of jobs in one call. Their options `truncate` (bool), `left` (bool: truncation removes the
-    beginning) and `prompt` (str) count."""
+    beginning) and `prompt` (str) count, and for errors `field` (str: the inputs' name in the request)."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
@@ -56,13 +56,13 @@ class TextReader:
                 number = next(texts)
                 row = ids[offsets[number] : offsets[number + 1]]
             else:
-                row = self._of_ids(text, index, len(job.inputs))
+                row = self._of_ids(text, index, len(job.inputs), field_of(job))
             rows.append(self._fitted(row, job, index))
         return _of(np.concatenate(rows), bounds(np.array([len(row) for row in rows])))
 
-    def _of_ids(self, ids: Sequence[int], index: int, count: int) -> np.ndarray:
+    def _of_ids(self, ids: Sequence[int], index: int, count: int, field: str) -> np.ndarray:
         """Return token ids as a row: as they are if they have the special tokens of a row, else between these."""
-        name = "inputs" if count == 1 else f"inputs[{index}]"
+        name = field if count == 1 else f"{field}[{index}]"
         wrong = next((token for token in ids if not 0 <= token < self._vocabulary), None)
         if wrong is not None:
             raise UserError(
@@ -84,11 +84,11 @@ class TextReader:
         """Return a row, truncated if the job allows it."""
         most = self.max_length
         if not len(row):
-            raise UserError(f"inputs[{index}] has no tokens, and this tokenizer adds none: leave it out")
+            raise UserError(f"{field_of(job)}[{index}] has no tokens, and this tokenizer adds none: leave it out")
         if len(row) <= most:
             return row
         if not job.options.get("truncate"):
-            raise too_long(index, most, job.options.get("field", "inputs"))
+            raise too_long(index, most, field_of(job))
         before, behind = len(self.template.before), len(self.template.behind)
         row = row.copy()
         if job.options.get("left"):
@@ -164,7 +164,7 @@ class PairReader:
         lengths = rows.lengths[first:end]
         long = np.flatnonzero(lengths > self.max_length)
         if len(long) and not job.options.get("truncate"):
-            job.error = too_long(int(long[0]), self.max_length, job.options.get("field", "inputs"))
+            job.error = too_long(int(long[0]), self.max_length, field_of(job))
             return
         ids, types = [], []
         shorter = self._shorter(job, long.tolist()) if len(long) else {}
@@ -189,12 +189,15 @@ class PairReader:
         return {index: reader._rows([job.inputs[index]], job.inputs[index][1] is not None, left) for index in indices}
 
 
+def field_of(job: Job) -> str:
+    """Return the name of a job's inputs in its request."""
+    return str(job.options.get("field", "inputs"))
+
+
 def too_long(index: int, most: int, field: str = "inputs") -> TooLong:
     """Return the error of an input that has more tokens than the model reads."""
-    return TooLong(
-        f"{field}[{index}] has more than {most} tokens, which is what the model reads: shorten it, or ask for"
-        ' "truncate": true'
-    )
+    cure = "" if field == "input" else ', or ask for "truncate": true'  # OpenAI's requests cannot
+    return TooLong(f"{field}[{index}] has more than {most} tokens, which is what the model reads: shorten it{cure}")
 
 
 def _of(ids: np.ndarray, offsets: np.ndarray) -> Rows:
