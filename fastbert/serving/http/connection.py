@@ -72,7 +72,7 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
     class Connection(HttpToolsProtocol):
         """One connection."""
 
-        _head_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
         closing: asyncio.TimerHandle | None = None
         _head_bytes = 0
         _in_head = True
@@ -87,10 +87,10 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
                 message = f"{max_connections} connections are open, the limit of this server; try again later"
                 self._refuse(503, "Overloaded", message, b"retry-after: 1\r\n")
                 return
-            self._start_head()
+            self._start_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._end_head()
+            self._end_request()
             if self.closing is not None:
                 self.closing.cancel()
             super().connection_lost(exc)
@@ -114,14 +114,14 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._start_head()
+            self._start_request()
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._in_head:  # no trailer
                 super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
-            self._end_head()
+            self._in_head, self._head_bytes = False, 0
             self._around_body, self._expected = 0, 1 << 30  # the head's bytes are counted
             super().on_headers_complete()
             if self.cycle is not None:
@@ -136,34 +136,38 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
 
         def on_message_complete(self) -> None:
             self._in_head, self._head_bytes = True, 0
+            self._end_request()
             super().on_message_complete()
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(400, "Validation", "the request is not valid HTTP/1.1")
 
-        def _start_head(self) -> None:
+        def _start_request(self) -> None:
             self._in_head = True
-            if self._head_timer is None:
-                self._head_timer = self.loop.call_later(read_timeout, self._on_slow_head)
+            if self._read_timer is None:
+                self._read_timer = self.loop.call_later(read_timeout, self._on_slow_request)
 
-        def _end_head(self) -> None:
-            self._in_head, self._head_bytes = False, 0
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+        def _end_request(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
 
-        def _on_slow_head(self) -> None:
-            self._head_timer = None
-            if self.transport.is_closing():
+        def _on_slow_request(self) -> None:
+            self._read_timer = None
+            if self.transport.is_closing() or self.closing is not None:
                 return
-            if self._head_bytes:
-                self._refuse(408, "Validation", f"the request's head did not arrive within {read_timeout:g} seconds")
-            else:
+            if self.pipeline:  # the connection is not read while an earlier request is answered
+                self._read_timer = self.loop.call_later(read_timeout, self._on_slow_request)
+            elif self._in_head and not self._head_bytes:
                 self.transport.close()
+            elif self._in_head or not self.cycle.response_started:
+                self._refuse(408, "Validation", f"the request did not arrive within {read_timeout:g} seconds")
+            else:
+                self._discard_rest()
 
         def _refuse(self, status: int, kind: str, message: str, more: bytes = b"") -> None:
             """Answer without a request, and close."""
-            self._end_head()
+            self._end_request()
             if self.transport.is_closing() or self.closing is not None:
                 return
             body = plain_body(HttpError(status, kind, message))

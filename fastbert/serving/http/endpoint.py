@@ -6,6 +6,7 @@ short text takes less time than FastAPI's own way from a request to a function.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
