@@ -36,6 +36,8 @@ class _Model:
     language models. NAME=FOLDER chooses the name that clients use (default: the folder's)."""
     max_length: int | None = None
     """Tokens per text (default: as many as the model reads)."""
+    long: Literal["truncate", "error"] = "truncate"
+    """Longer texts are truncated, and counted in the metrics, or refused, unless the request says `truncate`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ class ServeConfig:
     """Tokens of a batch; None: 4,096, on a GPU 65,536."""
     max_length: int | None = None
     """Tokens per text; None: as many as the model reads."""
+    long: str = "truncate"
+    """Treatment of longer texts, unless the request says so: "truncate" or "error"."""
     max_body_bytes: int = 8_000_000
     max_texts: int = 1024
     """Texts per request."""
@@ -61,6 +63,8 @@ class ServeConfig:
         for name in ("request_timeout", "read_timeout", "idle_timeout", "drain_timeout"):
             if not 0 < getattr(self, name) < 86_400:
                 raise UserError(f"{name}={getattr(self, name)} must be more than 0 seconds and less than a day")
+        if self.long not in ("truncate", "error"):
+            raise UserError(f"long={self.long!r} must be 'truncate' or 'error'")
         if self.log not in ("all", "errors", "none"):
             raise UserError(f"log={self.log!r} must be 'all', 'errors' or 'none'")
         for origin in self.cors:

@@ -160,6 +160,8 @@ class ServingContext:
         characters, most = _characters(inputs), MOST_REPEATED * self.config.max_body_bytes
         if characters > most:  # a query counts with each of its texts
             raise TooLong(f"the texts have {characters} characters, and the limit is {most}: send several requests")
+        if options.get("truncate", True) is None:
+            options["truncate"] = self.config.long == "truncate"
         future: asyncio.Future[None] = loop.create_future()
         job = Job(
             operation, inputs, characters, _resolver(future), timeout=self.config.request_timeout, **options,

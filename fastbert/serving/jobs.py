@@ -52,14 +52,15 @@ class Job:
     """The work of one request.
 
     `inputs` are what the operation tokenizes, `options` what it reads in `finish`; `characters` is the size of the
-    texts. `rows` are set by the operation's `tokenize`, `outputs` has one item per row, and `result` is what `finish`
-    returned. `on_done` is called once, on any thread, when there is a result or an error, unless the job was cancelled.
+    texts. `rows` are set by the operation's `tokenize`, as is `truncated`, the number of truncated texts; `outputs` has
+    one item per row, and `result` is what `finish` returned. `on_done` is called once, on any thread, when there is a
+    result or an error, unless the job was cancelled.
     """
 
     __slots__ = (
         "cancelled", "characters", "computed_at", "deadline", "enqueued", "error", "inputs", "lengths", "next_row",
         "on_done", "operation", "options", "outputs", "queued_at", "remaining", "result", "rows", "started_at",
-        "tokens",
+        "tokens", "truncated",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +77,7 @@ class Job:
         self.options = options
         self.rows: Rows | None = None
         self.lengths: list[int] = []
-        self.tokens = 0
+        self.tokens = self.truncated = 0
         self.outputs: list[Any] = []
         self.next_row = self.remaining = 0
         self.result: Any = None

@@ -54,7 +54,7 @@ class Metrics:
         self.registry.register(self)
         self.requests = self.tokens = 0
         """Answered requests and computed tokens since the start."""
-        self.dropped = 0
+        self.dropped = self.truncated = 0
         self.started = time.monotonic()
         self._by_route: dict[str, dict[int, int]] = {}
         self._request_seconds: dict[str, _Histogram] = {}
@@ -83,6 +83,7 @@ class Metrics:
         self.requests += 1
         if job is not None:
             self._request_tokens.observe(job.tokens)
+            self.truncated += job.truncated
             if job.started_at:
                 self._queue_seconds.observe(job.started_at - job.queued_at)
 
@@ -130,6 +131,7 @@ class Metrics:
         ):
             yield HistogramMetricFamily(f"fastbert_{name}", what, histogram.buckets(), histogram.sum)
         yield CounterMetricFamily("fastbert_dropped_requests", "Requests whose client left", self.dropped)
+        yield CounterMetricFamily("fastbert_truncated_texts", "Texts that were truncated", self.truncated)
         yield CounterMetricFamily("fastbert_tokens", "Computed tokens", self.tokens)
         scheduler = self._scheduler
         for name, what, value in (

@@ -150,6 +150,12 @@ class Scheduler:
         for _ in range(min(count, len(self._sleeping))):
             self._sleeping.pop().release()
 
+    def _count_done(self, jobs: int) -> None:
+        """Note that jobs are done; behind the last one before the end, workers end. Called with the lock held."""
+        self.jobs -= jobs
+        if self._stopping and not self.jobs:
+            self._wake(self.workers)
+
     def _full(self, tokens: int) -> Overloaded:
         return Overloaded(
             f"{self.queued_tokens + tokens} tokens are waiting, about {self.retry_after():.1f} s of work; the limit of"
@@ -200,7 +206,7 @@ class Scheduler:
     def _ended(self, job: Job) -> Job:
         """Note that a job is done, which never was in the queue."""
         job.remaining = -1
-        self.jobs -= 1
+        self._count_done(1)
         return job
 
     # The workers' side
@@ -214,7 +220,6 @@ class Scheduler:
             with self._lock:
                 while not self._order and not self._untokenized:
                     if self._stopping and not self.jobs:
-                        self._wake(self.workers)
                         return
                     self._sleeping.append(signal)
                     self._lock.release()
@@ -238,8 +243,6 @@ class Scheduler:
                 self._compute(operation, pieces, budget)
             with self._lock:
                 self._busy -= 1
-                if self._stopping and not self.jobs:
-                    self._wake(self.workers)
 
     def _take(self) -> tuple[Operation, list[Piece], int, list[Job]]:
         """Take rows for a batch from the queue of the operation whose turn it is. Called with the lock held."""
@@ -354,7 +357,7 @@ class Scheduler:
                 _finish(job)
         with self._lock:
             self.queued_tokens -= sum(job.tokens for job in done)
-            self.jobs -= len(done)
+            self._count_done(len(done))
         self._on_finished(done)
 
     def _drop_waiting(self, job: Job) -> None:
@@ -373,7 +376,7 @@ class Scheduler:
             self._drop_waiting(job)
             self.queued_tokens -= job.tokens
         job.remaining = -1
-        self.jobs -= 1
+        self._count_done(1)
 
 
 def _outputs(operation: Operation, pieces: list[Piece]) -> Sequence[Any]:

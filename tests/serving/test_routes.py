@@ -83,12 +83,15 @@ def test_other_forms_of_embeddings(server: Served, folders: dict[str, Path]) -> 
 
 
 def test_long_texts(server: Served, folders: dict[str, Path]) -> None:
-    """Refused by default, as text-embeddings-inference does, or truncated on either side."""
+    """Truncated by default, as text-embeddings-inference does, on either side, or refused."""
     address, context = server
     model, tokenizer, _ = load_embedder(folders["embedder"], dtype=torch.float32)
     most = context.models["embedder"].max_length
     words = [chr(97 + index % 26) for index in range(3 * most)]
-    status, answer, _ = ask(address, "/embed", {"inputs": ["a", " ".join(words)]})
+    body = {"inputs": ["a", " ".join(words)]}
+    default = ask(address, "/embed", body)[1]
+    assert np.array_equal(default, ask(address, "/embed", body | {"truncate": True})[1])
+    status, answer, _ = ask(address, "/embed", body | {"truncate": False})
     assert (status, answer["error_type"]) == (413, "Validation")
     assert f"inputs[1] has more than {most} tokens" in answer["error"]
     for side, part in (("right", words[: most - 2]), ("Left", words[2 - most :])):

@@ -24,14 +24,14 @@ class EmbeddingsRequest(BaseModel):
 
 
 async def embeddings(call: Call, request: EmbeddingsRequest) -> Reply:
-    """Return one vector of length 1 per text; longer texts are refused."""
+    """Return one vector of length 1 per text."""
     served = call.context.model_for("embed", request.model or call.model)
     inputs = listed(request.input, "input")
     call.context.check_count(len(inputs), "input")
     form = "base64" if request.encoding_format == "base64" else "rows"
     job = await call.run(
         served.operations["embed"], inputs, prompt=served.prompt(None), normalize=True, form=form, field="input",
-        dimensions=check_dimensions(served, request.dimensions),
+        truncate=None, dimensions=check_dimensions(served, request.dimensions),
     )  # fmt: skip
     quote = b'"' if form == "base64" else b""
     data = b",".join(

@@ -71,9 +71,7 @@ async def _predict(call: Call, inputs: Any, options: dict[str, Any]) -> Reply:
     if top is not None and (not isinstance(top, int) or top < 1):
         raise UserError("top_k must be a whole number, at least 1")
     raw = {} if function is None else {"raw_scores": True}
-    reply = await tei.predict(
-        call, tei.PredictRequest.model_validate({"truncate": True, **options, **raw, "inputs": inputs})
-    )
+    reply = await tei.predict(call, tei.PredictRequest.model_validate({**options, **raw, "inputs": inputs}))
     answers = json.loads(reply.body)
     if answers and isinstance(answers[0], dict) and "label" in answers[0] and "score" in answers[0]:
         answers = [answers]  # the answer to a single text is a list with one item

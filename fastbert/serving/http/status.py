@@ -37,7 +37,7 @@ async def info(call: Call, _: None) -> Reply:
         "max_batch_tokens": limits.batch_tokens if limits else None,
         "max_batch_requests": None,
         "max_client_batch_size": config.max_texts,
-        "auto_truncate": False,
+        "auto_truncate": config.long == "truncate",
         "tokenization_workers": 2,
         "version": version("fastbert-engine"),
         "sha": None,

@@ -37,14 +37,14 @@ class _Request(BaseModel):
 
 
 class _Truncated(_Request):
-    truncate: bool | None = False
-    """Truncate longer texts, which are refused otherwise."""
+    truncate: bool | None = None
+    """Truncate longer texts, or refuse them; None: as the server was started (--long)."""
     truncation_direction: Direction = "right"
 
     @property
     def reading(self) -> dict[str, Any]:
         """The options of `TextReader` and `PairReader`."""
-        return {"truncate": bool(self.truncate), "left": self.truncation_direction.lower() == "left"}
+        return {"truncate": self.truncate, "left": self.truncation_direction.lower() == "left"}
 
 
 class EmbedRequest(_Truncated):
@@ -70,7 +70,7 @@ class _SimilarityInputs(BaseModel):
 
 
 class _SimilarityParameters(BaseModel):
-    truncate: bool | None = False
+    truncate: bool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
@@ -199,7 +199,7 @@ async def similarity(call: Call, request: SimilarityRequest) -> Reply:
     job = await call.run(
         served.operations["embed"], [request.inputs.source_sentence, *texts],
         prompt=served.prompt(parameters.prompt_name), normalize=True, form="similarity",
-        truncate=bool(parameters.truncate), left=parameters.truncation_direction.lower() == "left",
+        truncate=parameters.truncate, left=parameters.truncation_direction.lower() == "left",
     )  # fmt: skip
     return Reply(job.result)
 

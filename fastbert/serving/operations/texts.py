@@ -89,6 +89,7 @@ class TextReader:
             return row
         if not job.options.get("truncate"):
             raise too_long(index, most, field_of(job))
+        job.truncated += 1
         before, behind = len(self.template.before), len(self.template.behind)
         row = row.copy()
         if job.options.get("left"):
@@ -166,6 +167,7 @@ class PairReader:
         if len(long) and not job.options.get("truncate"):
             job.error = too_long(int(long[0]), self.max_length, field_of(job))
             return
+        job.truncated = len(long)
         ids, types = [], []
         shorter = self._shorter(job, long.tolist()) if len(long) else {}
         for index in range(first, end):

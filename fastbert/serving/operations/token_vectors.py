@@ -29,6 +29,7 @@ class EmbedTokens(Operation):
             if rows.truncated and not job.options.get("truncate"):
                 job.error = too_long(0, self.served.max_length)
                 continue
+            job.truncated = rows.truncated
             job.options["rows"], job.options["of_role"] = rows, options
             job.set_rows(rows.rows)
 

@@ -76,7 +76,7 @@ const similarity = {
   ],
   request: (form) => ({
     path: "similarity",
-    body: { inputs: { source_sentence: form.elements.first.value, sentences: [form.elements.second.value] }, parameters: { truncate: true } },
+    body: { inputs: { source_sentence: form.elements.first.value, sentences: [form.elements.second.value] } },
   }),
   show([value], body, results) {
     const scale = element("div", { class: "scale", "aria-hidden": "true" }, element("span", { class: "fill" }));
@@ -119,8 +119,8 @@ const rank = {
   request(form, model) {
     const query = form.elements.query.value;
     const texts = form.elements.texts.value.split("\n").filter((line) => line.trim());
-    if (has("/rerank")(model)) return { path: "rerank", body: { query, texts, truncate: true } };
-    return { path: "similarity", body: { inputs: { source_sentence: query, sentences: texts }, parameters: { truncate: true } } };
+    if (has("/rerank")(model)) return { path: "rerank", body: { query, texts } };
+    return { path: "similarity", body: { inputs: { source_sentence: query, sentences: texts } } };
   },
   show(answer, body, results) {
     const texts = body.texts ?? body.inputs.sentences;
@@ -143,7 +143,7 @@ const classify = {
   request(form) {
     const second = form.elements.second.value;
     const text = form.elements.text.value;
-    return { path: "predict", body: { inputs: [second ? [text, second] : [text]], truncate: true } };
+    return { path: "predict", body: { inputs: [second ? [text, second] : [text]] } };
   },
   show([labels], body, results) {
     const list = element("ol", { class: "bars" });
