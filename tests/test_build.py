@@ -168,6 +168,7 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     others = {"fastbert/py.typed", "fastbert/training/reference_curves.json"}
     others |= {f"fastbert/training/run_page/page.{ending}" for ending in ("html", "css", "js")}
     others |= {f"fastbert/serving/page/{file.name}" for file in (tree / "fastbert/serving/page").iterdir()}
+    others.add("fastbert/benchmarks/serving/load.cpp")
     assert {name for name in names if name.startswith("fastbert/")} == {extension, *others, *modules}
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE"} <= names
     metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()

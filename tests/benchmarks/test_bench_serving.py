@@ -109,7 +109,8 @@ def test_a_closed_loop_counts_every_answer(path: str, tmp_path: Path) -> None:
         load = generate(port, path, bodies, seconds=0.3, connections=3, header="Authorization: Bearer x")
     assert load.statuses == {"200": load.requests}
     assert load.requests == len(tiny.bodies) > 10
-    assert load.requests - 3 <= load.requests_per_second * 0.3 <= load.requests + 0.01  # the last ones came later
+    # The last ones came later; the rate is rounded.
+    assert load.requests - 4 <= load.requests_per_second * 0.3 <= load.requests + 1
     assert (load.errors, load.unanswered) == ({}, 0)
     assert {json.loads(body)["inputs"] for body in tiny.bodies} == {"one", "zwei ä"}
     assert all(b"\r\nAuthorization: Bearer x\r\n" in head for head in tiny.heads)

@@ -1,4 +1,7 @@
-"""The routes of text-embeddings-inference, and ours in the same style: fill-mask, token classification, attention."""
+"""The routes of text-embeddings-inference, and ours in the same style: fill-mask, token classification, attention.
+
+One file: each route is a request and a function of a few lines, and they share how inputs are read.
+"""
 
 from __future__ import annotations
 
