@@ -30,7 +30,7 @@ P99_LIMIT = 200.0  # milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class Lab:
-    """What all workloads share: cores, duration of a round, temporary files and the collected results."""
+    """Hold the cores, the duration of a round, the temporary files and the results of all workloads."""
 
     names: Sequence[str]
     """The selected contenders."""
@@ -116,7 +116,7 @@ class Measured(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a server is sent: its route, the file of bodies (None: GET), and the number of clients."""
+    """Name a route, the file of bodies that it is sent (None: GET), and the number of clients."""
 
     route: str
     bodies: Path | None

@@ -86,6 +86,16 @@ def check_widths(dense: Sequence[Dense], width: int, source: str) -> int:
     return width
 
 
+def find_prompt(prompts: Mapping[str, str], name: str | None, option: str) -> str:
+    """Return the prompt of a name, "" for None. Raises UserError for an unknown name, given as `option`."""
+    if name is None:
+        return ""
+    if name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        raise UserError(f"{option}={name!r} is unknown: the model has {known}")
+    return prompts[name]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedSettings:
     """Settings of embeddings; defaults are those of sentence-transformers."""
@@ -127,13 +137,7 @@ class EmbedSettings:
 
     def prompt(self, name: str | None) -> str:
         """Return the text of a prompt: by default that of the default prompt, "" if there is none."""
-        name = self.default_prompt if name is None else name
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            raise UserError(f"prompt={name!r} is unknown: the model has {known}")
-        return self.prompts[name]
+        return find_prompt(self.prompts, self.default_prompt if name is None else name, "prompt")
 
     def save(self, folder: Path, width: int) -> None:
         """Write the settings next to a model of `width` hidden units, readable by all releases of

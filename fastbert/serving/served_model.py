@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastbert.errors import UserError
+from fastbert.embeddings.settings import find_prompt
 from fastbert.models.encoder import EncoderModel
 from fastbert.serving.jobs import Operation
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -62,10 +62,4 @@ class ServedModel:
 
     def prompt(self, name: str | None) -> str:
         """Return the prompt of a name, or the default one. Raises `UserError` for one that the model does not have."""
-        name = self.default_prompt if name is None else name
-        if name is None:
-            return ""
-        if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            raise UserError(f"prompt_name={name!r} is unknown: the model has {known}")
-        return self.prompts[name]
+        return find_prompt(self.prompts, self.default_prompt if name is None else name, "prompt_name")

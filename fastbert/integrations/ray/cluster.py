@@ -112,7 +112,7 @@ class Cluster:
             try:
                 ray.init(**options)
                 return
-            except Exception:
+            except Exception:  # of many types, by what did not start; the last one is raised
                 if start == starts:
                     raise
                 logger.info("Ray did not start in time; starting it again")
