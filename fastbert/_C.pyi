@@ -629,6 +629,35 @@ def encoder_layer(
 ) -> None:
     """Compute a layer. `rows`: address and number of the int64 indices of the output tokens; None for all."""
 
+class EncoderStack:
+    """BERT's layers. A layer has four weights, ten vectors (address, elements, dtype), which are copied, and two
+    epsilons."""
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[tuple[tuple[PrepackedWeight, ...], Sequence[tuple[int, int, str]], tuple[float, float]]],
+        heads: int,
+        tanh: bool,
+        causal: bool,
+    ) -> None: ...
+    @property
+    def width(self) -> int: ...
+    def run(
+        self,
+        x: tuple[int, str, int],
+        tokens: int,
+        *,
+        cu_seqlens: int,
+        sequences: int,
+        rows: tuple[int, int] | None,
+        states: int,
+        y: int,
+        y_dtype: str,
+    ) -> None:
+        """Compute all layers. `states` has room for two outputs of a layer, one for two layers; `rows` are those of the
+        last layer, as in `encoder_layer`."""
+
 # bindings/decoder.cpp
 
 class DecoderStack:

@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 
+from fastbert import PackedBatch
+from fastbert.models.encoder import EncoderModel
+from fastbert.models.registry import architecture_of, config_from_dict
+
 SHAPE = {
     "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 64,
@@ -62,3 +66,23 @@ def padded(case: str, seed: int) -> dict[str, torch.Tensor]:
     mask = (torch.arange(20) < torch.tensor(LENGTHS)[:, None]).long()
     pad = 1 if case.startswith(("mpnet", "jina-v3")) else 0
     return {"input_ids": ids.where(mask == 1, torch.tensor(pad)), "attention_mask": mask}
+
+
+def model_of(case: str, seed: int) -> EncoderModel:
+    """Return a model with random weights, biases and norms."""
+    import transformers
+
+    prefix, values = CASES[case]
+    config = config_from_dict(getattr(transformers, f"{prefix}Config")(**values).to_dict())
+    torch.manual_seed(seed)
+    model = architecture_of(config).model_class(EncoderModel)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def batch_of(lengths: tuple[int, ...], ids: torch.Tensor) -> PackedBatch:
+    """Return token ids as a batch of sequences of some lengths."""
+    offsets = torch.tensor((0, *lengths)).cumsum(0).int()
+    return PackedBatch(input_ids=ids, cu_seqlens=offsets, max_seqlen=max(lengths))

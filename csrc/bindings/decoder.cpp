@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/bound_layers.h"
 #include "bindings/layer_arguments.h"
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
@@ -23,37 +23,15 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-// Prepacked weights, vectors, and the epsilons of the attention's and the output's norm.
-using LayerTuple = std::tuple<py::tuple, std::vector<LayerVector>, std::pair<float, float>>;
 using Norm = std::tuple<LayerVector, LayerVector, float>;
 
-// The layers of a decoder. Vectors are copied; the prepacked weights are kept alive.
+// The layers of a decoder, and the norm behind them.
 class BoundDecoderStack {
 public:
     BoundDecoderStack(const std::vector<LayerTuple>& layers, std::size_t heads, bool pre_norm, bool tanh,
-                      const std::optional<Norm>& final_norm) {
-        require(!layers.empty(), "a decoder has at least one layer");
-        for (const auto& [weights, vectors, eps] : layers) {
-            require(weights.size() == 4, "a layer has four weights");
-            std::array<const PrepackedWeight*, 4> packed{};
-            for (std::size_t i = 0; i < packed.size(); ++i) {
-                require(py::isinstance<PrepackedWeight>(weights[i]), "a layer's weights are PrepackedWeights");
-                packed[i] = weights[i].cast<const PrepackedWeight*>();
-            }
-            const LayerWeights layer{packed[0], packed[1], packed[2], packed[3]};
-            check_layer(layer, vectors, heads);
-            const std::size_t width = packed[1]->columns;
-            require(width > 0, "a layer is at least 1 wide");
-            if (!layers_.empty()) {
-                const LayerWeights& first = layers_[0].weights;
-                require(width == first.attention_output->columns && packed[0]->element == first.projections->element,
-                        "all layers of a decoder have one width and one element type");
-            }
-            owners_.push_back(weights);
-            values_.push_back(joined_vectors(vectors));
-            layers_.push_back({layer, layer_vectors_in(values_.back(), width, packed[2]->columns), eps.first, eps.second});
-        }
-        stack_.layers = layers_;
+                      const std::optional<Norm>& final_norm)
+        : layers_(layers, heads) {
+        stack_.layers = layers_.layers();
         stack_.heads = heads;
         stack_.pre_norm = pre_norm;
         stack_.activation = tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
@@ -61,21 +39,19 @@ public:
         const auto& [weight, bias, eps] = *final_norm;
         require(std::get<1>(weight) == width() && std::get<1>(bias) == width(),
                 "the final norm must have weight and bias of " + std::to_string(width()) + " elements");
-        values_.push_back(joined_vectors({weight, bias}));
-        stack_.final_norm = {values_.back().data(), values_.back().data() + width(), eps};
+        final_norm_ = joined_vectors({weight, bias});
+        stack_.final_norm = {final_norm_.data(), final_norm_.data() + width(), eps};
     }
-    BoundDecoderStack(const BoundDecoderStack&) = delete;
-    BoundDecoderStack& operator=(const BoundDecoderStack&) = delete;
 
-    std::size_t width() const { return layers_[0].weights.attention_output->columns; }
+    std::size_t width() const { return layers_.width(); }
 
     void step(const Matrix& x, std::size_t rows, const std::vector<Address>& keys, const std::vector<Address>& values,
               std::size_t slots, std::size_t slot, Address starts, Address y) const {
         const auto& [address, dtype, stride] = x;
         DecoderStep call;
         call.dtype = dtype_of(dtype);
-        require(keys.size() == layers_.size() && values.size() == layers_.size(),
-                "keys and values must have one cache for each of the " + std::to_string(layers_.size()) + " layers");
+        require(keys.size() == stack_.layers.size() && values.size() == stack_.layers.size(),
+                "keys and values must have one cache for each of the " + std::to_string(stack_.layers.size()) + " layers");
         require(slot < slots, "slot " + std::to_string(slot) + " is outside of the " + std::to_string(slots) + " slots");
         require(rows <= 1 || stride >= width(), "x has rows that overlap");
         constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 1024;
@@ -109,9 +85,8 @@ public:
     }
 
 private:
-    std::vector<py::tuple> owners_;
-    std::vector<std::vector<float>> values_;  // their elements do not move when the outer vector grows
-    std::vector<DecoderLayer> layers_;
+    BoundLayers layers_;
+    std::vector<float> final_norm_;
     DecoderStack stack_;
 };
 

@@ -10,6 +10,7 @@
 
 #include "bindings/activations.h"
 #include "bindings/attention_arguments.h"
+#include "bindings/bound_layers.h"
 #include "bindings/layer_arguments.h"
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
@@ -44,6 +45,48 @@ void check_rows(const std::vector<std::int64_t>& rows, std::size_t tokens) {
     }
 }
 
+// Inputs and outputs of BERT's layers as Python passes them, checked. Offsets and rows are copied before the GIL is
+// released: other threads could change what was validated.
+struct CheckedCall {
+    CheckedCall(const Matrix& x, std::size_t tokens, std::size_t width, Address cu_seqlens, std::size_t sequences,
+                std::size_t heads, bool tanh, bool causal, const std::optional<std::pair<Address, std::size_t>>& rows,
+                Address y, const std::string& y_dtype) {
+        const auto& [address, x_dtype, x_stride] = x;
+        const std::size_t outputs = rows ? rows->second : tokens;
+        if ((tokens && width && !address) || (outputs && ((width && !y) || (rows && !rows->first))) || !cu_seqlens)
+            throw py::value_error("a tensor's memory was given back");
+        const auto* data = pointer<const std::int32_t>(cu_seqlens);
+        offsets.assign(data, data + sequences + 1);
+        check_offsets(offsets, sequences, tokens);
+        if (rows && outputs) {
+            const auto* indices = pointer<const std::int64_t>(rows->first);
+            selected_rows.assign(indices, indices + outputs);
+            check_rows(selected_rows, tokens);
+        }
+        call.x = pointer<const void>(address);
+        call.x_dtype = dtype_of(x_dtype);
+        call.x_stride = x_stride;
+        call.y = pointer<void>(y);
+        call.y_dtype = dtype_of(y_dtype);
+        call.tokens = tokens;
+        call.rows = rows ? selected_rows.data() : nullptr;
+        call.outputs = outputs;
+        call.cu_seqlens = offsets.data();
+        call.sequences = sequences;
+        call.attention.heads = heads;
+        call.attention.dim = width / heads;
+        call.attention.causal = causal;
+        call.attention.scale = 1.0F / std::sqrt(static_cast<float>(call.attention.dim));
+        call.activation = tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
+    }
+    CheckedCall(const CheckedCall&) = delete;
+    CheckedCall& operator=(const CheckedCall&) = delete;
+
+    std::vector<std::int32_t> offsets;
+    std::vector<std::int64_t> selected_rows;
+    LayerCall call{};
+};
+
 void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_stride, std::size_t tokens,
                         std::size_t width, const std::array<const PrepackedWeight*, 4>& weights,
                         const std::vector<LayerVector>& vectors, Address cu_seqlens, std::size_t sequences,
@@ -55,43 +98,37 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
     if (width != weights[1]->columns)
         throw py::value_error("x has " + std::to_string(width) + " columns, but the layer is " +
                               std::to_string(weights[1]->columns) + " wide");
-    const std::size_t outputs = rows ? rows->second : tokens;
-    if ((tokens && width && !x) || (outputs && ((width && !y) || (rows && !rows->first))) || !cu_seqlens)
-        throw py::value_error("a tensor's memory was given back");
-    // Copied before the GIL is released: other threads could change what was validated.
-    const auto* data = reinterpret_cast<const std::int32_t*>(cu_seqlens);
-    const std::vector<std::int32_t> offsets(data, data + sequences + 1);
-    check_offsets(offsets, sequences, tokens);
-    std::vector<std::int64_t> selected_rows;
-    if (rows && outputs) {
-        const auto* indices = reinterpret_cast<const std::int64_t*>(rows->first);
-        selected_rows.assign(indices, indices + outputs);
-        check_rows(selected_rows, tokens);
-    }
+    CheckedCall checked({x, x_dtype, x_stride}, tokens, width, cu_seqlens, sequences, heads, tanh, causal, rows, y,
+                        y_dtype);
+    checked.call.attention_eps = checked.call.output_eps = eps;
     const std::vector<float> values = joined_vectors(vectors);
-    AttentionCall attention;
-    attention.heads = heads;
-    attention.dim = width / heads;
-    attention.causal = causal;
-    attention.scale = 1.0F / std::sqrt(static_cast<float>(attention.dim));
-    const LayerCall call{reinterpret_cast<const void*>(x),
-                         dtype_of(x_dtype),
-                         x_stride,
-                         reinterpret_cast<void*>(y),
-                         dtype_of(y_dtype),
-                         tokens,
-                         rows ? selected_rows.data() : nullptr,
-                         outputs,
-                         offsets.data(),
-                         sequences,
-                         attention,
-                         eps,
-                         eps,
-                         tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu};
     py::gil_scoped_release release;
     const LayerVectors layer_vectors = layer_vectors_in(values, width, weights[2]->columns);
-    encoder_layer(call, layer_weights, layer_vectors);
+    encoder_layer(checked.call, layer_weights, layer_vectors);
 }
+
+// BERT's layers, whose weights and vectors do not change any more.
+class BoundEncoderStack {
+public:
+    BoundEncoderStack(const std::vector<LayerTuple>& layers, std::size_t heads, bool tanh, bool causal)
+        : layers_(layers, heads), heads_(heads), tanh_(tanh), causal_(causal) {}
+
+    std::size_t width() const { return layers_.width(); }
+
+    void run(const Matrix& x, std::size_t tokens, Address cu_seqlens, std::size_t sequences,
+             const std::optional<std::pair<Address, std::size_t>>& rows, Address states, Address y,
+             const std::string& y_dtype) const {
+        CheckedCall checked(x, tokens, width(), cu_seqlens, sequences, heads_, tanh_, causal_, rows, y, y_dtype);
+        require(states || !tokens || layers_.layers().size() == 1, "a tensor's memory was given back");
+        py::gil_scoped_release release;
+        encoder_stack(checked.call, layers_.layers(), pointer<void>(states));
+    }
+
+private:
+    BoundLayers layers_;
+    std::size_t heads_;
+    bool tanh_, causal_;
+};
 
 // A layer that is not BERT's: positions and grouped heads in attention, gated networks, norms in front, absent vectors.
 // q, k and v of `attention` are not read.
@@ -152,8 +189,19 @@ void call_general_layer(const Matrix& x, std::size_t tokens, const std::array<co
     encoder_layer(call, layer_weights, general_vectors_in(vectors, values));
 }
 
+void bind_stack(py::module_& module) {
+    py::class_<BoundEncoderStack>(module, "EncoderStack", "BERT's layers with weights that do not change any more.")
+        .def(py::init<const std::vector<LayerTuple>&, std::size_t, bool, bool>(), py::kw_only(), py::arg("layers"),
+             py::arg("heads"), py::arg("tanh"), py::arg("causal"))
+        .def_property_readonly("width", &BoundEncoderStack::width)
+        .def("run", &BoundEncoderStack::run, py::arg("x"), py::arg("tokens"), py::kw_only(), py::arg("cu_seqlens"),
+             py::arg("sequences"), py::arg("rows"), py::arg("states"), py::arg("y"), py::arg("y_dtype"),
+             "Compute all layers; `states` has room for the outputs of two layers, one for two layers.");
+}
+
 const Registration registration{
     "encoder_layer", [](py::module_& module) {
+        bind_stack(module);
         module.def("general_layer", &call_general_layer, py::kw_only(), py::arg("x"), py::arg("tokens"),
                    py::arg("weights"), py::arg("vectors"), py::arg("attention"), py::arg("eps"), py::arg("activation"),
                    py::arg("pre_norm"), py::arg("rms"), py::arg("rows"), py::arg("y"), py::arg("y_dtype"));

@@ -78,7 +78,7 @@ class DecoderStack:
         cpu_capability.apply()
         self.width = spec.hidden_size
         self.native = _C.DecoderStack(
-            layers=[_native_layer(layer, element) for layer in layers],
+            layers=[native_layer(layer, element) for layer in layers],
             heads=spec.self_attention.heads,
             pre_norm=spec.is_pre_norm,
             tanh=spec.feed_forward.activation == "gelu_tanh",
@@ -171,8 +171,8 @@ def _kind(layer: Any) -> tuple[Any, ...]:
     return spec.is_pre_norm, spec.hidden_size, spec.self_attention.heads, spec.feed_forward.activation
 
 
-def _native_layer(layer: PlainLayer, element: str) -> Any:
-    """Return a layer as `_C.DecoderStack` takes it."""
+def native_layer(layer: PlainLayer, element: str) -> Any:
+    """Return a layer as `_C.DecoderStack` and `_C.EncoderStack` take it."""
     values = layer.parameters
     packed = prepacked_weights.prepacked_group(values.matrices, (3, 1, 1, 1), element)
     vectors = (

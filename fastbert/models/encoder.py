@@ -201,6 +201,8 @@ class EncoderModel(PreTrainedModel):
         weight = self.embeddings.word_embeddings.weight
         if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
             return False
+        if self.encoder.stack is not None and not torch.is_grad_enabled():
+            return not self.encoder.stack.is_native(tokens, torch.bfloat16)
         # In training some layers may be frozen; in inference one layer stands for all.
         layers = list(self.encoder.layer) if torch.is_grad_enabled() else [self.encoder.layer[0]]
         return any(not isinstance(layer, LAYERS) or not layer.is_native(tokens, torch.bfloat16) for layer in layers)

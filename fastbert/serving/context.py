@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 
 from fastbert.errors import UserError
+from fastbert.serving.batches import Limits
 from fastbert.serving.config import BearerTokens, ServeConfig
 from fastbert.serving.jobs import Job, Operation, TooLong, Unavailable
 from fastbert.serving.kinds import load_served, parse_model
 from fastbert.serving.metrics import Metrics
-from fastbert.serving.scheduler import Limits, Scheduler
+from fastbert.serving.scheduler import Scheduler
 from fastbert.serving.served_model import ServedModel
 from fastbert.tasks.rows import tokens_per_batch
 

@@ -107,6 +107,7 @@ def load_served(name: str, source: str, *, device: str, dtype: str, max_length: 
         served.max_length = min(served.max_length, max_length)
     _own(served.model)
     served.model.requires_grad_(False)
+    served.freeze_layers()
     return _with_operations(served)
 
 

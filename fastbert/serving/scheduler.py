@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.ops.native import matmul_table
+from fastbert.serving.batches import Batch, BatchReport, Limits
 from fastbert.serving.jobs import Job, Operation, Overloaded, Piece, TimedOut, TooLong, Unavailable
 from fastbert.serving.tokenizing import TokenizerThread, by_operation, tokenize
 
@@ -32,33 +32,10 @@ BULK_CHARACTERS = 1 << 16
 """Characters of a request that is tokenized on the thread for large ones."""
 BATCH_SECONDS = 0.05
 """Aim of a batch's duration where requests of several sizes wait, so that small ones are answered soon."""
+SHORT_SECONDS = 0.001
+"""Processor time of a batch that is over sooner than another worker could be of use: Python's threads would wait for
+each other."""
 _DECAY = 0.8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits of the queue and of batches."""
-
-    batch_tokens: int = 4096
-    """Tokens of a batch; a longer row stands alone."""
-    max_queue_tokens: int = 131_072
-    """Tokens that wait or are computed; more are refused."""
-    max_queue_jobs: int = 1024
-    """Requests that wait or are computed; more are refused."""
-    max_seconds: float = float("inf")
-    """Time that the queue may take, estimated from the batches before; requests beyond it are refused."""
-
-
-@dataclass(frozen=True)
-class BatchReport:
-    """What a worker did: the batch's size and times in seconds."""
-
-    operation: Operation
-    rows: int
-    tokens: int
-    jobs: int
-    budget: int
-    seconds: float
 
 
 class Scheduler:
@@ -83,6 +60,9 @@ class Scheduler:
         self._waiting_tokens = 0
         self._busy = 0
         self._rates: dict[Operation, float] = {}
+        self._cpu_seconds: dict[Operation, float] = {}
+        self._long_batches = 0
+        """Workers that compute a batch which is not expected to be short."""
         self._tokenizers = (TokenizerThread(self._tokenized, "texts"), TokenizerThread(self._tokenized, "bulk"))
         self._stopping = False
         self.queued_tokens = 0
@@ -116,7 +96,8 @@ class Scheduler:
             to_worker = not is_bulk and bool(self._sleeping)
             if to_worker:
                 self._untokenized.append(job)
-                self._wake(1)
+                if not self._ends_soon():
+                    self._wake(1)
         if not to_worker:
             self._tokenizers[is_bulk].put(job)
 
@@ -149,6 +130,10 @@ class Scheduler:
         """Wake up to `count` workers. Called with the lock held."""
         for _ in range(min(count, len(self._sleeping))):
             self._sleeping.pop().release()
+
+    def _ends_soon(self) -> bool:
+        """Return whether a busy worker will take what waits before another one could. Called with the lock held."""
+        return self._busy > self._long_batches
 
     def _count_done(self, jobs: int) -> None:
         """Note that jobs are done; behind the last one before the end, workers end. Called with the lock held."""
@@ -184,7 +169,8 @@ class Scheduler:
                 else:
                     self._enqueue(job)
             if notify and self._order:
-                self._wake(1 + self._waiting_tokens // LEAST_BATCH)
+                extra = self._waiting_tokens // LEAST_BATCH
+                self._wake(extra if self._ends_soon() else 1 + extra)
         for job in ended:
             if job.error is None:
                 _finish(job)
@@ -236,15 +222,19 @@ class Scheduler:
                 if not self._order:
                     self._busy -= 1
                     continue
-                operation, pieces, budget, late = self._take()
-            if late:
-                self._on_finished(late)
-            if pieces:
-                self._compute(operation, pieces, budget)
+                batch = self._take()
+                self._long_batches += batch.is_long
+                if batch.is_long and (self._order or self._untokenized):
+                    self._wake(1)
+            if batch.late:
+                self._on_finished(batch.late)
+            if batch.pieces:
+                self._compute(batch)
             with self._lock:
                 self._busy -= 1
+                self._long_batches -= batch.is_long
 
-    def _take(self) -> tuple[Operation, list[Piece], int, list[Job]]:
+    def _take(self) -> Batch:
         """Take rows for a batch from the queue of the operation whose turn it is. Called with the lock held."""
         operation = self._order.popleft()
         queue = self._queues[operation]
@@ -291,7 +281,8 @@ class Scheduler:
             self._wake(1)
         else:
             del self._queues[operation]
-        return operation, pieces, budget, late
+        is_long = taken > LEAST_BATCH or self._cpu_seconds.get(operation, math.inf) > SHORT_SECONDS
+        return Batch(operation, pieces, budget, late, is_long)
 
     def _budget(self, operation: Operation) -> int:
         """Return the tokens of the next batch: what waits, shared with the other idle workers, up to the limit."""
@@ -302,8 +293,9 @@ class Scheduler:
         idle = self.workers - self._busy + 1
         return min(most, max(LEAST_BATCH, math.ceil(self._waiting_tokens / idle)))
 
-    def _compute(self, operation: Operation, pieces: list[Piece], budget: int) -> None:
-        begin = time.perf_counter()
+    def _compute(self, batch: Batch) -> None:
+        operation, pieces, budget, *_ = batch
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
         try:
             outputs = _outputs(operation, pieces)
         except Exception as error:  # noqa: BLE001 - belongs to a request, and must not end the worker
@@ -313,6 +305,8 @@ class Scheduler:
         seconds = time.perf_counter() - begin
         rate = tokens / seconds
         self._rates[operation] = _DECAY * self._rates.get(operation, rate) + (1 - _DECAY) * rate
+        cpu = time.thread_time() - cpu_begin
+        self._cpu_seconds[operation] = _DECAY * self._cpu_seconds.get(operation, cpu) + (1 - _DECAY) * cpu
         position, jobs = 0, []
         for job, first, end in pieces:
             job.outputs[first:end] = outputs[position : position + end - first]

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastbert.embeddings.settings import find_prompt
 from fastbert.models.encoder import EncoderModel
+from fastbert.models.encoder_stack import freeze_layers
 from fastbert.serving.jobs import Operation
 from fastbert.tokenizers.tokenizer import Tokenizer
 
@@ -48,6 +49,11 @@ class ServedModel:
         """The encoder, without its head."""
         encoder: EncoderModel = self.model if isinstance(self.model, EncoderModel) else self.model.base_model
         return encoder
+
+    def freeze_layers(self) -> None:
+        """Let the CPU's kernels compute the encoder's layers as one call, where they can: nobody else has the model."""
+        if isinstance(encoder := getattr(self.model, "base_model", self.model), EncoderModel):
+            freeze_layers(encoder)
 
     @property
     def label_json(self) -> list[str]:

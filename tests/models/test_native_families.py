@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from encoder_families import CASES, LENGTHS
+from encoder_families import CASES, LENGTHS, batch_of, model_of
 
-from fastbert import PackedBatch, use_backend
+from fastbert import use_backend
 from fastbert.errors import UserError
-from fastbert.models.encoder import EncoderModel
 from fastbert.models.layers import layer_batch
-from fastbert.models.registry import architecture_of, config_from_dict
 from fastbert.ops.encoder_layer import native_general
 
 transformers = pytest.importorskip("transformers")
@@ -34,22 +32,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.dtype]]:
 
     monkeypatch.setattr(native_general, "infer", counted)
     return iter([made])
-
-
-def model_of(case: str, seed: int) -> EncoderModel:
-    prefix, values = CASES[case]
-    config = config_from_dict(getattr(transformers, f"{prefix}Config")(**values).to_dict())
-    torch.manual_seed(seed)
-    model = architecture_of(config).model_class(EncoderModel)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
-
-
-def batch_of(lengths: tuple[int, ...], ids: torch.Tensor) -> PackedBatch:
-    offsets = torch.tensor((0, *lengths)).cumsum(0).int()
-    return PackedBatch(input_ids=ids, cu_seqlens=offsets, max_seqlen=max(lengths))
 
 
 @pytest.mark.parametrize("case", CASES)

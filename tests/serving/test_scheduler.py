@@ -14,8 +14,9 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.packing import PackedBatch
+from fastbert.serving.batches import BatchReport, Limits
 from fastbert.serving.jobs import Job, Operation, Overloaded, TooLong
-from fastbert.serving.scheduler import BatchReport, Limits, Scheduler
+from fastbert.serving.scheduler import Scheduler
 from fastbert.tasks.rows import Rows, bounds
 
 
@@ -143,6 +144,37 @@ def test_idle_workers_share_what_waits(requests: Any) -> None:
     calls.operation.gate.set()
     calls.wait(job)
     assert max(sum(batch) for batch in calls.operation.batches) <= 1024
+
+
+def test_one_worker_is_enough_for_short_batches(requests: Any) -> None:
+    """A second one begins beside a batch of many tokens, or of an operation whose batches are not short."""
+    calls = requests(workers=2, batch_tokens=4096)
+    scheduler, operation = calls.scheduler, calls.operation
+
+    def begins(*sizes: int) -> tuple[Any, bool]:
+        sent = calls.send(*sizes)
+        return sent, operation.entered.acquire(timeout=0.3)
+
+    def let_go(*sent: Any) -> None:
+        operation.gate.set()
+        calls.wait(*sent)
+        while operation.entered.acquire(timeout=0.05):
+            pass
+        operation.gate.clear()
+
+    operation.gate.clear()
+    for seconds, small_begins in ((1.0, True), (1e-6, False)):
+        scheduler._cpu_seconds[operation] = seconds
+        first, first_begins = begins(3)
+        second, second_begins = begins(3)
+        assert first_begins
+        assert second_begins is small_begins
+        let_go(first, second)
+    first, _ = begins(*[100] * 3)  # long, because of its tokens
+    second, second_begins = begins(3)
+    assert second_begins
+    let_go(first, second)
+    operation.gate.set()
 
 
 def test_errors_are_of_one_request(requests: Any) -> None:

@@ -26,7 +26,7 @@ struct Buffers {
         const LayerWeights& weights = stack.layers[0].weights;
         const std::size_t width = weights.attention_output->columns, size = size_of(step.dtype), rows = step.rows;
         std::size_t inner_width = 0;
-        for (const DecoderLayer& layer : stack.layers)
+        for (const StackLayer& layer : stack.layers)
             inner_width = std::max(inner_width, layer.weights.intermediate->columns);
         const std::size_t scratch = cached_attention_scratch(stack.heads, width / stack.heads);
         const std::size_t bytes[] = {rows * 3 * width * size,
@@ -82,7 +82,7 @@ public:
 
 private:
     void pre_norm_layer(std::size_t index, const Rows& x) {
-        const DecoderLayer& layer = stack_.layers[index];
+        const StackLayer& layer = stack_.layers[index];
         const LayerVectors& vectors = layer.vectors;
         norm(x, vectors.attention_norm, vectors.attention_norm_bias, layer.attention_eps, buffers_.normed);
         attend(index, {buffers_.normed, width_});
@@ -99,7 +99,7 @@ private:
     }
 
     void post_norm_layer(std::size_t index, const Rows& x) {
-        const DecoderLayer& layer = stack_.layers[index];
+        const StackLayer& layer = stack_.layers[index];
         const LayerVectors& vectors = layer.vectors;
         attend(index, x);
         GemmCall output = into(buffers_.attended, width_, vectors.attention_output);
@@ -117,7 +117,7 @@ private:
 
     // Project x to queries, keys and values, cache the latter, and write the attention of the queries to the context.
     void attend(std::size_t index, const Rows& x) {
-        const DecoderLayer& layer = stack_.layers[index];
+        const StackLayer& layer = stack_.layers[index];
         multiply(x, *layer.weights.projections, into(buffers_.projections, 3 * width_, layer.vectors.projections));
         const std::size_t bytes = width_ * size_of(step_.dtype);
         for (std::size_t row = 0; row < step_.rows; ++row) {
@@ -143,7 +143,7 @@ private:
         cached_attention(call, buffers_.attention, buffers_.threads);
     }
 
-    void widen(const DecoderLayer& layer, const Rows& x) {
+    void widen(const StackLayer& layer, const Rows& x) {
         const PrepackedWeight& weight = *layer.weights.intermediate;
         GemmCall call = into(buffers_.inner, weight.columns, layer.vectors.intermediate);
         call.epilogue.activation = stack_.activation;

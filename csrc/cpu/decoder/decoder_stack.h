@@ -14,17 +14,9 @@
 
 namespace fastbert {
 
-// Weights and vectors as those of an encoder layer; in pre-LN layers the norms precede attention and the feed-forward
-// network.
-struct DecoderLayer {
-    LayerWeights weights;
-    LayerVectors vectors;
-    float attention_eps = 0.0F, output_eps = 0.0F;
-};
-
-// Layers of one width and one element type.
+// Layers of one width and one element type; in pre-LN layers the norms precede attention and the feed-forward network.
 struct DecoderStack {
-    std::span<const DecoderLayer> layers;
+    std::span<const StackLayer> layers;
     std::size_t heads = 0;
     bool pre_norm = false;  // x + f(norm(x)) as in GPT-2, else norm(x + f(x)) as in BERT and GPT
     Epilogue::Activation activation = Epilogue::Activation::gelu;  // or gelu_tanh

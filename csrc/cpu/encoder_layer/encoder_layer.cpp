@@ -199,4 +199,23 @@ void encoder_layer(const LayerCall& call, const LayerWeights& weights, const Lay
     release_large_arena();
 }
 
+void encoder_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
+    const std::size_t width = layers[0].weights.attention_output->columns;
+    const std::size_t state = call.tokens * width * size_of(call.y_dtype);
+    LayerCall layer_call = call;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        const StackLayer& layer = layers[i];
+        const bool is_last = i + 1 == layers.size();
+        layer_call.rows = is_last ? call.rows : nullptr;
+        layer_call.outputs = is_last ? call.outputs : call.tokens;
+        layer_call.y = is_last ? call.y : static_cast<std::byte*>(states) + (i % 2) * state;
+        layer_call.attention_eps = layer.attention_eps;
+        layer_call.output_eps = layer.output_eps;
+        encoder_layer(layer_call, layer.weights, layer.vectors);
+        layer_call.x = layer_call.y;
+        layer_call.x_dtype = call.y_dtype;
+        layer_call.x_stride = width;
+    }
+}
+
 }  // namespace fastbert

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cpu/simd/bfloat16.h"
 #include "cpu/attention/attention.h"
@@ -24,6 +25,13 @@ struct LayerWeights {
     const PrepackedWeight* attention_output;
     const PrepackedWeight* intermediate;
     const PrepackedWeight* output;
+};
+
+// A layer of a stack: weights, vectors, and the epsilons of the attention's and the output's norm.
+struct StackLayer {
+    LayerWeights weights;
+    LayerVectors vectors;
+    float attention_eps = 0.0F, output_eps = 0.0F;
 };
 
 struct LayerCall {
@@ -50,5 +58,10 @@ struct LayerCall {
 
 // Compute the layer's output. Throws std::bad_alloc.
 void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors);
+
+// Compute layers of one width, each of the outputs of the one before; `call` describes the first layer's input and the
+// last one's output, and its `rows` are those of the last layer. `states` holds two such outputs of all tokens, one for
+// two layers, none for one. Throws std::bad_alloc.
+void encoder_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states);
 
 }  // namespace fastbert
