@@ -14,7 +14,15 @@ from fastbert.embeddings.arrow import ArrowEmbedder
 from fastbert.embeddings.folder import load_embedder
 from fastbert.errors import UserError
 from fastbert.integrations.ray import worker
-from fastbert.integrations.ray.inputs import InputFile, Shard, divide, find_files, read_inputs, read_shard, refuse_inside
+from fastbert.integrations.ray.inputs import (
+    InputFile,
+    Shard,
+    divide,
+    find_files,
+    read_inputs,
+    read_shard,
+    refuse_inside,
+)
 from fastbert.integrations.ray.shard_folder import JOURNAL, MANIFEST, RunRecord, ShardRecord, opened_folder
 from fastbert.integrations.ray.worker import ERROR, RECORD, ShardWriter, shard_table
 
@@ -35,8 +43,8 @@ def write(path: Path, rows: int, group: int = 7, **columns: Any) -> list[str]:
 
 
 def test_files_are_found_in_order(tmp_path: Path) -> None:
-    for name in ("in/b.parquet", "in/a/x.parquet", "in/a.parquet", "in/_partial/y.parquet", "in/.z.parquet", "in/_w.parquet"):
-        write(tmp_path / name, 1)
+    for name in ("b", "a/x", "a", "_partial/y", ".z", "_w"):
+        write(tmp_path / f"in/{name}.parquet", 1)
     (tmp_path / "in/readme.txt").touch()
 
     def names(location: Any) -> list[str]:
