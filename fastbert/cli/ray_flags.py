@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,13 +12,13 @@ from fastbert.cli.counts import counted
 from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
 from fastbert.flags import MACHINE, flag, rare, require
-from fastbert.io.locations import is_remote
 from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.embeddings.embed import EmbedOptions
 
 SHARD_ROWS = 16_384
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # as a Path, which holds one of the slashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def check_ray(config: Any) -> None:
     text, out = require(config, "text"), require(config, "out")
     if text == STDIN:
         raise UserError("--text -: --engine ray reads .parquet files; name one, or a folder or a pattern of them")
-    if is_remote(str(out)):
+    if _URL.match(str(out)):
         raise UserError(f"--out {out}: is a URL; name a folder of this machine, or one that the cluster shares")
     if out.suffix in (".parquet", ".npy", ".jsonl"):
         raise UserError(f"--out {out}: --engine ray writes a folder of .parquet files; name a folder")

@@ -145,14 +145,14 @@ class ArrowEmbedder:
         where = f"row {first_row}" if table.num_rows else "the table"
         self.check_schema(table.schema, where)
         kind = self._text_type(table.schema, where)
-        column = table.column(self.text_column)
         for name in dict.fromkeys((self.text_column, self.id_column)):
-            if name is not None and table.column(name).null_count:
-                row = first_row + table.column(name).is_null().index(True).as_py()
+            null = None if name is None else _first_null(pyarrow, table.column(name))
+            if null is not None:
                 cure = (
                     "leave the row out, or fill it with a text" if name == self.text_column else "give each row an id"
                 )
-                raise UserError(f"row {row}: column {name!r} is null; {cure}")
+                raise UserError(f"row {first_row + null}: column {name!r} is null; {cure}")
+        column = table.column(self.text_column)
         column = column.cast(kind) if pyarrow.types.is_dictionary(column.type) else column
         try:
             texts: list[str] = column.to_pylist()
@@ -190,6 +190,13 @@ def _index(schema: Any, name: str, source: str, content: str) -> int:
 def _with_rows(message: str, first_row: int) -> str:
     """Return an error of `embed` with rows of the table in place of indices of texts."""
     return re.sub(r"\btexts\[(\d+)\]", lambda match: f"row {int(match[1]) + first_row}", message)
+
+
+def _first_null(pyarrow: Any, column: Any) -> int | None:
+    """Return the index of the first null, of which dictionaries may hold some too; None if there is none."""
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return int(column.is_null().index(True).as_py()) if column.null_count else None
 
 
 def _undecodable(column: Any) -> int:

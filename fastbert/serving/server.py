@@ -181,7 +181,8 @@ class _Server(uvicorn.Server):
             gc.freeze()
         self.ready.set()
         scheduler = self.context.scheduler
-        batches = f"{scheduler.workers} workers of {scheduler.threads} thread{'s' * (scheduler.threads > 1)}"
+        workers, threads = scheduler.workers, scheduler.threads
+        batches = f"{workers} worker{'s' * (workers > 1)} of {threads} thread{'s' * (threads > 1)}"
         self.on_message(
             f"ready on {self.address} after {time.perf_counter() - begin:.1f} s; {batches}; Ctrl-C stops the server"
         )

@@ -129,6 +129,12 @@ def test_counts_are_updated(model: Path) -> None:
             "row 2: column 'doc' is null; give each row an id",
             id="null-id",
         ),
+        pytest.param(
+            {"text": ["a", "b"], "doc": pa.DictionaryArray.from_arrays([1, 0], pa.array([None, "x"]))},
+            {"id_column": "doc"},
+            "row 2: column 'doc' is null; give each row an id",
+            id="null-in-dictionary",
+        ),
         pytest.param({"text": ["a"], "embedding": [1]}, {}, "has a column 'embedding' already", id="taken"),
         pytest.param(
             {"text": ["a", "a b c d"]},

@@ -156,6 +156,8 @@ def test_workers_and_threads_divide_the_cores() -> None:
     [
         (["--text", "-"], "--text -: --engine ray reads .parquet files"),
         (["--out", "v.npy"], "--out v.npy: --engine ray writes a folder"),
+        (["--out", "s3://bucket/v"], "--out s3:/bucket/v: is a URL; name a folder of this machine"),
+        (["--out", "file:///v"], "--out file:/v: is a URL; name a folder of this machine"),
         (["--workers", "0"], "--workers 0 must be at least 1"),
         (["--vectors", "tokens"], "--vectors tokens: --engine ray writes one vector per text"),
         (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),

@@ -14,7 +14,15 @@ from fastbert.embeddings.arrow import ArrowEmbedder
 from fastbert.embeddings.folder import load_embedder
 from fastbert.errors import UserError
 from fastbert.integrations.ray import worker
-from fastbert.integrations.ray.inputs import InputFile, Shard, divide, find_files, read_inputs, read_shard
+from fastbert.integrations.ray.inputs import (
+    InputFile,
+    Shard,
+    divide,
+    find_files,
+    read_inputs,
+    read_shard,
+    refuse_inside,
+)
 from fastbert.integrations.ray.shard_folder import JOURNAL, MANIFEST, RunRecord, ShardRecord, opened_folder
 from fastbert.integrations.ray.worker import ERROR, RECORD, ShardWriter, shard_table
 
@@ -35,8 +43,8 @@ def write(path: Path, rows: int, group: int = 7, **columns: Any) -> list[str]:
 
 
 def test_files_are_found_in_order(tmp_path: Path) -> None:
-    for name in ("in/b.parquet", "in/a/x.parquet", "in/a.parquet", "in/_partial/y.parquet", "in/.z.parquet"):
-        write(tmp_path / name, 1)
+    for name in ("b", "a/x", "a", "_partial/y", ".z", "_w"):
+        write(tmp_path / f"in/{name}.parquet", 1)
     (tmp_path / "in/readme.txt").touch()
 
     def names(location: Any) -> list[str]:
@@ -44,7 +52,8 @@ def test_files_are_found_in_order(tmp_path: Path) -> None:
 
     assert names(tmp_path / "in") == ["a/x.parquet", "a.parquet", "b.parquet"]
     assert names(f"file://{tmp_path}/in/*.parquet") == ["a.parquet", "b.parquet"]
-    assert names(tmp_path / "in/**/x.parquet") == ["a/x.parquet"]
+    assert names(tmp_path / "in/**/*.parquet") == ["a/x.parquet", "a.parquet", "b.parquet"]
+    assert names(tmp_path / "in/_*.parquet") == ["_w.parquet"]
     assert names(tmp_path / "in/b.parquet") == ["b.parquet"]
     for location, words in (
         ("none", "no such file"),
@@ -53,6 +62,16 @@ def test_files_are_found_in_order(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             find_files(tmp_path / location)
+
+
+def test_vectors_below_the_texts_are_refused(tmp_path: Path) -> None:
+    """At the next start they would be read as texts."""
+    for out in ("vectors", "a/vectors"):
+        with pytest.raises(UserError, match=f"{out}: lies in --text .*; name a folder outside of it"):
+            refuse_inside(tmp_path, tmp_path / out)
+    for out in ("_vectors", "../vectors"):
+        refuse_inside(tmp_path, tmp_path / out)
+    refuse_inside("memory://in", tmp_path / "vectors")
 
 
 def test_files_behind_urls(tmp_path: Path, embedder: ArrowEmbedder) -> None:

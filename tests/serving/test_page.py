@@ -426,6 +426,14 @@ def test_only_what_the_models_can_do_is_shown(visit: Visit, server: PageServer) 
     assert page.locator("#attention .piece").count() == 19
     assert page.locator("#attention canvas").count() == 0
 
+    # The answers of their /predict are not classes of a text.
+    server.models = [model("ner", "tagger"), model("reader", "task")]
+    assert visit.open().locator("[role=tab]").all_inner_texts() == ["Attention", "Entities"]
+    server.models = [model("ranker", "reranker"), model("stars", "classifier", task="regression")]
+    page = visit.open()
+    assert page.locator("#classify-model option").all_inner_texts() == ["stars", "ranker"]
+    assert visit.run("classify").startswith("LABEL_0 3.250 ")
+
     server.models = [model("splade", "sparse")]
     page = visit.open(wait="main > p.card:not(noscript *)")
     assert page.locator("main > p.card").inner_text() == (

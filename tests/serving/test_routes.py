@@ -235,7 +235,7 @@ WRONG: tuple[tuple[str, Any, int, str], ...] = (
     ("/decode", {"ids": [10**6]}, 422, "ids holds 1000000"),
     ("/attention", {"inputs": "a", "layer": 7}, 422, "layer=7"),
     ("/attention", {"inputs": "a", "head": 7}, 422, "head=7"),
-    ("/attention", {"inputs": "a " * 300}, 413, "more than"),
+    ("/attention", {"inputs": "a " * 300}, 413, "attention is computed of at most"),
     ("/nowhere", {"inputs": "a"}, 404, "/nowhere is not a path"),
     ("/embed", None, 405, "/embed is for POST"),
 )

@@ -21,7 +21,7 @@ from fastbert.embeddings.embed import Counts
 from fastbert.embeddings.vector_files import Report
 from fastbert.errors import UserError, require_whole
 from fastbert.integrations.ray.cluster import ADDRESS, Cluster, import_ray
-from fastbert.integrations.ray.inputs import INDEX, Shard, divide, find_files, read_inputs
+from fastbert.integrations.ray.inputs import INDEX, Shard, divide, find_files, read_inputs, refuse_inside
 from fastbert.integrations.ray.shard_folder import RunRecord, ShardFolder, ShardRecord, opened_folder
 from fastbert.integrations.ray.worker import ERROR, RECORD, ShardWriter, shard_table
 from fastbert.io.locations import Location, is_remote
@@ -93,6 +93,7 @@ def embed_with_ray(
         raise UserError(f"--out {out}: is a URL; name a folder of this machine, or one that the cluster shares")
     if embedder.id_column is None and INDEX in (embedder.text_column, embedder.vector_column):
         raise UserError(f"column {INDEX!r} would hold the row numbers; name a column of ids with --id-column")
+    refuse_inside(text, Path(out))
     embedder, words = _resolved(embedder)
     files = read_inputs(find_files(text), embedder)
     shards = divide(files, options.shard_rows)

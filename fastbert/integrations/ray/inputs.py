@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -84,9 +86,11 @@ def find_files(location: Location) -> list[Source]:
         elif path.is_dir():
             paths = [file for file in path.rglob("*") if not _is_hidden(str(file.relative_to(path)))]
         else:
-            paths = [Path(name) for name in glob.glob(str(path), recursive=True)]
-            if not paths:
+            names = glob.glob(str(path), recursive=True)
+            if not names:
                 raise UserError(f"{path}: no such file or folder, and no file of that pattern")
+            root = re.split(r"[*?\[]", str(path))[0]
+            paths = [Path(name) for name in names if not _is_hidden(name.removeprefix(root))]
         if path.is_file() and path.suffix != SUFFIX:
             raise UserError(f"{path}: must be a {SUFFIX} file, or a folder or a pattern of such files")
         listed = [file.absolute() for file in sorted(paths) if file.suffix == SUFFIX and file.is_file()]
@@ -98,6 +102,15 @@ def find_files(location: Location) -> list[Source]:
 
 def _is_hidden(path: str) -> bool:
     return any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def refuse_inside(text: Location, out: Path) -> None:
+    """Raise UserError for an output folder below the input folder: its files would be read at the next start."""
+    if is_remote(text):
+        return
+    folder, below = (Path(os.path.abspath(path)) for path in (local_path(text), out))
+    if folder.is_dir() and below.is_relative_to(folder) and not _is_hidden(str(below.relative_to(folder))):
+        raise UserError(f"--out {out}: lies in --text {text}, whose files are all read; name a folder outside of it")
 
 
 def read_inputs(sources: Sequence[Source], embedder: ArrowEmbedder) -> list[InputFile]:
@@ -123,7 +136,7 @@ def read_inputs(sources: Sequence[Source], embedder: ArrowEmbedder) -> list[Inpu
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE, thread_name_prefix="fastbert-footers") as pool:
         files = list(pool.map(read, sources))
     if len(set(ids.values())) > 1:
-        (first, kind), *others = ids.items()
+        (first, kind), *others = ((str(source), ids[str(source)]) for source in sources)
         other, different = next((name, other) for name, other in others if other != kind)
         raise UserError(
             f"{other}: column {embedder.id_column!r} holds {different}, but {kind} in {first}; give all files one type"

@@ -18,7 +18,7 @@ from fastbert.features.attention import attention_probabilities
 from fastbert.serving.http.endpoint import Call, Reply
 from fastbert.serving.http.errors import NoInput
 from fastbert.serving.jobs import TooLong
-from fastbert.serving.operations.texts import Text, too_long
+from fastbert.serving.operations.texts import Text
 from fastbert.serving.served_model import ServedModel
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
@@ -345,7 +345,7 @@ async def attention(call: Call, request: AttentionRequest) -> Reply:
     tokens = (await _apart(call, _tokens, served, [request.inputs], True))[0]
     most = min(MOST_ATTENTION, served.max_length)
     if len(tokens) > most:
-        raise too_long(0, most)
+        raise TooLong(f"inputs has {len(tokens)} tokens, and attention is computed of at most {most}: shorten it")
     config = served.model.config
     heads = config.num_attention_heads
     if request.head is not None and request.head >= heads:

@@ -135,7 +135,9 @@ const rank = {
 
 const classify = {
   id: "classify",
-  serves: has("/predict"),
+  // Of taggers and other tasks, /predict has examples and answers of other forms.
+  serves: (model) => has("/predict")(model) && model.kind !== "tagger" && model.kind !== "task",
+  first: (model) => model.kind === "classifier",
   examples: [
     { text: "What a wonderful film, I laughed from the first minute to the last.", second: "" },
     { text: "The delivery was late and the box was damaged.", second: "" },
@@ -145,11 +147,14 @@ const classify = {
     const text = form.elements.text.value;
     return { path: "predict", body: { inputs: [second ? [text, second] : [text]] } };
   },
-  show([labels], body, results) {
+  show([labels], body, results, model) {
+    // Models of regression answer plain numbers.
+    const isShare = model.task !== "regression" && labels.every(({ score }) => score >= 0 && score <= 1);
+    const value = (score) => (isShare ? percent(score) : minus(score.toFixed(3)));
     const list = element("ol", { class: "bars" });
-    list.append(...labels.map(({ label, score }) => row("li", label, score, percent(score))));
+    list.append(...labels.map(({ label, score }) => row("li", label, score, value(score))));
     results.append(list);
-    return `${labels[0].label} ${percent(labels[0].score)}`;
+    return `${labels[0].label} ${value(labels[0].score)}`;
   },
 };
 
