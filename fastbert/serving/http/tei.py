@@ -22,9 +22,14 @@ from fastbert.serving.operations.texts import Text, too_long
 from fastbert.serving.served_model import ServedModel
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
-Ids = list[TokenId]
-Input = Annotated[str | list[str] | Ids | list[str | Ids], Field(union_mode="left_to_right")]
-Texts = Annotated[str | list[str], Field(union_mode="left_to_right")]
+# Lists end at their first mistake: to describe each of a million would take the event loop seconds and gigabytes.
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+_Item = Annotated[str | Ids, Field(union_mode="left_to_right")]
+Input = Annotated[
+    str | Strings | Ids | Annotated[list[_Item], Field(fail_fast=True)], Field(union_mode="left_to_right")
+]
+Texts = Annotated[str | Strings, Field(union_mode="left_to_right")]
 Direction = Literal["left", "right", "Left", "Right"]
 MOST_CHARACTERS = 200_000
 """Characters of a request for tokens, each of which is an object in the answer."""
@@ -69,7 +74,7 @@ class EmbedTokensRequest(_Truncated):
 
 class _SimilarityInputs(BaseModel):
     source_sentence: str
-    sentences: list[str]
+    sentences: Strings
 
 
 class _SimilarityParameters(BaseModel):
@@ -96,7 +101,7 @@ class RerankRequest(_Truncated):
     """A query and the texts to rank."""
 
     query: str
-    texts: list[str]
+    texts: Strings
     raw_scores: bool = False
     return_text: bool = False
 
@@ -125,7 +130,7 @@ class TokenizeRequest(_Request):
 class DecodeRequest(_Request):
     """Token ids."""
 
-    ids: Annotated[Ids | list[Ids], Field(union_mode="left_to_right")]
+    ids: Annotated[Ids | Annotated[list[Ids], Field(fail_fast=True)], Field(union_mode="left_to_right")]
     skip_special_tokens: bool = True
 
 
