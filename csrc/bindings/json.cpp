@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 
 #include "bindings/registration.h"
 #include "json/numbers.h"
+#include "json/structure.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -57,7 +59,18 @@ py::bytes json_entries(const Integers& indices, const Floats& values) {
     return text;
 }
 
+py::tuple json_structure(const py::bytes& text) {
+    const std::string_view view = text;
+    json::Structure found;
+    {
+        py::gil_scoped_release released;
+        found = json::structure_of(view);
+    }
+    return py::make_tuple(found.containers, found.commas);
+}
+
 void bind_functions(py::module_& module) {
+    module.def("json_structure", &json_structure, "text"_a);
     module.def("json_row", &json_row, "values"_a, "Return fp32 (count,) as a JSON array.");
     module.def("json_rows", &json_rows, "values"_a, "Return fp32 (rows, width) as a JSON array of arrays.");
     module.def("json_entries", &json_entries, "indices"_a, "values"_a,

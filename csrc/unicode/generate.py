@@ -19,6 +19,7 @@ CODE_POINTS = 0x110000
 SURROGATES = range(0xD800, 0xE000)
 HANGUL = range(0xAC00, 0xD7A4)
 BLOCK = 64  # 1 << kBlockBits of tables.h
+CHARACTERS_PER_CALL = 1 << 12  # so that the texts of a call fit the cache
 
 # The flags of csrc/unicode/tables.h.
 DELETED, CLEANED_TO_SPACE, WHITESPACE, PUNCTUATION = 1, 2, 4, 8
@@ -33,16 +34,23 @@ def scalars() -> Iterator[str]:
     return (chr(point) for point in range(CODE_POINTS) if point not in SURROGATES)
 
 
+def apply(function, chars: Sequence[str], before: str = "", after: str = "") -> list[str]:
+    """Return function(before + char + after) for each character, none of them a line break, through few calls."""
+    results = []
+    for start in range(0, len(chars), CHARACTERS_PER_CALL):
+        joined = f"{after}\n{before}".join(chars[start : start + CHARACTERS_PER_CALL])
+        results += function(before + joined + after).split("\n")
+    return results
+
+
 def combining_ranks(decompose, characters: Iterable[str]) -> dict[str, int]:
     """Return the rank (1, 2, ...) of each non-starter's combining class, from the order that `decompose` gives pairs.
 
     Canonical reordering depends only on the order of the classes, so the ranks are sufficient.
     """
-    marks = [
-        char
-        for char in characters
-        if decompose(HIGHEST_MARK + char) == char + HIGHEST_MARK or decompose(char + LOWEST_MARK) == LOWEST_MARK + char
-    ]
+    chars = [char for char in characters if char != "\n"]
+    pairs = zip(chars, apply(decompose, chars, HIGHEST_MARK), apply(decompose, chars, after=LOWEST_MARK), strict=True)
+    marks = [char for char, a, b in pairs if a == char + HIGHEST_MARK or b == LOWEST_MARK + char]
 
     def compare(a: str, b: str) -> int:
         if a == b:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from generate import BLOCK, CODE_POINTS, HANGUL, HIGHEST_MARK, LOWEST_MARK, REFERENCE_VERSION, rows, scalars
+from generate import BLOCK, CODE_POINTS, HANGUL, HIGHEST_MARK, LOWEST_MARK, REFERENCE_VERSION, apply, rows, scalars
 
 # The bits of csrc/unicode/properties_tables.h.
 LETTER, NUMBER, SPACE, OTHER = range(4)
@@ -34,8 +34,6 @@ ACUTE, JOINER, COPYRIGHT = "\u0301", "\u200d", "\u00a9"
 KA, VIRAMA, SSA = "\u0915", "\u094d", "\u0937"  # a conjunct of Devanagari: consonant, linker, consonant
 HANGUL_VOWELS, HANGUL_TRAILING = range(0x1161, 0x1176), range(0x11A8, 0x11C3)  # of the formula of composition
 
-CHARACTERS_PER_CALL = 1 << 12  # so that the texts of a call fit the cache
-
 
 class Answers(NamedTuple):
     properties: Sequence[int]  # 16 bits by code point
@@ -49,15 +47,6 @@ class Answers(NamedTuple):
 def all_scalars() -> str:
     """Return every Unicode scalar value in a text."""
     return "".join(scalars())
-
-
-def apply(function, chars: Sequence[str], before: str = "", after: str = "") -> list[str]:
-    """Return function(before + char + after) for each character, none of them a line break, through few calls."""
-    results = []
-    for start in range(0, len(chars), CHARACTERS_PER_CALL):
-        joined = f"{after}\n{before}".join(chars[start : start + CHARACTERS_PER_CALL])
-        results += function(before + joined + after).split("\n")
-    return results
 
 
 def split_classes() -> bytearray:

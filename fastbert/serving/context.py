@@ -6,14 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from fastbert.errors import UserError
 from fastbert.serving.batches import Limits
 from fastbert.serving.config import BearerTokens, ServeConfig
-from fastbert.serving.jobs import Job, Operation, TooLong, Unavailable
+from fastbert.serving.jobs import Job, Operation, Overloaded, TooLong, Unavailable
 from fastbert.serving.kinds import load_served, parse_model
 from fastbert.serving.metrics import Metrics
 from fastbert.serving.scheduler import Scheduler
@@ -22,10 +23,11 @@ from fastbert.tasks.rows import tokens_per_batch
 
 State = Literal["starting", "ready", "stopping"]
 Receive = Callable[[], Awaitable[Any]]
+T = TypeVar("T")
 WATCH_AFTER = 0.02
 """Seconds after which a request's connection is watched, so that short requests do not pay for it."""
-
-
+MOST_APART = 64
+"""Requests that wait for functions which need no batch; more are refused."""
 MOST_REPEATED = 4
 """Characters to tokenize, in multiples of the largest body: the query of a ranking is tokenized with each text."""
 
@@ -66,6 +68,10 @@ class ServingContext:
         self.started_at = time.time()
         self.scheduler: Scheduler = None  # type: ignore[assignment]  # made by load()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by the server
+        self.body_bytes = 0
+        """Bytes of the bodies of requests that are not answered."""
+        self._apart = ThreadPoolExecutor(1, "fastbert-apart", torch.set_num_threads, (1,))
+        self._apart_calls = 0
         self._pending: dict[asyncio.Future[None], tuple[float, Receive]] = {}
         self._watches = False
         self._watching: dict[asyncio.Future[None], asyncio.Task[None]] = {}
@@ -99,6 +105,7 @@ class ServingContext:
         self.scheduler = Scheduler(limits, workers, threads, self.metrics.on_batch, self._finished)
         self.metrics.watch(self.scheduler)
         self._warm()
+        self.scheduler.forget_rates()  # the first calls are slower than others
         if self.state == "starting":
             self.state = "ready"
 
@@ -186,6 +193,24 @@ class ServingContext:
             raise job.error
         return job
 
+    async def apart(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that needs no batch, called on one thread for all such functions.
+
+        Raises `Overloaded` while many wait for it."""
+        if self._apart_calls >= MOST_APART:
+            raise Overloaded(f"{self._apart_calls} requests of this kind are waiting, the limit; try again later", 1.0)
+        self._apart_calls += 1
+        try:
+            return await self.loop.run_in_executor(self._apart, function, *arguments)
+        finally:
+            self._apart_calls -= 1
+
+    def close(self) -> None:
+        """End the threads, once all accepted jobs are done."""
+        self._apart.shutdown()
+        if self.scheduler is not None:
+            self.scheduler.close()
+
     def _watch(self) -> None:
         """Watch the connections of requests that have waited for some time, so that short ones do not pay for it."""
         before = time.perf_counter() - WATCH_AFTER
@@ -226,13 +251,14 @@ def _resolve(jobs: Sequence[Job]) -> None:
 
 
 def _characters(inputs: Sequence[Any]) -> int:
-    """Return the number of characters of texts, and of those in pairs and lists."""
+    """Return the number of characters of texts, of those in pairs and lists, and of token ids."""
     total = 0
     for item in inputs:
         if isinstance(item, str):
             total += len(item)
         elif isinstance(item, tuple | list):
-            total += sum(len(part) for part in item if isinstance(part, str))
+            is_ids = bool(item) and isinstance(item[0], int)
+            total += len(item) if is_ids else sum(len(part) for part in item if isinstance(part, str))
     return total
 
 

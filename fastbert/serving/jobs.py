@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.packing import PackedBatch
 from fastbert.tasks.rows import Rows
 
@@ -94,6 +95,15 @@ class Job:
         self.tokens = int(rows.offsets[-1] - rows.offsets[0])
         self.outputs = [None] * len(self.lengths)
         self.remaining = len(self.lengths)
+
+    def finish(self) -> None:
+        """Set the result from the outputs of all rows, or the error that this has."""
+        try:
+            self.result = self.operation.finish(self)
+        except Exception as error:  # noqa: BLE001 - belongs to a request
+            if not isinstance(error, UserError):
+                logger.error("finishing a request of %s failed", self.operation.name, exc_info=error)
+            self.error = error
 
 
 class Operation(ABC):

@@ -61,6 +61,7 @@ class Scheduler:
         self._busy = 0
         self._rates: dict[Operation, float] = {}
         self._cpu_seconds: dict[Operation, float] = {}
+        self._queued: dict[Operation, int] = {}
         self._long_batches = 0
         """Workers that compute a batch which is not expected to be short."""
         self._tokenizers = (TokenizerThread(self._tokenized, "texts"), TokenizerThread(self._tokenized, "bulk"))
@@ -111,9 +112,14 @@ class Scheduler:
 
     def retry_after(self) -> float:
         """Return the seconds until the present queue is computed, an estimate."""
-        rates = [rate for rate in self._rates.values() if rate]
-        rate = min(rates) * self.workers if rates else 0.0
-        return self.queued_tokens / rate if rate else 0.0
+        queued = list(self._queued.items())  # at once: other threads change it
+        seconds = sum(tokens / self._rates[operation] for operation, tokens in queued if operation in self._rates)
+        return seconds / self.workers
+
+    def forget_rates(self) -> None:
+        """Measure the rates of operations anew."""
+        self._rates.clear()
+        self._cpu_seconds.clear()
 
     def close(self) -> None:
         """Refuse new jobs, and end the threads once all accepted jobs are done. An interpreter must not end before
@@ -173,15 +179,19 @@ class Scheduler:
                 self._wake(extra if self._ends_soon() else 1 + extra)
         for job in ended:
             if job.error is None:
-                _finish(job)
+                job.finish()
         self._on_finished(ended)
+
+    def _count_queued(self, job: Job, tokens: int) -> None:
+        self.queued_tokens += tokens
+        self._queued[job.operation] = self._queued.get(job.operation, 0) + tokens
 
     def _exceeds(self, job: Job) -> bool:
         return self.queued_tokens + job.tokens > self.limits.max_queue_tokens
 
     def _enqueue(self, job: Job) -> None:
         job.enqueued = True
-        self.queued_tokens += job.tokens
+        self._count_queued(job, job.tokens)
         self._waiting_tokens += job.tokens
         queue = self._queues.get(job.operation)
         if queue is None:
@@ -348,9 +358,10 @@ class Scheduler:
         for job in done:
             job.computed_at = now
             if job.error is None:
-                _finish(job)
+                job.finish()
         with self._lock:
-            self.queued_tokens -= sum(job.tokens for job in done)
+            for job in done:
+                self._count_queued(job, -job.tokens)
             self._count_done(len(done))
         self._on_finished(done)
 
@@ -368,7 +379,7 @@ class Scheduler:
         """Remove what is left of a job. Called with the lock held."""
         if job.enqueued:
             self._drop_waiting(job)
-            self.queued_tokens -= job.tokens
+            self._count_queued(job, -job.tokens)
         job.remaining = -1
         self._count_done(1)
 
@@ -376,15 +387,6 @@ class Scheduler:
 def _outputs(operation: Operation, pieces: list[Piece]) -> Sequence[Any]:
     with torch.no_grad(), matmul_table.same_in_every_batch():
         return operation.run(pieces)
-
-
-def _finish(job: Job) -> None:
-    try:
-        job.result = job.operation.finish(job)
-    except Exception as error:  # noqa: BLE001 - belongs to a request
-        if not isinstance(error, UserError):
-            logger.error("finishing a request of %s failed", job.operation.name, exc_info=error)
-        job.error = error
 
 
 def _call_each(jobs: Sequence[Job]) -> None:

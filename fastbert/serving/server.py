@@ -154,8 +154,7 @@ class _Server(uvicorn.Server):
                 self.run(sockets=[self.listener])
             finally:
                 sys.setswitchinterval(previous)
-                if self.context.scheduler is not None:
-                    self.context.scheduler.close()
+                self.context.close()
         if self.problem is not None:
             raise self.problem
 

@@ -15,7 +15,9 @@ import pytest
 from served_models import ask
 
 from fastbert.errors import UserError
+from fastbert.serving import context as serving_context
 from fastbert.serving.config import BearerTokens, ServeConfig
+from fastbert.serving.http import endpoint
 from fastbert.serving.jobs import Job
 from fastbert.serving.server import bind, running
 
@@ -107,6 +109,41 @@ def test_bad_connections(strict: Served) -> None:
     exchange(address, whole, half_close=True)  # counts as a client that has gone
     assert time.monotonic() - begin < 30
     assert ask(address, "/embed", {"inputs": "a"}, allowed())[0] == 200
+
+
+def test_offers_of_other_protocols_have_bodies(strict: Served) -> None:
+    """Wherever the head is divided: the parser would take the body for the other protocol's."""
+    address, _ = strict
+    body = b'{"inputs": "a"}'
+    head = HEAD + b"\r\nConnection: Upgrade\r\nUPGRADE : h2c\r\nContent-Length: %d\r\n\r\n" % len(body)
+    begin, parts = head.index(b"UPGRADE") - 2, urlsplit(address)
+    for cut in range(begin, begin + 13):
+        with socket.create_connection((parts.hostname, parts.port), timeout=5) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(head[:cut])
+            time.sleep(0.01)
+            connection.sendall(head[cut:] + body)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 "), head[:cut]
+
+
+def test_bodies_together_are_limited(strict: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, context = strict
+    monkeypatch.setattr(endpoint, "MOST_BODIES", 0)
+    status, answer, names = ask(address, "/embed", {"inputs": "a"}, allowed())
+    assert (status, names["retry-after"]) == (503, "1")
+    assert answer["error"].startswith("the requests at hand have more than 0 bytes")
+    monkeypatch.undo()
+    assert ask(address, "/embed", {"inputs": "a"}, allowed())[0] == 200
+    assert context.body_bytes == 0
+
+
+def test_calls_without_a_batch_are_limited(strict: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, _ = strict
+    assert ask(address, "/tokenize", {"inputs": "a"}, allowed())[0] == 200
+    monkeypatch.setattr(serving_context, "MOST_APART", 0)
+    status, answer, names = ask(address, "/tokenize", {"inputs": "a"}, allowed())
+    assert (status, names["retry-after"]) == (429, "1")
+    assert "requests of this kind are waiting" in answer["error"]
 
 
 def test_connections_are_counted(strict: Served) -> None:

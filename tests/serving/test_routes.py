@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import threading
 from pathlib import Path
@@ -12,12 +13,16 @@ import numpy as np
 import pytest
 import torch
 from embedding import random_texts
+from pydantic import ValidationError
 from served_models import KINDS, ask
 
 import fastbert
+from fastbert import _C
 from fastbert.embeddings.folder import load_embedder
 from fastbert.features.attention import attention_probabilities
 from fastbert.ops.native import matmul_table
+from fastbert.serving.http import cohere, openai, tei
+from fastbert.serving.operations import texts
 from fastbert.tasks.fill_mask import fill_mask
 
 Served = tuple[str, Any]
@@ -189,6 +194,10 @@ def test_texts_and_tokens(server: Served, folders: dict[str, Path]) -> None:
 def test_status(server: Served) -> None:
     address, _ = server
     assert ask(address, "/health")[:2] == (200, b"")
+    head = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+    head.request("HEAD", "/health")
+    assert head.getresponse().status == 200
+    head.close()
     info = ask(address, "/info")[1]
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert {model["name"]: model["kind"] for model in info["models"]} == KINDS
@@ -223,6 +232,8 @@ WRONG: tuple[tuple[str, Any, int, str], ...] = (
     ("/embed", {"inputs": [[-1]]}, 422, "inputs must be"),
     ("/embed", {"inputs": ["a"] * 65}, 413, "the limit is 64"),
     ("/embed", {"inputs": "a" * 300_000}, 413, "larger than 200000 bytes"),
+    ("/embed", {"inputs": [[1]] * 30_000}, 413, "the body has 30002 lists and objects and 29999 commas"),
+    ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "normalize"),
     ("/rerank", {"query": " ", "texts": ["a"]}, 422, "query is empty"),
     ("/rerank", {"query": "a", "texts": []}, 400, "texts is empty"),
     ("/rerank", {"query": "a", "texts": [1]}, 422, "texts must be"),
@@ -231,11 +242,13 @@ WRONG: tuple[tuple[str, Any, int, str], ...] = (
     ("/fill_mask", {"inputs": "good"}, 422, "no [MASK] in 'good'"),
     ("/fill_mask", {"inputs": "good [MASK]", "top_k": 0}, 422, "top_k"),
     ("/fill_mask", {"inputs": "good [MASK]", "top_k": 1000}, 422, "top_k=1000"),
+    ("/fill_mask", {"inputs": ["[MASK] " * 60] * 64, "top_k": 6}, 413, "23040 candidates"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "empty"),
     ("/decode", {"ids": [10**6]}, 422, "ids holds 1000000"),
     ("/attention", {"inputs": "a", "layer": 7}, 422, "layer=7"),
     ("/attention", {"inputs": "a", "head": 7}, 422, "head=7"),
     ("/attention", {"inputs": "a " * 300}, 413, "attention is computed of at most"),
+    ("/embed/", {"inputs": "a"}, 404, "/embed/ is not a path"),
     ("/nowhere", {"inputs": "a"}, 404, "/nowhere is not a path"),
     ("/embed", None, 405, "/embed is for POST"),
 )
@@ -257,3 +270,41 @@ def test_wrong_requests(server: Served) -> None:
     status, answer, _ = ask(address, "/embed", b'{"inputs": "a"}', {"Content-Type": "text/plain"})
     assert status == 415
     assert json.dumps(answer).count("application/json") == 1
+
+
+def test_structure_is_what_is_outside_of_strings() -> None:
+    for text, counts in (
+        (b"", (0, 0)), (b'[1, [2, {"a": "[,{"}]]', (3, 2)), (b'["\\"[,", "\\\\", []]', (2, 2)), (b'["[,', (1, 0)),
+        (b'["\\', (1, 0)),
+    ):  # fmt: skip
+        assert _C.json_structure(text) == counts, text
+
+
+def test_wrong_lists_are_described_once() -> None:
+    """A list's first mistake ends it: a description of each would take the event loop seconds and gigabytes."""
+    for schema, field in (
+        (tei.EmbedRequest, "inputs"), (tei.EmbedTokensRequest, "inputs"), (tei.TokenizeRequest, "inputs"),
+        (tei.FillMaskRequest, "inputs"), (tei.TagRequest, "inputs"), (tei.DecodeRequest, "ids"),
+        (tei.RerankRequest, "texts"), (openai.EmbeddingsRequest, "input"), (cohere.CohereEmbedRequest, "texts"),
+        (cohere.CohereEmbedRequest, "embedding_types"), (cohere.CohereRerankRequest, "documents"),
+    ):  # fmt: skip
+        for item in (1.5, None, [None], {}):
+            body = {"query": "a", field: [item] * 1000}
+            if schema is cohere.CohereRerankRequest and item == {}:
+                continue  # an object, whose text the handler looks for
+            with pytest.raises(ValidationError) as caught:
+                schema.model_validate_json(json.dumps(body))
+            assert caught.value.error_count() <= 8, (schema, item)
+    with pytest.raises(ValidationError) as caught:
+        tei.SimilarityRequest.model_validate_json('{"inputs": {"source_sentence": "a", "sentences": [1, 2, 3]}}')
+    assert caught.value.error_count() == 1
+
+
+def test_vectors_of_tokens_are_limited(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer with a vector per token is some hundred times as long as its request."""
+    address, _ = server
+    monkeypatch.setattr(texts, "MOST_NUMBERS", 600)
+    for model in ("embedder", "colbert"):
+        status, answer, _ = ask(address, f"/models/{model}/embed_all", {"inputs": ["a b c"] * 8})
+        assert (status, "where each has a vector" in answer["error"]) == (413, True), model
+        assert ask(address, f"/models/{model}/embed_all", {"inputs": "a b c"})[0] == 200

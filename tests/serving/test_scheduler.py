@@ -177,6 +177,18 @@ def test_one_worker_is_enough_for_short_batches(requests: Any) -> None:
     operation.gate.set()
 
 
+def test_the_time_of_the_queue_is_that_of_its_operations(requests: Any) -> None:
+    calls = requests()
+    calls.operation.gate.clear()
+    waits = calls.send(1000)
+    calls.waiting(1000)
+    calls.scheduler._rates = {calls.operation: 2000.0, Echo(): 1.0}
+    assert calls.scheduler.retry_after() == 0.5
+    calls.operation.gate.set()
+    calls.wait(waits)
+    assert calls.scheduler.retry_after() == 0
+
+
 def test_errors_are_of_one_request(requests: Any) -> None:
     calls = requests(batch_tokens=4096)
     calls.operation.gate.clear()

@@ -129,6 +129,7 @@ def make_app(context: ServingContext) -> FastAPI:
     """Return the application of a server."""
     app = FastAPI(
         title="fastbert", version=version("fastbert-engine"), docs_url=None, redoc_url=None,
+        redirect_slashes=False,  # to the address that the Host header names, where a proxy has another one
         description="Embeddings, reranking, classification and fill-mask of BERT-family encoders",
         exception_handlers={HTTPException: _on_http_exception},
     )  # fmt: skip

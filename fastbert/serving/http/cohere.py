@@ -14,7 +14,7 @@ from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.serving.http.endpoint import Call, Reply
 from fastbert.serving.http.errors import NoInput
-from fastbert.serving.http.tei import check_dimensions, ranked
+from fastbert.serving.http.tei import Strings, check_dimensions, ranked
 from fastbert.serving.served_model import ServedModel
 
 # The prompts that stand for an input type, in the order in which a model's own names are looked for.
@@ -24,6 +24,7 @@ _PROMPTS = {
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
+_Form = Literal["float", "base64", "binary", "ubinary", "int8", "uint8"]
 
 
 class CohereEmbedRequest(BaseModel):
@@ -32,9 +33,9 @@ class CohereEmbedRequest(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
-    texts: list[str] | None = None
+    texts: Strings | None = None
     input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] | None = None
-    embedding_types: list[Literal["float", "base64", "binary", "ubinary", "int8", "uint8"]] | None = None
+    embedding_types: Annotated[list[_Form], Field(fail_fast=True)] | None = None
     output_dimension: Annotated[int, Field(strict=True, ge=1)] | None = None
     truncate: Literal["NONE", "START", "END"] | None = "END"
     images: list[Any] | None = None
@@ -48,7 +49,7 @@ class CohereRerankRequest(BaseModel):
 
     model: str | None = None
     query: str
-    documents: list[str | dict[str, Any]]
+    documents: Annotated[list[str | dict[str, Any]], Field(fail_fast=True)]
     top_n: Annotated[int, Field(strict=True, ge=1)] | None = None
     return_documents: bool = False
 

@@ -21,6 +21,7 @@ CHUNK_HEAD = 16
 DISCARD_SECONDS = 2.0
 """Seconds in which the rest of a refused request is read and thrown away."""
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+_SPLIT = b"\r\nupgrade:"
 
 
 class _Flow(FlowControl):
@@ -75,6 +76,8 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
         _read_timer: asyncio.TimerHandle | None = None
         closing: asyncio.TimerHandle | None = None
         _head_bytes = 0
+        _held_back = b""
+        """The end of what was received of a head: it may be the beginning of an offer of another protocol."""
         _in_head = True
         """Whether the next byte belongs to a head, or to none yet."""
         _around_body = _expected = 0
@@ -98,13 +101,17 @@ def connection_class(max_connections: int, read_timeout: float) -> type[asyncio.
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing() or self.parser is None or self.closing is not None:
                 return
+            received = len(data)
+            data, self._held_back = self._held_back + data, b""
             if self._in_head:
-                self._head_bytes += len(data)
+                self._head_bytes += received
                 # A body may follow the head in one piece.
                 if self._head_bytes > MOST_HEAD and b"\r\n\r\n" not in data:
                     self._refuse(431, "Validation", f"the request's head is larger than {MOST_HEAD} bytes")
                     return
-                data = _without_upgrade(data)
+                data, self._held_back = _split_upgrade(_without_upgrade(data))
+                if not data:
+                    return
             self._expected = 0
             super().data_received(data)
             if not self._in_head:
@@ -215,6 +222,13 @@ def _without_upgrade(data: bytes) -> bytes:
     head, end, rest = data.partition(b"\r\n\r\n")
     shorter = _UPGRADE.sub(b"\r\nx-upgrade:", head)
     return data if shorter is head else shorter + end + rest
+
+
+def _split_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """Divide what was received of a head in front of a line that may become the offer of another protocol."""
+    line = data.rfind(b"\r")
+    may_be = line >= 0 and b"\r\n\r\n" not in data and _SPLIT.startswith(data[line:].lower().rstrip(b" \t"))
+    return (data[:line], data[line:]) if may_be else (data, b"")
 
 
 def idle(connection: Any) -> bool:

@@ -18,12 +18,19 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.types import Receive, Scope, Send
 
+from fastbert import _C
 from fastbert.serving.context import ClientGone, ServingContext
 from fastbert.serving.http.errors import HttpError, described, plain_body
 from fastbert.serving.jobs import Job, Unavailable
 
 JSON = (b"content-type", b"application/json")
 _CLOSE = (b"connection", b"close")
+MOST_BODIES = 64
+"""Bodies of the greatest size that are held at a time; smaller ones are more."""
+LEAST_CHECKED = 1 << 16
+"""Bytes of a body whose parsing may take long."""
+CONTAINERS_PER_TEXT = 8
+"""Lists and objects around a text, at most."""
 
 
 @dataclass(slots=True)
@@ -35,6 +42,8 @@ class Call:
     model: str | None
     """The name in the path /models/NAME/..."""
     jobs: list[Job] = field(default_factory=list)
+    body_bytes: int = 0
+    """Bytes of the body, as far as it has arrived."""
 
     async def run(self, operation: Any, inputs: Any, **options: Any) -> Job:
         """Return the job of these inputs when it is done; see `ServingContext.run`."""
@@ -66,7 +75,8 @@ class Endpoint(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, one of a wrong method too."""
         spec = self.spec
-        if self.methods and scope["method"] not in self.methods:
+        is_head = scope["method"] == "HEAD" and "GET" in (self.methods or ())  # answered without a body
+        if self.methods and scope["method"] not in self.methods and not is_head:
             allowed = ", ".join(sorted(self.methods))
             error = HttpError(405, "Validation", f"{scope['path']} is for {allowed}", ((b"allow", allowed.encode()),))
             await _send(send, _reply_of(error, spec), close=False)
@@ -99,8 +109,9 @@ class EndpointSpec:
                 value = None
             else:
                 close = True  # until the body has been read
-                raw = await _read_body(context, scope, receive)
+                raw = await _read_body(context, scope, receive, call)
                 close = False
+                _check_structure(context, raw)
                 value = self.body.validator.validate_json(raw)
             reply = await self.handler(call, value)
         except ClientGone:
@@ -114,9 +125,12 @@ class EndpointSpec:
         except Exception as error:  # noqa: BLE001 - every error is an answer
             problem = described(error)
             reply = _reply_of(problem, self)
-            self._log(scope, problem.status, begin, call, problem.message if problem.status != 422 else problem.kind)
+            repeats = problem.status in (404, 422)  # what the client wrote, which may be a text
+            self._log(scope, problem.status, begin, call, problem.kind if repeats else problem.line)
         else:
             self._log(scope, reply.status, begin, call, None)
+        finally:
+            context.body_bytes -= call.body_bytes
         await _send(send, reply, close=close or context.state == "stopping")
         context.metrics.on_request(
             self.route, reply.status, time.perf_counter() - begin, call.jobs[0] if call.jobs else None
@@ -160,9 +174,9 @@ def _authorize(context: ServingContext, scope: Scope) -> None:
         )  # fmt: skip
 
 
-async def _read_body(context: ServingContext, scope: Scope, receive: Receive) -> bytes:
-    """Return a request's body. Raises `HttpError` for one that is too large, or not said to be JSON; the connection
-    ends one that is too slow."""
+async def _read_body(context: ServingContext, scope: Scope, receive: Receive, call: Call) -> bytes:
+    """Return a request's body. Raises `HttpError` for one that is too large, or not said to be JSON, and while all
+    bodies together are too large; the connection ends one that is too slow."""
     most = context.config.max_body_bytes
     kind = b""
     for name, value in scope["headers"]:
@@ -175,7 +189,7 @@ async def _read_body(context: ServingContext, scope: Scope, receive: Receive) ->
     media = kind.partition(b";")[0].strip().lower()
     if media != b"application/json" and not media.endswith(b"+json"):
         raise HttpError(415, "Validation", "the body must be JSON: send the header Content-Type: application/json")
-    message = await _received(receive)
+    message = await _received(receive, call)
     body = message["body"]
     if not message["more_body"]:
         if len(body) > most:
@@ -185,7 +199,7 @@ async def _read_body(context: ServingContext, scope: Scope, receive: Receive) ->
     while message["more_body"]:
         if size > most:
             raise _too_large(most)
-        message = await _received(receive)
+        message = await _received(receive, call)
         pieces.append(message["body"])
         size += len(message["body"])
     if size > most:
@@ -193,11 +207,35 @@ async def _read_body(context: ServingContext, scope: Scope, receive: Receive) ->
     return b"".join(pieces)
 
 
-async def _received(receive: Receive) -> Any:
+async def _received(receive: Receive, call: Call) -> Any:
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
+    size, context = len(message["body"]), call.context
+    call.body_bytes += size
+    context.body_bytes += size
+    most = MOST_BODIES * context.config.max_body_bytes
+    if context.body_bytes > most:
+        raise HttpError(
+            503, "Overloaded", f"the requests at hand have more than {most} bytes; try again later",
+            ((b"retry-after", b"1"),),
+        )  # fmt: skip
     return message
+
+
+def _check_structure(context: ServingContext, body: bytes) -> None:
+    """Raise `HttpError` for JSON with more values than the limits of texts and tokens admit: to parse it would take
+    seconds, in which nobody is answered."""
+    if len(body) < LEAST_CHECKED:
+        return
+    containers, commas = _C.json_structure(body)
+    config = context.config
+    if containers > CONTAINERS_PER_TEXT * config.max_texts or commas > 2 * config.max_queue_tokens:
+        raise HttpError(
+            413, "Validation",
+            f"the body has {containers} lists and objects and {commas} commas between values, more than"
+            f" {config.max_texts} texts or {config.max_queue_tokens} tokens need: send several requests",
+        )  # fmt: skip
 
 
 def _too_large(most: int) -> HttpError:

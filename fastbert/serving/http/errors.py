@@ -35,6 +35,12 @@ class HttpError(Exception):
     message: str
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())
 
+    @property
+    def line(self) -> str:
+        """The message as one line of bounded length."""
+        text = " ".join(self.message.split())
+        return text if len(text) <= MOST_MESSAGE else f"{text[: MOST_MESSAGE - 3]}..."
+
 
 def described(error: BaseException) -> HttpError:
     """Return the answer to an error; one that is nobody's fault is logged with its traceback."""
@@ -88,14 +94,9 @@ _FORMS = {
 }
 
 
-def _line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MOST_MESSAGE else f"{text[: MOST_MESSAGE - 3]}..."
-
-
 def plain_body(error: HttpError) -> bytes:
     """Return the body of text-embeddings-inference's routes and ours."""
-    return _json({"error": _line(error.message), "error_type": error.kind})
+    return _json({"error": error.line, "error_type": error.kind})
 
 
 def openai_body(error: HttpError) -> bytes:
@@ -103,12 +104,12 @@ def openai_body(error: HttpError) -> bytes:
     kind = "invalid_request_error" if error.status < 429 else "server_error"
     kind = {401: "authentication_error", 429: "rate_limit_error"}.get(error.status, kind)
     code = {404: "model_not_found", 401: "invalid_api_key"}.get(error.status)
-    return _json({"error": {"message": _line(error.message), "type": kind, "param": None, "code": code}})
+    return _json({"error": {"message": error.line, "type": kind, "param": None, "code": code}})
 
 
 def cohere_body(error: HttpError) -> bytes:
     """Return the body of Cohere's routes."""
-    return _json({"message": _line(error.message)})
+    return _json({"message": error.line})
 
 
 def _json(value: Any) -> bytes:

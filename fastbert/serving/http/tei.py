@@ -11,8 +11,9 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.features.attention import attention_probabilities
 from fastbert.serving.http.endpoint import Call, Reply
@@ -22,9 +23,14 @@ from fastbert.serving.operations.texts import Text
 from fastbert.serving.served_model import ServedModel
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
-Ids = list[TokenId]
-Input = Annotated[str | list[str] | Ids | list[str | Ids], Field(union_mode="left_to_right")]
-Texts = Annotated[str | list[str], Field(union_mode="left_to_right")]
+# Lists end at their first mistake: to describe each of a million would take the event loop seconds and gigabytes.
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+_Item = Annotated[str | Ids, Field(union_mode="left_to_right")]
+Input = Annotated[
+    str | Strings | Ids | Annotated[list[_Item], Field(fail_fast=True)], Field(union_mode="left_to_right")
+]
+Texts = Annotated[str | Strings, Field(union_mode="left_to_right")]
 Direction = Literal["left", "right", "Left", "Right"]
 MOST_CHARACTERS = 200_000
 """Characters of a request for tokens, each of which is an object in the answer."""
@@ -40,7 +46,7 @@ class _Request(BaseModel):
 
 
 class _Truncated(_Request):
-    truncate: bool | None = None
+    truncate: StrictBool | None = None
     """Truncate longer texts, or refuse them; None: as the server was started (--long)."""
     truncation_direction: Direction = "right"
 
@@ -54,7 +60,7 @@ class EmbedRequest(_Truncated):
     """Texts, or token ids of the model's own tokenizer."""
 
     inputs: Input
-    normalize: bool = True
+    normalize: StrictBool = True
     dimensions: Annotated[int, Field(strict=True, ge=1)] | None = None
     """The first numbers of each vector, normalised again if `normalize`."""
     prompt_name: str | None = None
@@ -69,11 +75,11 @@ class EmbedTokensRequest(_Truncated):
 
 class _SimilarityInputs(BaseModel):
     source_sentence: str
-    sentences: list[str]
+    sentences: Strings
 
 
 class _SimilarityParameters(BaseModel):
-    truncate: bool | None = None
+    truncate: StrictBool | None = None
     truncation_direction: Direction = "right"
     prompt_name: str | None = None
 
@@ -89,16 +95,16 @@ class PredictRequest(_Truncated):
     """A text, a pair of texts, or a list of lists of one or two texts; for models of other tasks, their examples."""
 
     inputs: Any
-    raw_scores: bool = False
+    raw_scores: StrictBool = False
 
 
 class RerankRequest(_Truncated):
     """A query and the texts to rank."""
 
     query: str
-    texts: list[str]
-    raw_scores: bool = False
-    return_text: bool = False
+    texts: Strings
+    raw_scores: StrictBool = False
+    return_text: StrictBool = False
 
 
 class FillMaskRequest(_Request):
@@ -118,15 +124,15 @@ class TokenizeRequest(_Request):
     """Texts."""
 
     inputs: Texts
-    add_special_tokens: bool = True
+    add_special_tokens: StrictBool = True
     prompt_name: str | None = None
 
 
 class DecodeRequest(_Request):
     """Token ids."""
 
-    ids: Annotated[Ids | list[Ids], Field(union_mode="left_to_right")]
-    skip_special_tokens: bool = True
+    ids: Annotated[Ids | Annotated[list[Ids], Field(fail_fast=True)], Field(union_mode="left_to_right")]
+    skip_special_tokens: StrictBool = True
 
 
 class AttentionRequest(_Request):
@@ -317,8 +323,10 @@ async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
     if characters > MOST_CHARACTERS:
         raise TooLong(f"inputs has {characters} characters, and the limit is {MOST_CHARACTERS}: send several requests")
     prompt = served.prompt(request.prompt_name) if request.prompt_name is not None else ""
-    answer = await _apart(call, _tokens, served, [prompt + text for text in texts], request.add_special_tokens)
-    return Reply(json.dumps(answer, ensure_ascii=False).encode())
+    answer = await call.context.apart(
+        _tokens_json, served, [prompt + text for text in texts], request.add_special_tokens
+    )
+    return Reply(answer)
 
 
 async def decode(call: Call, request: DecodeRequest) -> Reply:
@@ -333,8 +341,8 @@ async def decode(call: Call, request: DecodeRequest) -> Reply:
     for token in chain.from_iterable(rows):
         if token >= size:
             raise UserError(f"ids holds {token}, and the vocabulary of {served.name} has {size} tokens")
-    texts = await _apart(
-        call, lambda: [served.tokenizer.decode(row, skip_special_tokens=request.skip_special_tokens) for row in rows]
+    texts = await call.context.apart(
+        lambda: [served.tokenizer.decode(row, skip_special_tokens=request.skip_special_tokens) for row in rows]
     )
     return Reply(json.dumps(texts, ensure_ascii=False).encode())
 
@@ -342,7 +350,7 @@ async def decode(call: Call, request: DecodeRequest) -> Reply:
 async def attention(call: Call, request: AttentionRequest) -> Reply:
     """Return the tokens of a text, and the probabilities with which each attends to the others."""
     served = any_model(call, request.model)
-    tokens = (await _apart(call, _tokens, served, [request.inputs], True))[0]
+    tokens = (await call.context.apart(_tokens, served, [request.inputs], True))[0]
     most = min(MOST_ATTENTION, served.max_length)
     if len(tokens) > most:
         raise TooLong(f"inputs has {len(tokens)} tokens, and attention is computed of at most {most}: shorten it")
@@ -351,37 +359,38 @@ async def attention(call: Call, request: AttentionRequest) -> Reply:
     if request.head is not None and request.head >= heads:
         raise UserError(f"head={request.head} is not one of the {heads} heads: give 0 to {heads - 1}")
 
-    def compute() -> np.ndarray:
+    def compute() -> bytes:
         batch = served.tokenizer.pack([request.inputs], max_length=None).to(served.model.device)
         maps = attention_probabilities(served.encoder, batch, request.layer)
-        return (maps.mean(0) if request.head is None else maps[request.head]).numpy()
+        return _C.json_rows((maps.mean(0) if request.head is None else maps[request.head]).numpy().round(5))
 
-    weights = await _apart(call, compute)
+    weights = await call.context.apart(compute)
     answer = {
         "tokens": [{name: token[name] for name in ("id", "text", "special")} for token in tokens],
         "layers": config.num_hidden_layers,
         "heads": heads,
         "layer": request.layer % config.num_hidden_layers,
         "head": request.head,
-        "attention": [[round(value, 5) for value in row] for row in weights.tolist()],
     }
-    return Reply(json.dumps(answer, ensure_ascii=False).encode())
+    head = json.dumps(answer, ensure_ascii=False).encode().removesuffix(b"}")
+    return Reply(b'%b,"attention":%b}' % (head, weights))
 
 
 def any_model(call: Call, name: str | None) -> ServedModel:
     """Return the model of a name, else the first one."""
     context = call.context
-    first = next(iter(context.models.values()), None)
+    first = next(iter(context.models.values()), None) if context.state != "starting" else None
     route = next(iter(first.operations)) if first else "embed"
     name = name or call.model
-    if name is None or name not in context.models:
+    if first is None or name is None or name not in context.models:
         return context.model_for(route, name)  # raises for a name that is not served
     return context.models[name]
 
 
-async def _apart(call: Call, function: Any, *arguments: Any) -> Any:
-    """Return the result of a function that is called on another thread."""
-    return await call.context.loop.run_in_executor(None, function, *arguments)
+def _tokens_json(served: ServedModel, texts: Sequence[str], add_special_tokens: bool) -> bytes:
+    # Text by text: json.dumps keeps the interpreter for as long as it takes.
+    rows = (_tokens(served, [text], add_special_tokens)[0] for text in texts)
+    return b"[" + b",".join(json.dumps(row, ensure_ascii=False).encode() for row in rows) + b"]"
 
 
 def _tokens(served: ServedModel, texts: Sequence[str], add_special_tokens: bool) -> list[list[dict[str, Any]]]:

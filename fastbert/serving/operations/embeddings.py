@@ -17,7 +17,7 @@ from fastbert.models.encoder import summary_indices
 from fastbert.models.finite import check_finite
 from fastbert.packing import PackedBatch
 from fastbert.serving.jobs import Job, Operation, Piece
-from fastbert.serving.operations.texts import TextReader
+from fastbert.serving.operations.texts import TextReader, check_numbers
 from fastbert.serving.served_model import ServedModel
 
 
@@ -111,6 +111,8 @@ class EmbedAll(Operation):
 
     def tokenize(self, jobs: Sequence[Job]) -> None:
         self.reader.read(jobs)
+        for job in jobs:
+            check_numbers(job, self.served.encoder.config.hidden_size)
 
     def compute(self, batch: PackedBatch) -> Sequence[Tensor]:
         """Return the states of each row, fp32 (tokens, hidden_size)."""

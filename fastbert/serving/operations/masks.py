@@ -9,7 +9,7 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.packing import PackedBatch
-from fastbert.serving.jobs import Job, Operation
+from fastbert.serving.jobs import Job, Operation, TooLong
 from fastbert.serving.operations.texts import TextReader
 from fastbert.serving.served_model import ServedModel
 from fastbert.tasks.fill_mask import candidates_of, check_count, guesses, no_mask, with_mask
@@ -17,6 +17,8 @@ from fastbert.tasks.fill_mask import candidates_of, check_count, guesses, no_mas
 MOST_CANDIDATES = 100
 MOST_MASKS = 64
 """Masks per text."""
+MOST_ANSWERS = 20_000
+"""Candidates per request, each of which is an object with its own copy of the text."""
 
 
 class FillMask(Operation):
@@ -42,6 +44,13 @@ class FillMask(Operation):
             if job.rows is None:
                 continue
             is_mask = job.rows.input_ids == tokenizer.mask_token_id
+            answers = int(is_mask.sum()) * job.options["top_k"]
+            if answers > MOST_ANSWERS:
+                job.error = TooLong(
+                    f"inputs has masks for {answers} candidates, and the limit is {MOST_ANSWERS}: ask for a smaller"
+                    " top_k, or send several requests"
+                )
+                continue
             for index, text in enumerate(job.inputs):
                 masks = int(is_mask[job.rows.offsets[index] : job.rows.offsets[index + 1]].sum())
                 if not masks:

@@ -24,9 +24,8 @@ class Tag(Predict):
     def tokenize(self, jobs: Sequence[Job]) -> None:
         """Set the rows of each job; a text without words has no entities."""
         for job in jobs:
-            texts = job.inputs
-            matches = [list(_WORD.finditer(text)) for text in texts]
-            job.options["matches"], job.options["texts"] = matches, texts
+            texts = job.options.setdefault("texts", job.inputs)  # if they are tokenized again, after an error
+            matches = job.options["matches"] = [list(_WORD.finditer(text)) for text in texts]
             worded = [[match[0] for match in text] for text in matches if text]
             if not worded:
                 continue

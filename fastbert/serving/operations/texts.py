@@ -14,6 +14,8 @@ from fastbert.tasks.rows import Rows, bounds
 from fastbert.tokenizers.tokenizer import Tokenizer
 
 Text = str | list[int]
+MOST_NUMBERS = 1 << 24
+"""Numbers of an answer with a vector per token: 32 texts of 512 tokens, of 1,024 numbers each; 200 MB of JSON."""
 
 
 class TextReader:
@@ -194,6 +196,15 @@ class PairReader:
 def field_of(job: Job) -> str:
     """Return the name of a job's inputs in its request."""
     return str(job.options.get("field", "inputs"))
+
+
+def check_numbers(job: Job, width: int) -> None:
+    """Set the error of a job whose answer, a vector of `width` numbers per token, is too large."""
+    if job.error is None and job.tokens * width > MOST_NUMBERS:
+        job.error = TooLong(
+            f"{field_of(job)} has {job.tokens} tokens, and the limit is {MOST_NUMBERS // width} where each has a"
+            " vector: send several requests"
+        )
 
 
 def too_long(index: int, most: int, field: str = "inputs") -> TooLong:

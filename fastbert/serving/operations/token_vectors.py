@@ -9,7 +9,7 @@ from fastbert import _C
 from fastbert.packing import PackedBatch
 from fastbert.retrieval.token_vectors import TokenEncoder
 from fastbert.serving.jobs import Job, Operation, Piece
-from fastbert.serving.operations.texts import too_long
+from fastbert.serving.operations.texts import check_numbers, too_long
 from fastbert.serving.served_model import ServedModel
 
 
@@ -32,6 +32,7 @@ class EmbedTokens(Operation):
             job.truncated = rows.truncated
             job.options["rows"], job.options["of_role"] = rows, options
             job.set_rows(rows.rows)
+            check_numbers(job, self.encoder.width)
 
     def run(self, pieces: Sequence[Piece]) -> Sequence[Any]:
         outputs: list[Any] = []
