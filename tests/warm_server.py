@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import shortcuts
+
 # What draws plots and computes metrics, where it is installed.
 OPTIONAL = ("matplotlib.backends.backend_agg", "matplotlib.figure", "sklearn.metrics", "scipy.stats", "seqeval.metrics")
 
@@ -59,6 +61,7 @@ def serve(log: Path, modules: Sequence[str], answer: Callable[[dict[str, Any]], 
     for name in OPTIONAL:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    shortcuts.draw_nothing()
     for line in sys.stdin:
         answers.write(json.dumps(answer(json.loads(line))) + "\n")
         answers.flush()
