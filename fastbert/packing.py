@@ -83,7 +83,9 @@ class PackedBatch:
         return replace(self, **{name: function(tensor) for name, tensor in tensors.items()})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        """Return the batch on a different device."""
+        """Return the batch on a device: itself, if it is there."""
+        if torch.device(device) == self.device:
+            return self
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:

@@ -6,6 +6,7 @@ together with rows of other jobs, and the last worker writes its result. Every s
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -110,6 +111,8 @@ class Operation(ABC):
     """What a model computes for the requests of a route, such as embeddings or logits."""
 
     name: ClassVar[str]
+    weights: float = math.inf
+    """Weights that each token is multiplied by."""
 
     def __init__(self, served: Served) -> None:
         self.served: Any = served

@@ -108,7 +108,10 @@ def load_served(name: str, source: str, *, device: str, dtype: str, max_length: 
     _own(served.model)
     served.model.requires_grad_(False)
     served.freeze_layers()
-    return _with_operations(served)
+    served = _with_operations(served)
+    for operation in served.operations.values():
+        operation.weights = served.layer_weights
+    return served
 
 
 def _own(model: nn.Module) -> None:

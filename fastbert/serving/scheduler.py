@@ -32,9 +32,8 @@ BULK_CHARACTERS = 1 << 16
 """Characters of a request that is tokenized on the thread for large ones."""
 BATCH_SECONDS = 0.05
 """Aim of a batch's duration where requests of several sizes wait, so that small ones are answered soon."""
-SHORT_SECONDS = 0.001
-"""Processor time of a batch that is over sooner than another worker could be of use: Python's threads would wait for
-each other."""
+SHORT_MULTIPLICATIONS = 50_000_000
+"""Multiplications of a batch that takes the kernels less time than Python: two workers would wait for each other."""
 _DECAY = 0.8
 
 
@@ -60,7 +59,6 @@ class Scheduler:
         self._waiting_tokens = 0
         self._busy = 0
         self._rates: dict[Operation, float] = {}
-        self._cpu_seconds: dict[Operation, float] = {}
         self._queued: dict[Operation, int] = {}
         self._long_batches = 0
         """Workers that compute a batch which is not expected to be short."""
@@ -119,7 +117,6 @@ class Scheduler:
     def forget_rates(self) -> None:
         """Measure the rates of operations anew."""
         self._rates.clear()
-        self._cpu_seconds.clear()
 
     def close(self) -> None:
         """Refuse new jobs, and end the threads once all accepted jobs are done. An interpreter must not end before
@@ -291,7 +288,7 @@ class Scheduler:
             self._wake(1)
         else:
             del self._queues[operation]
-        is_long = taken > LEAST_BATCH or self._cpu_seconds.get(operation, math.inf) > SHORT_SECONDS
+        is_long = taken * operation.weights > SHORT_MULTIPLICATIONS
         return Batch(operation, pieces, budget, late, is_long)
 
     def _budget(self, operation: Operation) -> int:
@@ -305,7 +302,7 @@ class Scheduler:
 
     def _compute(self, batch: Batch) -> None:
         operation, pieces, budget, *_ = batch
-        begin, cpu_begin = time.perf_counter(), time.thread_time()
+        begin = time.perf_counter()
         try:
             outputs = _outputs(operation, pieces)
         except Exception as error:  # noqa: BLE001 - belongs to a request, and must not end the worker
@@ -315,8 +312,6 @@ class Scheduler:
         seconds = time.perf_counter() - begin
         rate = tokens / seconds
         self._rates[operation] = _DECAY * self._rates.get(operation, rate) + (1 - _DECAY) * rate
-        cpu = time.thread_time() - cpu_begin
-        self._cpu_seconds[operation] = _DECAY * self._cpu_seconds.get(operation, cpu) + (1 - _DECAY) * cpu
         position, jobs = 0, []
         for job, first, end in pieces:
             job.outputs[first:end] = outputs[position : position + end - first]

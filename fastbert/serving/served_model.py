@@ -52,8 +52,13 @@ class ServedModel:
 
     def freeze_layers(self) -> None:
         """Let the CPU's kernels compute the encoder's layers as one call, where they can: nobody else has the model."""
-        if isinstance(encoder := getattr(self.model, "base_model", self.model), EncoderModel):
-            freeze_layers(encoder)
+        freeze_layers(self.encoder)
+
+    @property
+    def layer_weights(self) -> int:
+        """The elements of the encoder's layers, each as often as it is applied."""
+        layers = self.encoder.encoder.applications()
+        return sum(weight.numel() for layer in layers for weight in layer.parameters())
 
     @property
     def label_json(self) -> list[str]:
