@@ -238,7 +238,8 @@ def load_details(loads: Sequence[Load], cores: int) -> dict[str, Any]:
 
 
 def with_goal(row: Row, goal: str, value: str, met: bool) -> Row:
-    """Return the row with a goal and whether it was met, in its note."""
+    """Return the row with a goal and whether it was met, in its note; `meets_goal` is of all its goals."""
     notes = [str(row.details["note"])] if "note" in row.details else []
     note = "; ".join([*notes, f"{value} ({'meets' if met else 'misses'} the goal {goal})"])
-    return replace(row, details={**row.details, "note": note, "meets_goal": met})
+    meets = met and row.details.get("meets_goal", True)
+    return replace(row, details={**row.details, "note": note, "meets_goal": meets})
