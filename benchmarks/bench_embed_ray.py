@@ -147,7 +147,8 @@ def _one_process(model: str, folder: Path, dtype: str, threads: int) -> dict[str
 def _on_ray(model: str, folder: Path, dtype: str, workers: int, threads: int, shard_rows: int) -> dict[str, Any]:
     from fastbert.embeddings.arrow import ArrowEmbedder
     from fastbert.integrations.ray.engine import RayOptions, embed_with_ray
-    from fastbert.integrations.ray.shard_folder import JOURNAL, ShardRecord
+    from fastbert.integrations.ray.shard_folder import JOURNAL
+    from fastbert.integrations.ray.shard_records import ShardRecord
 
     embedder = ArrowEmbedder(model=model, device="cpu", dtype=dtype)  # type: ignore[arg-type]
     options = RayOptions(workers=workers, threads=threads, shard_rows=shard_rows, overwrite=True)

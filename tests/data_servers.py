@@ -1,7 +1,10 @@
-"""A server of files over HTTP and in S3's dialect, in a thread, which fails as a test tells it to."""
+"""A server of files over HTTP and in S3's dialect, which also writes and removes them, in a thread; it fails as a test
+tells it to."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +24,8 @@ class Faults:
 
     status: Callable[[str], int] = lambda name: 200
     """The status of a request for a file, by its name."""
+    write_status: Callable[[str], int] = lambda name: 200
+    """The status of a request to write a file, by its name; files are written or not, never in part."""
     change: Callable[[str, bytes], bytes] = lambda name, content: content
     """The bytes that are sent in place of a part of a file."""
     is_cut: Callable[[str], bool] = lambda name: False
@@ -32,6 +37,8 @@ class Faults:
     """Before each answer."""
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     """The name and the range of each request."""
+    written: list[str] = field(default_factory=list)
+    """The paths of the files that were written, in order."""
 
     def first(self, times: int, status: int, kind: str = "tokens") -> None:
         """Fail the first requests for files with a word in their name."""
@@ -71,8 +78,7 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
             if status == 200 and not (path.startswith(prefix) and file.is_file()):
                 status = 404
             if status != 200:
-                body = f"<Error><Code>{CODES.get(status, 'Error')}</Code><Message>no</Message></Error>".encode()
-                self._send(status, body, len(body))
+                self._send_code(status)
                 return
             begin, size = 0, file.stat().st_size
             if requested and faults.supports_ranges:
@@ -86,6 +92,34 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
             announced = len(content) if faults.tells_size(name) else None
             self._send(status, content[: len(content) // 2] if faults.is_cut(name) else content, announced)
 
+        def do_PUT(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            content, status = self.rfile.read(int(self.headers["Content-Length"])), faults.write_status(path)
+            if status == 200 and not path.startswith(prefix):
+                status = 404
+            if status == 200:
+                file = folder / path.removeprefix(prefix)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=folder.parent, delete=False) as partial:
+                    partial.write(content)
+                os.replace(partial.name, file)
+                faults.written.append(path.removeprefix(prefix))
+            self._send_code(status)
+
+        def do_DELETE(self) -> None:
+            file = folder / unquote(urlsplit(self.path).path).removeprefix(prefix)
+            file.unlink(missing_ok=True)
+            with suppress(OSError):  # S3 has no folders; it holds other files
+                while file.parent != folder:
+                    file = file.parent
+                    file.rmdir()
+            self._send_code(204)
+
+        def _send_code(self, status: int) -> None:
+            code = "NoSuchBucket" if self.command == "PUT" and status == 404 else CODES.get(status, "Error")
+            body = b"" if status < 300 else f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+            self._send(status, body, len(body))
+
         def _send(self, status: int, body: bytes, announced: int | None) -> None:
             self.send_response(status)
             if announced is None:
@@ -93,6 +127,7 @@ def serving(folder: Path, prefix: str = "/") -> Iterator[tuple[str, Faults]]:
             else:
                 self.send_header("Content-Length", str(announced))
             self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("ETag", '"x"')
             self.end_headers()
             if self.command != "HEAD":
                 with suppress(ConnectionError):  # a reader that needs no more

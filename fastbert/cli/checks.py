@@ -16,6 +16,7 @@ from fastbert.data.corpus import Corpus, CorpusFlags
 from fastbert.errors import UserError
 from fastbert.io.locations import is_remote, local_path
 from fastbert.io.output_files import check_writable
+from fastbert.io.remote_sources import shown_url
 from fastbert.io.text import plain_name
 from fastbert.io.untrusted_input import require_regular_file
 from fastbert.tasks.text_files import TextFile
@@ -104,6 +105,15 @@ def check_shards(locations: Sequence[str], options: StreamOptions) -> None:
             check_folder("--data", local_path(location), "name one that `fastbert prepare` made")
         with named("--data"):
             open_index(location, options)
+
+
+def local_file(flag: str, location: str, cure: str) -> Path:
+    """Return the path of a location. Raises `UserError`, which ends in `cure`, for a URL."""
+    with named(flag):
+        is_url = is_remote(location)
+    if is_url:
+        raise UserError(f"{flag} {shown_url(location)}: is a URL; {cure}")
+    return local_path(location)
 
 
 def check_new_file(flag: str, path: Path | None) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from fastbert.cli.checks import STDIN, check_model, check_texts
 from fastbert.cli.counts import counted
 from fastbert.cli.model_flags import InferenceFlags
-from fastbert.cli.ray_flags import RayFlags, check_local, check_ray, run_ray
+from fastbert.cli.ray_flags import RayFlags, check_local, check_ray, local_out, run_ray
 from fastbert.cli.retrieval_flags import RetrievalFlags, check_vectors, write_vectors
 from fastbert.errors import UserError
 from fastbert.flags import DATA, MODEL, OUTPUT, flag, require, required
+from fastbert.io.locations import LocationText
 from fastbert.io.output_files import RAGGED, VECTORS, check_output
 from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
@@ -66,9 +67,10 @@ class _Output:
 
     GROUP: ClassVar = OUTPUT
 
-    out: Path | None = required("the file to write, .npy, .parquet or .jsonl")
+    out: LocationText | None = required("the file to write, .npy, .parquet or .jsonl")
     """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index; --vectors tokens and
-    sparse write .safetensors or .parquet, with offsets and token ids. With --engine ray: a folder of .parquet files."""
+    sparse write .safetensors or .parquet, with offsets and token ids. With --engine ray: a folder of .parquet files,
+    or the URL of one, such as s3://bucket/vectors."""
     overwrite: bool = False
     """Replace the file, or the run in the folder, if it exists."""
 
@@ -90,7 +92,7 @@ def check(config: Config) -> None:
     check_texts("--text", require(config, "text"), config.column)
     check_vectors(config)
     suffixes = VECTORS if config.vectors == "dense" else RAGGED
-    check_output(require(config, "out"), suffixes, config.overwrite, "--out")
+    check_output(local_out(config), suffixes, config.overwrite, "--out")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -111,7 +113,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
             if config.vectors == "dense":
                 _run(config, world, quiet)
             else:
-                write_vectors(config, world, quiet)
+                write_vectors(config, local_out(config), world, quiet)
     return 0
 
 
@@ -151,7 +153,7 @@ def _run(config: Config, world: World, quiet: bool) -> None:
     """Write one vector per text."""
     model_name = require(config, "model")
     text = require(config, "text")
-    out = require(config, "out")
+    out = local_out(config)
     from fastbert.embeddings.folder import load_embedder
     from fastbert.embeddings.vector_files import VectorFile, embed_file
     from fastbert.tasks.inference import choose_inference

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fastbert.cli.checks import STDIN, check_new_folder
+from fastbert.cli.checks import STDIN, check_new_folder, local_file, named
 from fastbert.cli.counts import counted
 from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError
 from fastbert.flags import MACHINE, flag, rare, require
+from fastbert.io.locations import is_remote, local_path
 from fastbert.io.progress import Bars
+from fastbert.io.remote_sources import shown_url
+from fastbert.io.remote_store import RemoteStore
 
 if TYPE_CHECKING:
     from fastbert.embeddings.embed import EmbedOptions
 
 SHARD_ROWS = 16_384
-_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # as a Path, which holds one of the slashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +47,17 @@ class _RunFlags:
     shard_rows: int = rare(SHARD_ROWS)
     """Most rows per file of vectors, and what a kill costs each worker at most."""
     resume: bool = False
-    """Continue the run in --out, if there is one, with its missing files."""
+    """Continue the run in --out, a folder or a URL, if there is one, with its missing files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayFlags(_RunFlags, _EngineFlags):
     """The engine, and the flags of a run on Ray."""
+
+
+def local_out(config: Any) -> Path:
+    """Return the file to write without --engine ray. Raises `UserError` for a URL."""
+    return local_file("--out", require(config, "out"), "name a file of this machine, or write there with --engine ray")
 
 
 def check_local(config: Any) -> None:
@@ -78,11 +84,15 @@ def check_ray(config: Any) -> None:
     text, out = require(config, "text"), require(config, "out")
     if text == STDIN:
         raise UserError("--text -: --engine ray reads .parquet files; name one, or a folder or a pattern of them")
-    if _URL.match(str(out)):
-        raise UserError(f"--out {out}: is a URL; name a folder of this machine, or one that the cluster shares")
-    if out.suffix in (".parquet", ".npy", ".jsonl"):
-        raise UserError(f"--out {out}: --engine ray writes a folder of .parquet files; name a folder")
-    check_new_folder("--out", out)
+    with named("--out"):
+        is_url = is_remote(out)
+    if PurePosixPath(out).suffix in (".parquet", ".npy", ".jsonl"):
+        shown = shown_url(out) if is_url else out
+        raise UserError(f"--out {shown}: --engine ray writes a folder of .parquet files; name a folder")
+    if is_url:
+        RemoteStore(out, "--out").open()
+    else:
+        check_new_folder("--out", local_path(out))
 
 
 def run_ray(config: Any, options: EmbedOptions, quiet: bool) -> int:
@@ -113,7 +123,7 @@ def run_ray(config: Any, options: EmbedOptions, quiet: bool) -> int:
         try:
             report = embed_with_ray(
                 require(config, "text"),
-                Path(require(config, "out")),
+                require(config, "out"),
                 embedder,
                 run,
                 progress=progress,

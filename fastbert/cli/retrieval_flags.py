@@ -12,6 +12,8 @@ from fastbert.io.progress import Bars
 from fastbert.tasks.text_files import TextFile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fastbert.distributed.world import World
 
 # The flags that only some kinds of vectors have, and their defaults.
@@ -76,9 +78,9 @@ def check_vectors(config: Any) -> None:
         raise UserError(f"--query-length {config.query_length} is for queries; add --role query")
 
 
-def write_vectors(config: Any, world: World, quiet: bool) -> None:
-    """Write the vectors of tokens or the sparse vectors of a file, and print a summary."""
-    model, text, out = (require(config, name) for name in ("model", "text", "out"))
+def write_vectors(config: Any, out: Path, world: World, quiet: bool) -> None:
+    """Write the vectors of tokens or the sparse vectors of a file to a new one, and print a summary."""
+    model, text = require(config, "model"), require(config, "text")
     from fastbert.retrieval.files import RaggedFile, encode_file
     from fastbert.retrieval.sparse import SparseEncoder
     from fastbert.retrieval.token_vectors import TokenEncoder

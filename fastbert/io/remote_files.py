@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write
 from fastbert.io.locations import filesystem, is_transient, join, reason_of
 from fastbert.io.log import logger
 
+T = TypeVar("T")
 PART_BYTES = 1 << 23  # of a download
 PARTS_AHEAD = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0  # seconds between tries, doubled each time
@@ -52,40 +53,27 @@ class RemoteFolder:
         UserError, which names the URL and the reason, for others, for a file that ends before `end`, and for a server
         that does not support ranges.
         """
-        address, patience = self.address(name), self.patience if patience is None else patience
-        began, pause, tries = time.monotonic(), _FIRST_PAUSE, 0
-        while True:
-            try:
-                fs, folder = self._filesystem()
-                path = f"{folder}/{name}"
-                data: bytes = fs.cat_file(path) if end is None else fs.cat_file(path, start=begin, end=end)
-            except UserError:
-                raise
-            except Exception as error:
-                tries += 1
-                waited = time.monotonic() - began
-                if not is_transient(error):
-                    raise UserError(f"{address}: {reason_of(error)}") from error
-                if waited + pause > patience:
-                    raise UserError(
-                        f"{address}: cannot be read, after {tries} tries in {waited:.0f} s ({reason_of(error)}); check"
-                        " the server and the network, and repeat the command"
-                    ) from error
-                if tries == 3:  # not a hiccup
-                    logger.warning("%s: %s; trying again for %.0f s", address, reason_of(error), patience - waited)
-                with self._lock:
-                    self.retries += 1
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                continue
-            if end is None or len(data) == end - begin:
-                return data
-            if len(data) > end - begin:
-                raise UserError(
-                    f"{address}: the server does not support byte ranges, which streaming needs; use another server,"
-                    " or copy the folder"
-                )
-            raise UserError(f"{address}: is truncated: {len(data)} of the bytes from {begin} to {end}; copy it again")
+        address = self.address(name)
+
+        def call() -> bytes:
+            fs, folder = self._filesystem()
+            path = f"{folder}/{name}"
+            data: bytes = fs.cat_file(path) if end is None else fs.cat_file(path, start=begin, end=end)
+            return data
+
+        data = repeated(call, address, patience=self.patience if patience is None else patience, retry=self._count)
+        if end is None or len(data) == end - begin:
+            return data
+        if len(data) > end - begin:
+            raise UserError(
+                f"{address}: the server does not support byte ranges, which streaming needs; use another server,"
+                " or copy the folder"
+            )
+        raise UserError(f"{address}: is truncated: {len(data)} of the bytes from {begin} to {end}; copy it again")
+
+    def _count(self) -> None:
+        with self._lock:
+            self.retries += 1
 
     def _filesystem(self) -> tuple[Any, str]:
         """Return the file system and the path of the folder in it; connections are not shared with forked processes."""
@@ -133,6 +121,43 @@ class RemoteFolder:
             return
         with ThreadPoolExecutor(PARTS_AHEAD, thread_name_prefix="fastbert-download") as pool:
             yield from in_order(pool, read, begins, PARTS_AHEAD)
+
+
+def repeated(
+    call: Callable[[], T], address: str, *, patience: float, problem: str = "cannot be read", retry: Callable[[], None]
+) -> T:
+    """Return the result of a call to a file system, which is repeated after transient failures.
+
+    Args:
+        call: may raise UserError, which is passed on.
+        address: the file's, for messages.
+        patience: seconds for which calls are repeated, with growing pauses.
+        problem: what is wrong when they end.
+        retry: called before each repetition.
+
+    Raises UserError, which names the address and the reason, for other failures, and at the end of the patience.
+    """
+    began, pause, tries = time.monotonic(), _FIRST_PAUSE, 0
+    while True:
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:
+            tries += 1
+            waited = time.monotonic() - began
+            if not is_transient(error):
+                raise UserError(f"{address}: {reason_of(error)}") from error
+            if waited + pause > patience:
+                raise UserError(
+                    f"{address}: {problem}, after {tries} tries in {waited:.0f} s ({reason_of(error)}); check"
+                    " the server and the network, and repeat the command"
+                ) from error
+            if tries == 3:  # not a hiccup
+                logger.warning("%s: %s; trying again for %.0f s", address, reason_of(error), patience - waited)
+            retry()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def in_order(

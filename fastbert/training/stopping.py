@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
+
+from fastbert.io.locations import Location
 
 
 class Stopped(Exception):
-    """A signal stopped the run, with its state saved. `signal` is the signal's number."""
+    """A signal stopped the run, with its state saved. `signal` is the signal's number, `saved` the place."""
 
-    def __init__(self, number: int, saved: Path) -> None:
+    def __init__(self, number: int, saved: Location) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}; continue with --resume")
         self.signal = number
         self.saved = saved

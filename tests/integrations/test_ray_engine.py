@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_servers import serving
 from embedding import random_texts, saved
 
 from fastbert.embeddings.folder import load_embedder
@@ -40,32 +42,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     return folder
 
 
-def command(folder: Path, out: Path, *flags: object) -> list[str]:
+def command(folder: Path, out: Path | str, *flags: object) -> list[str]:
     fixed = ("--engine", "ray", "--model", folder / "model", "--out", out, "--dtype", "fp32", "--device", "cpu")
     size = ("--workers", 2, "--threads", 1, "--shard-rows", SHARD_ROWS)
     words = ["embed", *fixed, "--column", "body", *size, *flags]
     return [sys.executable, "-P", "-m", "fastbert", *map(str, words)]
 
 
-def start(folder: Path, out: Path, *flags: object) -> subprocess.Popen[str]:
+def start(folder: Path, out: Path | str, *flags: object, text: Path | str | None = None) -> subprocess.Popen[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(
-        command(folder, out, "--text", folder / "in", "--id-column", "doc", *flags),
+        command(folder, out, "--text", text or folder / "in", "--id-column", "doc", *flags),
         **pipes,
         text=True,
-        cwd=out.parent,
+        cwd=out.parent if isinstance(out, Path) else folder,
         start_new_session=True,
     )
 
 
+@contextlib.contextmanager
+def s3(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Serve a folder as s3://bucket to the commands that are started."""
+    pytest.importorskip("s3fs", reason="needs the extra [remote]")
+    bucket.mkdir()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with serving(bucket, "/bucket/") as (address, _):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address.removesuffix("/bucket"))
+        yield
+
+
 def lines(out: Path) -> int:
+    """The shards in the journal, or with a record."""
     with contextlib.suppress(FileNotFoundError):
-        return (out / "_shards.jsonl").read_bytes().count(b"\n")
+        records = out / "_shards"
+        return len(os.listdir(records)) if records.is_dir() else (out / "_shards.jsonl").read_bytes().count(b"\n")
     return 0
 
 
 def wait_for(out: Path, shards: int, run: subprocess.Popen[str]) -> None:
-    """Until the journal has so many shards, or the run has ended."""
+    """Until so many shards are complete, or the run has ended."""
     while lines(out) < shards and run.poll() is None:
         time.sleep(0.002)
 
@@ -126,6 +143,33 @@ def descendants_start(process: int) -> str:
 
 
 @with_ray
+def test_a_killed_run_continues_in_s3(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts from S3 and vectors to S3; the next run begins while Ray's processes of the killed one may still work."""
+    bucket, url = tmp_path / "bucket", "s3://bucket/a/out"
+    left: dict[int, str] = {}
+    with s3(bucket, monkeypatch), end_of(left):
+        shutil.copytree(folder / "in", bucket / "in")
+        run = start(folder, url, text="s3://bucket/in")
+        wait_for(bucket / "a/out", 3, run)
+        left |= descendants(run.pid)
+        run.kill()
+        _, errors = run.communicate(timeout=60)
+        assert errors.splitlines()[:1] == [f"fp32 on cpu, 2 workers of 1 core, {url}"]
+        run = start(folder, url, text="s3://bucket/in")
+        _, errors = run.communicate(timeout=60)
+        assert errors == (
+            f"fastbert: error: --out {url}: already holds a run; continue it with --resume or replace it with"
+            " --overwrite\n"
+        )
+        run = start(folder, url, "--resume", "--quiet", text="s3://bucket/in")
+        printed, errors = run.communicate(timeout=300)
+        assert (run.returncode, errors) == (0, "")
+        assert " were there already" in printed
+    check(folder, bucket / "a/out")
+    assert lines(bucket / "a/out") == len(list((bucket / "a/out").glob("part-*.parquet")))
+
+
+@with_ray
 def test_an_error_of_a_worker_is_one_line(folder: Path, tmp_path: Path) -> None:
     texts = [*["a b"] * 40, None, "a"]
     pq.write_table(pa.table({"body": texts}), tmp_path / "x.parquet", write_statistics=False)
@@ -156,12 +200,19 @@ def test_workers_and_threads_divide_the_cores() -> None:
     [
         (["--text", "-"], "--text -: --engine ray reads .parquet files"),
         (["--out", "v.npy"], "--out v.npy: --engine ray writes a folder"),
-        (["--out", "s3://bucket/v"], "--out s3:/bucket/v: is a URL; name a folder of this machine"),
-        (["--out", "file:///v"], "--out file:/v: is a URL; name a folder of this machine"),
+        (["--out", "s3:/bucket/v"], "--out s3:/bucket/v: is a URL with one slash; write two"),
+        (["--out", "s3://bucket/v.parquet"], "--out s3://bucket/v.parquet: --engine ray writes a folder"),
+        (["--out", "http://host/v"], "--out http://host/v: web servers take no files; name a folder, or a URL such as"),
+        (["--out", "gibberish://host/v"], "--out gibberish://host/v: fsspec knows no gibberish://; check the address"),
+        (["--out", "file:///none/v"], "--out /none/v: no such folder /none; make it first"),
         (["--workers", "0"], "--workers 0 must be at least 1"),
         (["--vectors", "tokens"], "--vectors tokens: --engine ray writes one vector per text"),
         (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["--text", "none.parquet"], "none.parquet: no such file"),
+        (
+            ["--engine", "local", "--text", "-", "--out", "s3://bucket/v.npy"],
+            "--out s3://bucket/v.npy: is a URL; name a file of this",
+        ),
         (["--engine", "local", "--resume"], "--resume changes nothing without --engine ray"),
         (["--engine", "local", "--shard-rows", "5"], "--shard-rows 5 changes nothing without --engine ray"),
     ],
@@ -184,17 +235,20 @@ def test_wrong_flags_are_refused(
 
 @with_ray
 @pytest.mark.slow
-def test_a_run_survives_twenty_kills(folder: Path, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("url", [None, "s3://bucket/out"], ids=["folder", "s3"])
+def test_a_run_survives_twenty_kills(
+    folder: Path, tmp_path: Path, seed: int, url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGKILL at random moments, of the start, within shards and between them; every other time the next run begins
     while Ray's processes of the killed one may still work."""
     draw = random.Random(seed)
-    out = tmp_path / "out"
+    out = tmp_path / "bucket" / "out" if url else tmp_path / "out"
     left: dict[int, str] = {}
     progress = []
-    with end_of(left):
+    with s3(tmp_path / "bucket", monkeypatch) if url else contextlib.nullcontext(), end_of(left):
         for kill in range(KILLS):
             before = lines(out)
-            run = start(folder, out, "--resume")
+            run = start(folder, url or out, "--resume")
             if kill % 4 == 3:
                 time.sleep(draw.uniform(0, 8))  # within the start, mostly
             else:
@@ -210,7 +264,7 @@ def test_a_run_survives_twenty_kills(folder: Path, tmp_path: Path, seed: int) ->
             if kill % 2:
                 end_processes(left, 0)
                 left.clear()
-        run = start(folder, out, "--resume")
+        run = start(folder, url or out, "--resume")
         _, errors = run.communicate(timeout=300)
         assert run.returncode == 0, errors
     check(folder, out)

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embedding import random_texts, saved
+from embedding import saved
 
 from fastbert.embeddings.arrow import ArrowEmbedder
 from fastbert.embeddings.folder import load_embedder
 from fastbert.errors import UserError
-from fastbert.integrations.ray import worker
 from fastbert.integrations.ray.inputs import (
     InputFile,
     Shard,
@@ -23,23 +22,19 @@ from fastbert.integrations.ray.inputs import (
     read_shard,
     refuse_inside,
 )
-from fastbert.integrations.ray.shard_folder import JOURNAL, MANIFEST, RunRecord, ShardRecord, opened_folder
+from fastbert.integrations.ray.shard_folder import JOURNAL, FolderTarget, opened_folder
+from fastbert.integrations.ray.shard_records import MANIFEST, MOST_STARTS, RunRecord, ShardRecord
 from fastbert.integrations.ray.worker import ERROR, RECORD, ShardWriter, shard_table
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
 
+from ray_runs import RUN, record, write  # noqa: E402
+
 
 @pytest.fixture
 def embedder(tmp_path: Path, seed: int) -> ArrowEmbedder:
     return ArrowEmbedder(model=saved(tmp_path / "model", seed), device="cpu", dtype="fp32")
-
-
-def write(path: Path, rows: int, group: int = 7, **columns: Any) -> list[str]:
-    texts = random_texts(rows, rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"text": pa.array(texts, pa.string()), **columns}), path, row_group_size=group)
-    return texts
 
 
 def test_files_are_found_in_order(tmp_path: Path) -> None:
@@ -139,19 +134,10 @@ def test_a_changed_file_is_told_by_its_footer(tmp_path: Path, embedder: ArrowEmb
     assert digest(["ab", "ba"]) == digest(["ab", "ba"]) != digest(["ab", "bb"])
 
 
-RUN = RunRecord(
-    "m", "0" * 64, {"dtype": "fp32", "pooling": None, "shard_rows": 4}, [InputFile("/a.parquet", 9, "1")], 3
-)
-
-
-def record(shard: int, size: int = 3) -> ShardRecord:
-    return ShardRecord(shard, f"part-{shard:05}.parquet", 3, 9, 0, 5, 2, size, "0" * 8, "host:1", 1.0, 2.0)
-
-
 def test_a_folder_continues_with_what_its_journal_names(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with opened_folder(out, RUN, resume=True, overwrite=False) as folder:
-        (folder.partial / "left").touch()
+        (folder.target.unfinished / "left").touch()
         for shard in (0, 1, 2):
             (out / folder.name(shard)).write_text("abc")
         folder.append(record(0))
@@ -166,7 +152,7 @@ def test_a_folder_continues_with_what_its_journal_names(tmp_path: Path) -> None:
         file.write('{"shard": 2, "file": "part-0000')  # a kill within a write
     with opened_folder(out, RUN, resume=True, overwrite=False) as folder:
         assert folder.records == {0: record(0)}
-        assert sorted(path.name for path in out.iterdir() if path != folder.partial) == [
+        assert sorted(path.name for path in out.iterdir() if path != folder.target.unfinished) == [
             MANIFEST,
             JOURNAL,
             "part-00000.parquet",
@@ -228,7 +214,8 @@ def test_a_shard_is_written_whole_with_its_ids(tmp_path: Path, embedder: ArrowEm
     for id_column, ids in ((None, list(range(10, 20))), ("doc", [f"d{row}" for row in range(10, 20)])):
         out, partial = tmp_path / f"out-{id_column}", tmp_path / f"out-{id_column}" / "_partial"
         partial.mkdir(parents=True)
-        answer = ShardWriter(replace(embedder, id_column=id_column), out, partial)(shard_table(shard, "x.parquet"))
+        writer = ShardWriter(replace(embedder, id_column=id_column), FolderTarget(out, partial))
+        answer = writer(shard_table(shard, "x.parquet"))
         row = answer.to_pylist()[0]
         assert row[ERROR] == ""
         written = ShardRecord(**json.loads(row[RECORD]))
@@ -245,20 +232,21 @@ def test_errors_of_a_worker_name_file_and_row(tmp_path: Path, embedder: ArrowEmb
     write(tmp_path / "a.parquet", 20)
     shard = divide(read_inputs(find_files(tmp_path / "a.parquet"), embedder), 10)[1]
     folder = tmp_path / "out"
-    writer = ShardWriter(embedder, folder, folder / "_partial")
+    partial = folder / "_partial"
+    writer = ShardWriter(embedder, FolderTarget(folder, partial))
 
     def error(shard: Shard = shard) -> str:
         return writer(shard_table(shard, "x.parquet")).to_pylist()[0][ERROR]
 
     assert error() == f"{folder}/_partial/x.parquet.start-0: No such file or directory"  # a folder that is gone
-    writer.partial.mkdir(parents=True)
+    partial.mkdir(parents=True)
     pq.write_table(pa.table({"text": ["a"] * 13 + [None] + ["a"] * 6}), tmp_path / "a.parquet", write_statistics=False)
     assert error().startswith(f"{tmp_path}/a.parquet, row 14: column 'text' is null")
-    for _ in range(worker.MOST_STARTS - 1):
+    for _ in range(MOST_STARTS - 1):
         error()
-    ended = f"{tmp_path}/a.parquet, rows 11 to 20: the worker ended {worker.MOST_STARTS} times there"
+    ended = f"{tmp_path}/a.parquet, rows 11 to 20: the worker ended {MOST_STARTS} times there"
     assert error().startswith(ended)
-    (writer.partial / "x.parquet.start-0").unlink()
+    (partial / "x.parquet.start-0").unlink()
     write(tmp_path / "a.parquet", 19)
     assert error().startswith(f"{tmp_path}/a.parquet: has changed since the command began")
     assert not (folder / "x.parquet").exists()

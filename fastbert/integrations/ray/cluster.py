@@ -58,11 +58,11 @@ class Cluster:
         return f"{workers} of {self.threads} core{'s' * (self.threads > 1)}{place}"
 
     @contextmanager
-    def started(self, ray: Any, folder: Path) -> Iterator[None]:
+    def started(self, ray: Any, folder: Path, out: str) -> Iterator[None]:
         """Connect within the block, whose processes work in a folder; end all of them afterwards.
 
-        A SIGINT or SIGTERM that arrives in between raises `Stopped`, with the folder. Raises UserError for a cluster
-        that cannot be reached, or is too small.
+        A SIGINT or SIGTERM that arrives in between raises `Stopped`, with `out`. Raises UserError for a cluster that
+        cannot be reached, or is too small.
         """
         signals = _Signals()
         try:
@@ -79,7 +79,7 @@ class Cluster:
         except KeyboardInterrupt:
             if signals.number is None:
                 raise
-            raise Stopped(signals.number, folder) from None
+            raise Stopped(signals.number, out) from None
 
     def _start(self, ray: Any, folder: Path) -> None:
         options: dict[str, Any] = {"address": self.address}

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,9 +21,10 @@ from fastbert.embeddings.vector_files import Report
 from fastbert.errors import UserError, require_whole
 from fastbert.integrations.ray.cluster import ADDRESS, Cluster, import_ray
 from fastbert.integrations.ray.inputs import INDEX, Shard, divide, find_files, read_inputs, refuse_inside
-from fastbert.integrations.ray.shard_folder import RunRecord, ShardFolder, ShardRecord, opened_folder
+from fastbert.integrations.ray.places import opened_place
+from fastbert.integrations.ray.shard_records import RunRecord, ShardPlace, ShardRecord
 from fastbert.integrations.ray.worker import ERROR, RECORD, ShardWriter, shard_table
-from fastbert.io.locations import Location, is_remote
+from fastbert.io.locations import Location
 from fastbert.search.fingerprint import model_fingerprint
 from fastbert.tasks.inference import SHORT_NAMES, choose_inference
 
@@ -67,7 +67,7 @@ class RayReport(Report):
 
 def embed_with_ray(
     text: Location,
-    out: Path,
+    out: Location,
     embedder: ArrowEmbedder,
     options: RayOptions | None = None,
     *,
@@ -78,22 +78,20 @@ def embed_with_ray(
 
     Args:
         text: a parquet file, a folder or a glob pattern of such files, or a URL of these.
-        out: a folder that the machines of the cluster share.
+        out: a folder that the machines of the cluster share, or the URL of one.
         embedder: the model, the columns and the options; `threads` is that of `options`.
         progress: called with the rows that are complete, and all rows.
         message: called with the device, the dtype and the workers.
 
     SIGINT and SIGTERM end Ray and raise `Stopped`; complete shards stay. Raises UserError for inputs that `read_inputs`
-    refuses, for texts that cannot be embedded, by file and row, for a folder that `opened_folder` refuses, and for what
+    refuses, for texts that cannot be embedded, by file and row, for a folder that `opened_place` refuses, and for what
     fails in Ray.
     """
     options = options or RayOptions()
     ray = import_ray()
-    if is_remote(out):
-        raise UserError(f"--out {out}: is a URL; name a folder of this machine, or one that the cluster shares")
     if embedder.id_column is None and INDEX in (embedder.text_column, embedder.vector_column):
         raise UserError(f"column {INDEX!r} would hold the row numbers; name a column of ids with --id-column")
-    refuse_inside(text, Path(out))
+    refuse_inside(text, out)
     embedder, words = _resolved(embedder)
     files = read_inputs(find_files(text), embedder)
     shards = divide(files, options.shard_rows)
@@ -104,25 +102,24 @@ def embed_with_ray(
         inputs=files,
         shards=len(shards),
     )
-    # Workers have a different working directory.
-    with opened_folder(Path(out).absolute(), run, resume=options.resume, overwrite=options.overwrite) as folder:
-        missing = [shard for shard in shards if shard.number not in folder.records]
-        earlier = sum(record.rows for record in folder.records.values())
+    with opened_place(out, run, resume=options.resume, overwrite=options.overwrite) as place:
+        missing = [shard for shard in shards if shard.number not in place.records]
+        earlier = sum(record.rows for record in place.records.values())
         total = sum(file.rows for file in files)
         began, records = time.time(), list[ShardRecord]()
         if missing:
             cluster = Cluster(workers=options.workers, threads=options.threads, gpus=embedder.device == "cuda")
-            with cluster.started(ray, folder.path):
-                message(f"{words}, {cluster}, {out}")
+            with cluster.started(ray, place.directory, place.out):
+                message(f"{words}, {cluster}, {place.out}")
                 done = earlier
                 progress(done, total)
-                writer = ShardWriter(replace(embedder, threads=cluster.threads), folder.path, folder.partial)
-                for record in _records(ray, cluster, writer, missing, folder):
-                    folder.append(record)
+                writer = ShardWriter(replace(embedder, threads=cluster.threads), place.target)
+                for record in _records(ray, cluster, writer, missing, place):
+                    place.append(record)
                     records.append(record)
                     done += record.rows
                     progress(done, total)
-        width = folder.finish()["width"]
+        width = place.finish()["width"]
     counts = Counts(
         texts=sum(record.rows for record in records),
         tokens=sum(record.tokens for record in records),
@@ -135,13 +132,13 @@ def embed_with_ray(
 
 
 def _records(
-    ray: Any, cluster: Cluster, writer: ShardWriter, shards: Sequence[Shard], folder: ShardFolder
+    ray: Any, cluster: Cluster, writer: ShardWriter, shards: Sequence[Shard], place: ShardPlace
 ) -> Iterator[ShardRecord]:
     """Yield the records of shards as they become complete. Raises UserError for what fails."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     # One block per shard, and none queued behind another: a large shard delays no other.
-    rows = ray.data.from_arrow([shard_table(shard, folder.name(shard.number)) for shard in shards])
+    rows = ray.data.from_arrow([shard_table(shard, place.name(shard.number)) for shard in shards])
     written = rows.map_batches(
         _Actor,
         fn_constructor_args=(writer,),

@@ -19,7 +19,7 @@ import numpy as np
 from fastbert.embeddings.arrow import ArrowEmbedder
 from fastbert.embeddings.vector_files import import_pyarrow
 from fastbert.errors import UserError
-from fastbert.io.locations import Location, is_remote, local_path
+from fastbert.io.locations import Location, filesystem, is_remote, local_path
 from fastbert.io.remote_sources import RemoteFile, find_remote, shown_url
 from fastbert.io.sources import Source, open_source
 
@@ -104,13 +104,32 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
-def refuse_inside(text: Location, out: Path) -> None:
-    """Raise UserError for an output folder below the input folder: its files would be read at the next start."""
-    if is_remote(text):
+def refuse_inside(text: Location, out: Location) -> None:
+    """Raise UserError for an output folder below the input folder: its files would be read at the next start. Behind
+    URLs, also for one of whose files a pattern of the input would match."""
+    if is_remote(text) and is_remote(out):
+        is_inside = _is_inside_remote(str(text), str(out))
+        text, out = shown_url(str(text)), shown_url(str(out))
+    elif is_remote(text) or is_remote(out):
         return
-    folder, below = (Path(os.path.abspath(path)) for path in (local_path(text), out))
-    if folder.is_dir() and below.is_relative_to(folder) and not _is_hidden(str(below.relative_to(folder))):
+    else:
+        folder, below = (Path(os.path.abspath(local_path(path))) for path in (text, out))
+        is_inside = folder.is_dir() and below.is_relative_to(folder) and not _is_hidden(str(below.relative_to(folder)))
+    if is_inside:
         raise UserError(f"--out {out}: lies in --text {text}, whose files are all read; name a folder outside of it")
+
+
+def _is_inside_remote(text: str, out: str) -> bool:
+    (system, source), (other, target) = filesystem(text), filesystem(out)
+    if type(system) is not type(other):
+        return False
+    root, *magic = re.split(r"[*?\[]", source.rstrip("/"))
+    file = f"{target.rstrip('/')}/x{SUFFIX}"
+    if magic:
+        from fsspec.utils import glob_translate
+
+        return bool(re.match(glob_translate(source), file)) and not _is_hidden(file.removeprefix(root))
+    return file.startswith(f"{root}/") and not _is_hidden(file.removeprefix(f"{root}/"))
 
 
 def read_inputs(sources: Sequence[Source], embedder: ArrowEmbedder) -> list[InputFile]:

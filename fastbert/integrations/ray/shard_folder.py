@@ -1,8 +1,6 @@
-"""The folder of a run: shards of vectors, the record of what they are made of, and a journal of those complete.
+"""The folder of a run: shards of vectors, its manifest, and a journal of the shards that are complete.
 
-`_manifest.json` is written before the first shard: options, the model's SHA-256, the input files, and once the run is
-complete its totals. `_shards.jsonl` has a line per complete shard, with its size and CRC-32C. Names that begin with `_`
-are skipped by readers of parquet folders.
+`_shards.jsonl` has a line per complete shard, with its size and CRC-32C.
 
 Each start writes to a folder for partial files of its own, `_partial-*`, and removes those of earlier starts: a process
 that outlives a killed run cannot complete a shard any more.
@@ -14,106 +12,81 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.manifest import describe
-from fastbert.errors import CheckpointError, UserError
-from fastbert.flags import flag
-from fastbert.integrations.ray.inputs import InputFile
-from fastbert.io.atomic_write import sync, write_json_atomic
+from fastbert.integrations.ray.shard_records import (
+    MANIFEST,
+    MOST_STARTS,
+    PARTIAL,
+    RunRecord,
+    ShardPlace,
+    ShardRecord,
+    ShardTarget,
+    check_present,
+    is_shard,
+    read_record,
+    refuse_different,
+)
+from fastbert.io.atomic_write import name_full_disk, replace_synced, sync, write_json_atomic
 from fastbert.io.locking import locked_folder
-from fastbert.io.untrusted_input import parse_json, read_json_file, shown
+from fastbert.io.untrusted_input import parse_json, read_json_file
 
-MANIFEST, JOURNAL, PARTIAL = "_manifest.json", "_shards.jsonl", "_partial-"
-FORMAT, VERSION = "fastbert-vector-shards", 1
+JOURNAL = "_shards.jsonl"
 _MOST_BYTES = 1 << 30  # of a manifest: a million input files
-_SHARDS = "part-*.parquet"
 
 
 @dataclass(frozen=True)
-class ShardRecord:
-    """A complete shard: its number and file; its rows, tokens and texts truncated to `max_length`; the vectors' width;
-    the file's size in bytes and its CRC-32C; the worker, and when it began and ended, in seconds since 1970."""
+class FolderTarget(ShardTarget):
+    """A folder, and the one of unfinished files of this start of the run."""
 
-    shard: int
-    file: str
-    rows: int
-    tokens: int
-    truncated: int
-    max_length: int
-    width: int
-    size: int
-    crc32c: str
-    worker: str
-    began: float
-    ended: float
+    folder: Path
+    unfinished: Path
 
+    def begin(self, name: str) -> bool:
+        mark = next((mark for mark in self._marks(name) if not mark.exists()), None)
+        if mark is not None:
+            mark.touch()
+        return mark is not None
 
-@dataclass(frozen=True)
-class RunRecord:
-    """What decides over the content of a folder: options by name, the model's SHA-256, the files, and the number of
-    shards."""
+    @contextmanager
+    def partial(self, name: str) -> Iterator[Path]:
+        try:
+            yield self.unfinished / name
+        except OSError as error:
+            name_full_disk(error, self.folder / name)
+            raise
 
-    model: str
-    model_sha256: str
-    options: Mapping[str, Any]
-    inputs: Sequence[InputFile]
-    shards: int
+    def complete(self, partial: Path, record: ShardRecord) -> ShardRecord:
+        replace_synced(partial, self.folder / record.file)
+        record = replace(record, ended=time.time())
+        for mark in self._marks(record.file):
+            mark.unlink(missing_ok=True)
+        return record
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of the manifest."""
-        return {"format": FORMAT, "format_version": VERSION, **asdict(self)}
-
-    def difference(self, stored: Mapping[str, Any]) -> str | None:
-        """Return in words how a stored manifest differs, None if it does not."""
-        options = stored.get("options")
-        if not isinstance(options, dict):
-            return "a manifest without options"
-        for name, value in self.options.items():
-            if options.get(name) != value:
-                return f"{flag(name)} {_word(options.get(name))}, and it is now {_word(value)}"
-        if stored.get("model_sha256") != self.model_sha256:
-            return f"another model, {shown(stored.get('model'))}, or other files of it"
-        inputs = stored.get("inputs")
-        known = inputs if isinstance(inputs, list) else []
-        files = [asdict(file) for file in self.inputs]
-        if known == files:
-            return None
-        if len(known) != len(files):
-            return f"{len(known):,} input files, and there are now {len(files):,}"
-        changed = next(file for file, before, now in zip(self.inputs, known, files) if before != now)
-        return f"other input files: {changed.name} is new or was changed"
+    def _marks(self, name: str) -> list[Path]:
+        return [self.unfinished / f"{name}.start-{number}" for number in range(MOST_STARTS)]
 
 
-class ShardFolder:
+class ShardFolder(ShardPlace):
     """The folder of a run, opened by `opened_folder`."""
 
-    def __init__(self, path: Path, run: RunRecord, records: dict[int, ShardRecord], partial: Path) -> None:
-        self.path, self.run, self.records, self.partial = path, run, records, partial
-
-    def name(self, shard: int) -> str:
-        """Return the file name of a shard."""
-        return f"part-{shard:0{max(5, len(str(self.run.shards - 1)))}}.parquet"
+    target: FolderTarget
 
     def append(self, record: ShardRecord) -> None:
         """Add a complete shard to the journal."""
-        with (self.path / JOURNAL).open("a", encoding="utf-8") as file:
+        with (self.directory / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(record)) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.records[record.shard] = record
+        super().append(record)
 
-    def finish(self) -> dict[str, int]:
-        """Record the totals of a complete run, and return them."""
-        records = self.records.values()
-        totals = {name: sum(getattr(record, name) for record in records) for name in ("rows", "tokens", "truncated")}
-        totals["width"] = max(record.width for record in records)
-        write_json_atomic(self.path / MANIFEST, {**self.run.to_json(), "complete": totals})
-        return totals
+    def _write_manifest(self, content: dict[str, Any]) -> None:
+        write_json_atomic(self.directory / MANIFEST, content)
 
 
 @contextmanager
@@ -123,17 +96,14 @@ def opened_folder(path: Path, run: RunRecord, *, resume: bool, overwrite: bool) 
     Raises UserError, before anything is changed, for a folder with a run unless `resume` or `overwrite`, with a
     different run unless `overwrite`, and with other files.
     """
+    out = str(path)
     with locked_folder(path, "wait for it to end, or name another folder"):
         has_run = (path / MANIFEST).exists()
-        if not has_run and any(not entry.name.startswith("_") for entry in path.iterdir()):
-            raise UserError(f"--out {path}: holds other files; name a new or empty folder")
-        if has_run and not (resume or overwrite):
-            raise UserError(
-                f"--out {path}: already holds a run; continue it with --resume or replace it with --overwrite"
-            )
+        has_others = any(not entry.name.startswith("_") for entry in path.iterdir())
+        check_present(out, has_run=has_run, has_others=has_others, resume=resume, overwrite=overwrite)
         records: dict[int, ShardRecord] = {}
         if has_run and not overwrite:
-            _refuse_different(path, run)
+            refuse_different(out, f"{path / MANIFEST}", read_json_file(path / MANIFEST, _MOST_BYTES), run)
             records = _complete_shards(path)
         for left in path.glob(f"{PARTIAL}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -141,33 +111,17 @@ def opened_folder(path: Path, run: RunRecord, *, resume: bool, overwrite: bool) 
             write_json_atomic(path / MANIFEST, run.to_json())
         _write_journal(path, records)
         known = {record.file for record in records.values()}
-        for file in path.glob(_SHARDS):
-            if file.name not in known:
+        for file in list(path.iterdir()):
+            if is_shard(file.name) and file.name not in known:
                 file.unlink()
         if has_run and overwrite:
             write_json_atomic(path / MANIFEST, run.to_json())
-        partial = path / f"{PARTIAL}{secrets.token_hex(4)}"
-        partial.mkdir()
+        unfinished = path / f"{PARTIAL}{secrets.token_hex(4)}"
+        unfinished.mkdir()
         try:
-            yield ShardFolder(path, run, records, partial)
+            yield ShardFolder(out, run, records, FolderTarget(path, unfinished), directory=path)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _refuse_different(path: Path, run: RunRecord) -> None:
-    stored = read_json_file(path / MANIFEST, _MOST_BYTES)
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise CheckpointError(f"{path / MANIFEST}: is no manifest of vector shards; replace the run with --overwrite")
-    if stored.get("format_version") != VERSION:
-        raise CheckpointError(
-            f"{path / MANIFEST}: has format_version {shown(stored.get('format_version'))}, and this release reads"
-            f" {VERSION}; update fastbert, or replace the run with --overwrite"
-        )
-    difference = run.difference(stored)
-    if difference is not None:
-        raise UserError(
-            f"--out {path}: its run was begun with {difference}; repeat its command, or replace it with --overwrite"
-        )
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _complete_shards(path: Path) -> dict[int, ShardRecord]:
@@ -178,12 +132,8 @@ def _complete_shards(path: Path) -> dict[int, ShardRecord]:
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             continue
-        values = parse_json(line, f"{journal}, line {number}")
-        if not isinstance(values, dict) or set(values) != {item.name for item in fields(ShardRecord)}:
-            raise CheckpointError(
-                f"{journal}, line {number}: is not the record of a shard; replace it with --overwrite"
-            )
-        record = ShardRecord(**values)
+        where = f"{journal}, line {number}"
+        record = read_record(parse_json(line, where), where)
         file = path / Path(str(record.file)).name
         if file.is_file() and file.stat().st_size == record.size:
             records[record.shard] = record
@@ -197,16 +147,3 @@ def _write_journal(path: Path, records: Mapping[int, ShardRecord]) -> None:
     sync(partial)
     partial.replace(path / JOURNAL)
     sync(path)
-
-
-def record_of(file: Path, name: str, **counts: Any) -> ShardRecord:
-    """Return the record of a written file, with its name in the folder."""
-    entry = describe(file)
-    return ShardRecord(file=name, size=entry.size, crc32c=entry.crc32c, **counts)
-
-
-def _word(value: Any) -> str:
-    """Return an option's value in words."""
-    if value is None:
-        return "at its default"
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

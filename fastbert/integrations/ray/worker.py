@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fastbert.embeddings.arrow import ArrowEmbedder
@@ -15,26 +14,21 @@ from fastbert.embeddings.embed import Counts
 from fastbert.embeddings.vector_files import import_pyarrow
 from fastbert.errors import UserError
 from fastbert.integrations.ray.inputs import INDEX, InputFile, Shard, read_shard
-from fastbert.integrations.ray.shard_folder import ShardRecord, record_of
-from fastbert.io.atomic_write import name_full_disk, replace_synced
+from fastbert.integrations.ray.shard_records import MOST_STARTS, ShardRecord, ShardTarget, record_of
 
 RECORD, ERROR = "record", "error"
-MOST_STARTS = 3
-"""Starts of a shard after which its worker is not restarted again."""
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Embed shards, one per call, and write each to the folder of the run.
+    """Embed shards, one per call, and write each to the place of the run.
 
     A call takes a row of `shard_table` and returns one with the JSON of a `ShardRecord`, or with an error of the input,
     which the driver reports. Its file appears when it is complete; on CPUs a repeated call writes the same bytes.
     """
 
     embedder: ArrowEmbedder
-    folder: Path
-    partial: Path
-    """Folder of unfinished files, of this start of the run."""
+    target: ShardTarget
 
     def __call__(self, table: Any) -> Any:
         """Write the shard of a `pyarrow.Table` with one row."""
@@ -53,26 +47,17 @@ class ShardWriter:
         return pyarrow.table({RECORD: [record], ERROR: [error]})
 
     def write(self, shard: Shard, name: str) -> ShardRecord:
-        """Write the vectors of a shard to a file of the folder, and return its record.
+        """Write the vectors of a shard to a file of this name, and return its record.
 
         Raises UserError for texts that cannot be embedded, with their file and row, and for a shard at which workers
         ended several times.
         """
-        marks = [self.partial / f"{name}.start-{number}" for number in range(MOST_STARTS)]
-        mark = next((mark for mark in marks if not mark.exists()), None)
-        if mark is None:
+        if not self.target.begin(name):
             raise UserError(
                 f"{shard.described}: the worker ended {MOST_STARTS} times there, perhaps for lack of memory; lower"
                 " --workers, --batch-tokens or --shard-rows"
             )
-        mark.touch()
         self.embedder.load()  # not counted among a shard's seconds
-        record = self._written(shard, name)
-        for mark in marks:
-            mark.unlink(missing_ok=True)
-        return record
-
-    def _written(self, shard: Shard, name: str) -> ShardRecord:
         _, parquet = import_pyarrow()
         began = time.time()
         texts = read_shard(shard, self.embedder.text_column, self.embedder.id_column)
@@ -81,8 +66,7 @@ class ShardWriter:
             vectors = embedder.embed(texts, counts=counts, first_row=shard.begin + 1)
         except UserError as error:
             raise UserError(f"{shard.file.name}, {error}") from None
-        partial, path = self.partial / name, self.folder / name
-        try:
+        with self.target.partial(name) as partial:
             # Vectors hold no repetition: dictionaries and compression would only cost time.
             parquet.write_table(vectors, partial, use_dictionary=False, compression="none")
             record = record_of(
@@ -98,11 +82,7 @@ class ShardWriter:
                 began=began,
                 ended=began,
             )
-            replace_synced(partial, path)
-        except OSError as error:
-            name_full_disk(error, path)
-            raise
-        return replace(record, ended=time.time())
+            return self.target.complete(partial, record)
 
 
 def shard_table(shard: Shard, name: str) -> Any:
