@@ -31,7 +31,11 @@ LINGER = 0.25
 """Seconds after SIGTERM in which requests on open connections still count as accepted."""
 SWITCH_INTERVAL = 0.0005
 """Seconds after which Python takes turns between threads: a worker needs the interpreter between two kernels only."""
-_SO_ATTACH_FILTER, _BPF_RETURN = 26, 6  # of linux/socket.h and linux/bpf_common.h
+HANDSHAKE = 0.02
+"""Seconds in which connections that clients have begun to open come up."""
+_SO_ATTACH_FILTER = 26  # of linux/socket.h
+# Return 0 bytes of a packet whose TCP flags are SYN without ACK, and all of others (linux/bpf_common.h).
+_ONLY_SYN = ((0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0x40000))
 
 
 def serve(
@@ -222,7 +226,8 @@ class _Server(uvicorn.Server):
     async def _stop_listening(self) -> None:
         """Accept the connections that clients have opened and that the system still holds, and then no more."""
         await asyncio.sleep(0)
-        _refuse_packets(self.listener)
+        _refuse_connections(self.listener)
+        await asyncio.sleep(HANDSHAKE)
         accepted: list[socket.socket] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -265,15 +270,15 @@ class _Server(uvicorn.Server):
         self._signalled = self.should_exit = True
 
 
-def _refuse_packets(listener: socket.socket) -> None:
-    """Let the system drop packets to a socket that listens, where it can: it would complete the handshake of further
-    clients until the socket is closed, and reset their connections then."""
+def _refuse_connections(listener: socket.socket) -> None:
+    """Let the system drop the first packets of further clients, where it can: it would complete their handshakes until
+    the socket is closed, and reset their connections then. Handshakes that have begun go on."""
     if sys.platform != "linux":
         return
-    program = ctypes.create_string_buffer(struct.pack("HBBI", _BPF_RETURN, 0, 0, 0))  # 0 bytes of each packet
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in _ONLY_SYN))
     with contextlib.suppress(OSError):
         listener.setsockopt(
-            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program))
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_ONLY_SYN), ctypes.addressof(program))
         )  # fmt: skip
 
 
