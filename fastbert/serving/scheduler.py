@@ -2,8 +2,9 @@
 
 A batch holds rows of one operation up to a budget of tokens, whatever their number. Requests take turns: each gives a
 quantum of tokens at a time, so that small ones do not wait for a large one. An idle worker takes what is there at once;
-several idle workers share it. Each worker computes on its own few threads, by default one: there is no barrier between
-workers, and a busy event loop delays one of them at most.
+several idle workers share it. Where a batch takes Python longer than the kernels, the next one is left to its worker.
+Each worker computes on its own few threads, by default one: there is no barrier between workers, and a busy event loop
+delays one of them at most.
 """
 
 from __future__ import annotations
