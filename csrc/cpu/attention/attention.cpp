@@ -360,6 +360,23 @@ void attention(const AttentionCall& arguments) {
                   });
 }
 
+bool attention_items(const AttentionCall& call, std::size_t first, std::size_t last) {
+    const AttentionKernel kernel = kernel_of(call.dtype);
+    std::byte* memory = thread_scratch().reserve(kernel.scratch_bytes(call));
+    if (!memory) return false;
+    if (kernel.enter) kernel.enter();
+    for (std::size_t i = first; i < last; ++i) {
+        AttentionItem item = sequence_of(call, i % call.sequences);
+        item.head = i / call.sequences;
+        for (; item.first < item.queries; item.first = item.last) {
+            item.last = std::min(item.first + kAttentionTiles, item.queries);
+            kernel.run(call, item, memory);
+        }
+    }
+    if (kernel.leave) kernel.leave();
+    return true;
+}
+
 void attention_backward(const AttentionBackwardCall& arguments) {
     AttentionBackwardCall call = arguments;
     const AttentionCall& forward = call.forward;

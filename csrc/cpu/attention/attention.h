@@ -102,6 +102,10 @@ inline constexpr std::size_t kMaxHeadDim = 256;
 // Throws std::bad_alloc. All other arguments are validated by the caller.
 void attention(const AttentionCall& call);
 
+// For callers with threads of their own: items first..last of heads * sequences, those of a head side by side, on the
+// calling thread; false if out of memory. Not for calls with tables of relative positions.
+bool attention_items(const AttentionCall& call, std::size_t first, std::size_t last);
+
 struct HeadGradients {
     void* data = nullptr;
     std::size_t token_stride = 0, head_stride = 0;

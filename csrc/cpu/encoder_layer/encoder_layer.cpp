@@ -5,6 +5,7 @@
 
 #include "cpu/runtime/arena.h"
 #include "cpu/attention/attention.h"
+#include "cpu/encoder_layer/short_stack.h"
 #include "cpu/gemm/quantize.h"
 #include "cpu/rowwise/rowwise.h"
 
@@ -200,6 +201,7 @@ void encoder_layer(const LayerCall& call, const LayerWeights& weights, const Lay
 }
 
 void encoder_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
+    if (is_short_stack(call, layers)) return short_stack(call, layers);
     const std::size_t width = layers[0].weights.attention_output->columns;
     const std::size_t state = call.tokens * width * size_of(call.y_dtype);
     LayerCall layer_call = call;

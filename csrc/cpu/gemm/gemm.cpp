@@ -101,22 +101,11 @@ struct Source {
 Source converted_rows(const Plan& plan, std::size_t first, std::size_t rows, std::byte* copy) {
     const GemmCall& call = plan.call;
     const Element element = plan.weight.element;
-    const std::size_t depth = plan.depth, begin = first * call.x_stride + call.first_input;
-    if (element == Element::int8) return {static_cast<const std::int8_t*>(call.x) + begin, call.x_stride};
-    if (call.x_dtype == Dtype::bf16) {
-        const BFloat16* x = static_cast<const BFloat16*>(call.x) + begin;
-        if (element == Element::bf16) return {x, call.x_stride};
-        auto* to = reinterpret_cast<float*>(copy);
-        for (std::size_t row = 0; row < rows; ++row)
-            plan.row_operations.widen(x + row * call.x_stride, depth, to + row * depth);
-        return {to, depth};
-    }
-    const float* x = static_cast<const float*>(call.x) + begin;
-    if (element == Element::fp32) return {x, call.x_stride};
-    auto* to = reinterpret_cast<BFloat16*>(copy);
-    for (std::size_t row = 0; row < rows; ++row)
-        plan.row_operations.round(x + row * call.x_stride, depth, to + row * depth);
-    return {to, depth};
+    const std::size_t size = element == Element::int8 ? 1 : size_of(call.x_dtype);
+    const void* x = static_cast<const std::byte*>(call.x) + (first * call.x_stride + call.first_input) * size;
+    if (element == Element::int8 || !convert_rows(x, call.x_dtype, call.x_stride, rows, plan.depth, element, copy))
+        return {x, call.x_stride};
+    return {copy, plan.depth};
 }
 
 // One thread's share of rows `first`.. of its group's chunk.
@@ -297,6 +286,24 @@ const RowOperations& row_operations() {
     if (cpu_capability() == CpuCapability::avx2) return avx2_row_operations();
 #endif
     return portable_row_operations();
+}
+
+bool convert_rows(const void* x, Dtype dtype, std::size_t stride, std::size_t rows, std::size_t depth, Element element,
+                  void* copy) {
+    const RowOperations& operations = row_operations();
+    if (dtype == Dtype::bf16 && element == Element::fp32) {
+        for (std::size_t row = 0; row < rows; ++row)
+            operations.widen(static_cast<const BFloat16*>(x) + row * stride, depth,
+                             static_cast<float*>(copy) + row * depth);
+        return true;
+    }
+    if (dtype == Dtype::fp32 && element == Element::bf16) {
+        for (std::size_t row = 0; row < rows; ++row)
+            operations.round(static_cast<const float*>(x) + row * stride, depth,
+                             static_cast<BFloat16*>(copy) + row * depth);
+        return true;
+    }
+    return false;
 }
 
 std::byte* gemm_scratch(std::size_t size) {

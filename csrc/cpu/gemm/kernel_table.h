@@ -33,6 +33,11 @@ const RowOperations& avx512_row_operations();
 // Those of the current CPU capability.
 const RowOperations& row_operations();
 
+// Convert rows of bf16 or fp32, `stride` elements apart, to a weight's element type, bf16 or fp32, in `copy` (rows, depth);
+// return false, with nothing written, if they have it.
+bool convert_rows(const void* x, Dtype dtype, std::size_t stride, std::size_t rows, std::size_t depth, Element element,
+                  void* copy);
+
 // Minimum multiplications to use several threads: some ten microseconds of one thread. If other processes compete for
 // the cores, waiting for a thread may take milliseconds, so small matmuls stay on one.
 inline constexpr double kMinParallelWork = 1e6;

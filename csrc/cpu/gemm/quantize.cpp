@@ -40,4 +40,6 @@ void quantize(const QuantizedRows& rows) {
     parallel_ranges(rows.rows, grain, [&](std::size_t first, std::size_t last) { range(rows, first, last); });
 }
 
+void quantize_rows(const QuantizedRows& rows) { range_of_level()(rows, 0, rows.rows); }
+
 }  // namespace fastbert

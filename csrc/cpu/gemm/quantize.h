@@ -23,6 +23,9 @@ struct QuantizedRows {
 // Quantize on all threads.
 void quantize(const QuantizedRows& rows);
 
+// Quantize on the calling thread.
+void quantize_rows(const QuantizedRows& rows);
+
 // Quantize rows first..last with one instruction set.
 #if FASTBERT_X86
 void quantize_avx2(const QuantizedRows& rows, std::size_t first, std::size_t last);
