@@ -634,7 +634,7 @@ def encoder_layer(
 
 class EncoderStack:
     """BERT's layers. A layer has four weights, ten vectors (address, elements, dtype), which are copied, and two
-    epsilons."""
+    epsilons; `spans` are the addresses and bytes of the weights that were packed."""
 
     def __init__(
         self,
@@ -643,7 +643,10 @@ class EncoderStack:
         heads: int,
         tanh: bool,
         causal: bool,
+        spans: Sequence[tuple[int, int]],
     ) -> None: ...
+    def is_current(self) -> bool:
+        """Return whether samples of the weights, and all vectors, are what they were; their memory must be theirs."""
     @property
     def width(self) -> int: ...
     def run(

@@ -3,7 +3,10 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -40,6 +43,7 @@ public:
                         "all layers of a stack have one width and one element type");
             }
             owners_.push_back(weights);
+            vectors_.push_back(vectors);
             values_.push_back(joined_vectors(vectors));
             layers_.push_back({layer, layer_vectors_in(values_.back(), width, packed[2]->columns), eps.first, eps.second});
         }
@@ -50,8 +54,31 @@ public:
     const std::vector<StackLayer>& layers() const { return layers_; }
     std::size_t width() const { return layers_[0].weights.attention_output->columns; }
 
+    // Whether the vectors, whose memory is still theirs, have the values that were copied.
+    bool has_current_vectors() const {
+        for (std::size_t i = 0; i < vectors_.size(); ++i) {
+            const float* copied = values_[i].data();
+            for (const auto& [address, count, dtype] : vectors_[i]) {
+                const bool current = dtype_of(dtype) == Dtype::fp32
+                                         ? std::memcmp(reinterpret_cast<const float*>(address), copied, 4 * count) == 0
+                                         : equals(reinterpret_cast<const BFloat16*>(address), copied, count);
+                if (!current) return false;
+                copied += count;
+            }
+        }
+        return true;
+    }
+
 private:
+    static bool equals(const BFloat16* values, const float* copied, std::size_t count) {
+        std::uint32_t differing = 0;
+        for (std::size_t i = 0; i < count; ++i)
+            differing |= std::bit_cast<std::uint32_t>(to_float(values[i])) ^ std::bit_cast<std::uint32_t>(copied[i]);
+        return differing == 0;
+    }
+
     std::vector<pybind11::tuple> owners_;
+    std::vector<std::vector<LayerVector>> vectors_;
     std::vector<std::vector<float>> values_;  // their elements do not move when the outer vector grows
     std::vector<StackLayer> layers_;
 };

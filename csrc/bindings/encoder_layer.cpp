@@ -16,6 +16,7 @@
 #include "bindings/tensors.h"
 #include "cpu/attention/attention.h"
 #include "cpu/encoder_layer/encoder_layer.h"
+#include "cpu/runtime/fingerprint.h"
 
 namespace py = pybind11;
 
@@ -107,13 +108,18 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
     encoder_layer(checked.call, layer_weights, layer_vectors);
 }
 
-// BERT's layers, whose weights and vectors do not change any more.
+// BERT's layers with copies of their weights and vectors.
 class BoundEncoderStack {
 public:
-    BoundEncoderStack(const std::vector<LayerTuple>& layers, std::size_t heads, bool tanh, bool causal)
-        : layers_(layers, heads), heads_(heads), tanh_(tanh), causal_(causal) {}
+    // `spans` are the addresses and bytes of the weights that were packed, for `is_current`.
+    BoundEncoderStack(const std::vector<LayerTuple>& layers, std::size_t heads, bool tanh, bool causal,
+                      const std::vector<std::pair<Address, std::size_t>>& spans)
+        : layers_(layers, heads), heads_(heads), tanh_(tanh), causal_(causal), spans_(spans), sampled_(sample()) {}
 
     std::size_t width() const { return layers_.width(); }
+
+    // Whether the samples of the weights and all of the vectors are what they were. Their memory must still be theirs.
+    bool is_current() const { return sample() == sampled_ && layers_.has_current_vectors(); }
 
     void run(const Matrix& x, std::size_t tokens, Address cu_seqlens, std::size_t sequences,
              const std::optional<std::pair<Address, std::size_t>>& rows, Address states, Address y,
@@ -125,9 +131,20 @@ public:
     }
 
 private:
+    std::uint64_t sample() const {
+        std::uint64_t hash = 0;
+        for (const auto& [address, bytes] : spans_) {
+            require(!bytes || address, "a weight's memory was given back");
+            hash = fingerprint(pointer<const std::byte>(address), bytes, hash);
+        }
+        return hash;
+    }
+
     BoundLayers layers_;
     std::size_t heads_;
     bool tanh_, causal_;
+    std::vector<std::pair<Address, std::size_t>> spans_;
+    std::uint64_t sampled_;
 };
 
 // A layer that is not BERT's: positions and grouped heads in attention, gated networks, norms in front, absent vectors.
@@ -190,9 +207,12 @@ void call_general_layer(const Matrix& x, std::size_t tokens, const std::array<co
 }
 
 void bind_stack(py::module_& module) {
-    py::class_<BoundEncoderStack>(module, "EncoderStack", "BERT's layers with weights that do not change any more.")
-        .def(py::init<const std::vector<LayerTuple>&, std::size_t, bool, bool>(), py::kw_only(), py::arg("layers"),
-             py::arg("heads"), py::arg("tanh"), py::arg("causal"))
+    py::class_<BoundEncoderStack>(module, "EncoderStack", "BERT's layers with copies of their weights and vectors.")
+        .def(py::init<const std::vector<LayerTuple>&, std::size_t, bool, bool,
+                      const std::vector<std::pair<Address, std::size_t>>&>(),
+             py::kw_only(), py::arg("layers"), py::arg("heads"), py::arg("tanh"), py::arg("causal"), py::arg("spans"))
+        .def("is_current", &BoundEncoderStack::is_current,
+             "Return whether samples of the weights, and all vectors, are what they were; their memory must be theirs.")
         .def_property_readonly("width", &BoundEncoderStack::width)
         .def("run", &BoundEncoderStack::run, py::arg("x"), py::arg("tokens"), py::kw_only(), py::arg("cu_seqlens"),
              py::arg("sequences"), py::arg("rows"), py::arg("states"), py::arg("y"), py::arg("y_dtype"),

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.decoder_stack import decoder_stack, embeddings_step, head_step, is_plain_pre_norm
+from fastbert.models.decoder_stack import decoder_stack, embeddings_step, head_step
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.layers import ModuleLayer, layer_batch
 from fastbert.models.norm import Norm, is_plain_norm
+from fastbert.models.plain_layers import is_plain_pre_norm
 from fastbert.models.pre_norm import PreNormLayer
 from fastbert.models.self_attention import SelfAttention
 from fastbert.models.seq2seq.decoder import AttentionContext, run_context_layer, run_layers

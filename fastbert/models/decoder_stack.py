@@ -7,66 +7,26 @@ as long again. Weights do not change while a text is generated, so they are chec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
-from fastbert.models.fusibility import has_hooks, is_plain, is_plain_table, is_plain_without_bias, runs_as_written
+from fastbert.models.fusibility import has_hooks, is_plain_table, is_plain_without_bias, runs_as_written
 from fastbert.models.heads.prediction import TiedHead
-from fastbert.models.layers import layer_parameters
-from fastbert.models.modules import Embeddings, Layer
+from fastbert.models.modules import Embeddings
 from fastbert.models.norm import Norm, is_plain_norm
-from fastbert.models.pre_norm import PreNormLayer, Projection
+from fastbert.models.plain_layers import PlainLayer, native_layer, plain_layer, vector
 from fastbert.models.seq2seq.decoding_cache import WrittenKeys
 from fastbert.models.seq2seq.fused_decoding import fused_element
 from fastbert.ops.attention.native import MAX_HEAD_DIM
-from fastbert.ops.encoder_layer.arguments import LayerParameters
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul, prepacked_weights
 from fastbert.ops.native.matmul_table import prefers_native
 
 Embed = Callable[[Tensor, Tensor], Tensor]
-LINEARS = ("query", "key", "value", "attention_output", "intermediate", "output")
-
-
-def is_plain_pre_norm(layer: PreNormLayer) -> bool:
-    """Return whether the parameters of a pre-LN layer alone decide what it computes: no hooks, no adapters."""
-    parts = layer.named_parts()
-    norms = (parts["attention_norm"], parts["output_norm"])
-    containers: list[nn.Module] = [layer.attention, layer.attention.self, layer.intermediate]
-    outputs = (layer.attention.output, layer.output)
-    return (
-        runs_as_written(layer, PreNormLayer)
-        and all(is_plain(parts[name]) for name in LINEARS)
-        and all(is_plain_norm(norm) for norm in norms)
-        and all(type(output) is Projection and not has_hooks(output) for output in outputs)
-        and not any(has_hooks(module) for module in containers)
-    )
-
-
-class PlainLayer(NamedTuple):
-    """The parameters of a layer of plain modules, and the epsilons of the attention's and the output's norm."""
-
-    parameters: LayerParameters
-    eps: tuple[float, float]
-
-
-def plain_layer(layer: nn.Module) -> PlainLayer | None:
-    """Return the parameters of a layer that the C++ step computes: plain modules, GELU, every bias; None for others."""
-    if isinstance(layer, PreNormLayer):
-        if not (layer.spec.is_pre_norm and is_plain_pre_norm(layer)):
-            return None
-        parts: Any = layer.named_parts()
-        norms = (parts["attention_norm"], parts["output_norm"])
-        return PlainLayer(layer_parameters(tuple(parts[name] for name in LINEARS), norms), (norms[0].eps, norms[1].eps))
-    if isinstance(layer, Layer) and layer.spec.unfused is None and runs_as_written(layer, Layer):
-        parameters = layer.fusible_parameters()
-        eps = (layer.attention.output.LayerNorm.eps, layer.output.LayerNorm.eps)
-        return None if parameters is None else PlainLayer(parameters, eps)
-    return None
 
 
 class DecoderStack:
@@ -82,7 +42,7 @@ class DecoderStack:
             heads=spec.self_attention.heads,
             pre_norm=spec.is_pre_norm,
             tanh=spec.feed_forward.activation == "gelu_tanh",
-            final_norm=None if norm is None else (_vector(norm.weight), _vector(norm.bias), norm.eps),
+            final_norm=None if norm is None else (vector(norm.weight), vector(norm.bias), norm.eps),
         )
 
     def step(self, x: Tensor, written: WrittenKeys) -> Tensor:
@@ -169,22 +129,3 @@ def _kind(layer: Any) -> tuple[Any, ...]:
     """Return what all layers of a stack have in common."""
     spec = layer.spec
     return spec.is_pre_norm, spec.hidden_size, spec.self_attention.heads, spec.feed_forward.activation
-
-
-def native_layer(layer: PlainLayer, element: str) -> Any:
-    """Return a layer as `_C.DecoderStack` and `_C.EncoderStack` take it."""
-    values = layer.parameters
-    packed = prepacked_weights.prepacked_group(values.matrices, (3, 1, 1, 1), element)
-    vectors = (
-        values.query_bias, values.key_bias, values.value_bias, values.attention_output_bias, values.attention_norm,
-        values.attention_norm_bias, values.intermediate_bias, values.output_bias, values.output_norm,
-        values.output_norm_bias,
-    )  # fmt: skip
-    return packed, [_vector(vector) for vector in vectors], layer.eps
-
-
-def _vector(vector: Tensor) -> tuple[int, int, str]:
-    """Return address, elements and dtype of a contiguous vector."""
-    if not vector.is_contiguous():
-        raise UserError(f"a vector of shape {tuple(vector.shape)} has strides {vector.stride()}: use contiguous()")
-    return buffers.address("a layer's vector", vector), vector.numel(), buffers.DTYPES[vector.dtype]

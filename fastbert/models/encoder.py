@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
+from fastbert.models.current_stack import current_stack
+from fastbert.models.encoder_stack import EncoderStack
 from fastbert.models.fusibility import project, runs_as_written
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.models.modules import LAYERS, Embeddings, Encoder, Pooler
@@ -153,16 +155,17 @@ class EncoderModel(PreTrainedModel):
             name = "hidden_size" if width == self.config.hidden_size else "embedding_size"
             raise UserError(f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's {name}={width}")
         if isinstance(batch, PaddedBatch):  # no branch on the number of tokens: recorded calls have none
-            x, states = self._run(batch, causal, output_hidden_states, None, inputs_embeds)
+            x, states = self._run(batch, causal, output_hidden_states, None, inputs_embeds, None)
             return x if token_indices is None else x.index_select(0, token_indices), states
         indices = token_indices
-        if self._library_multiplies_bf16(tokens):
+        stack = None if causal or output_hidden_states else current_stack(self.encoder, tokens)
+        if self._library_multiplies_bf16(tokens, stack):
             batch = batch.filled(ROWS_MULTIPLE)
             if inputs_embeds is not None:
                 inputs_embeds = F.pad(inputs_embeds, (0, 0, 0, batch.num_tokens - tokens))
             if indices is not None:  # padded with the first token, whose copies are cut off below
                 indices = F.pad(indices, (0, -len(indices) % ROWS_MULTIPLE))
-        x, states = self._run(batch, causal, output_hidden_states, indices, inputs_embeds)
+        x, states = self._run(batch, causal, output_hidden_states, indices, inputs_embeds, stack)
         if batch.num_tokens != tokens:
             states = [state[:tokens] for state in states]
         rows = tokens if token_indices is None else len(token_indices)
@@ -175,8 +178,9 @@ class EncoderModel(PreTrainedModel):
         output_hidden_states: bool,
         token_indices: Tensor | None,
         inputs_embeds: Tensor | None,
+        stack: EncoderStack | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the encoder's output and hidden states."""
+        """Return the encoder's output and hidden states; `stack` computes its layers, where it can."""
         config = self.config
         layers = layer_batch(
             batch, config.feed_forward_dropout_prob, config.attention_probs_dropout_prob, self.training,
@@ -188,6 +192,9 @@ class EncoderModel(PreTrainedModel):
         x: Tensor = self.embeddings(batch, dropout, *embeds)
         if self.embeddings_project is not None:
             x = project(self.embeddings_project, x)
+        whole = None if stack is None else stack.run(x, layers, token_indices)
+        if whole is not None:
+            return (whole if self.encoder.LayerNorm is None else self.encoder.LayerNorm(whole)), []
         if token_indices is not None and runs_as_written(self.encoder, Encoder):
             x, states = self.encoder(x, layers, causal, output_hidden_states, token_indices)
             return x, states
@@ -195,14 +202,14 @@ class EncoderModel(PreTrainedModel):
         x, states = self.encoder(x, layers, causal, output_hidden_states)
         return x if token_indices is None else x.index_select(0, token_indices), states
 
-    def _library_multiplies_bf16(self, tokens: int) -> bool:
+    def _library_multiplies_bf16(self, tokens: int, stack: EncoderStack | None) -> bool:
         """Return whether torch's library will multiply bf16 on the CPU, not our kernels, which are compiled for every
         number of rows."""
         weight = self.embeddings.word_embeddings.weight
         if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
             return False
-        if self.encoder.stack is not None and not torch.is_grad_enabled():
-            return not self.encoder.stack.is_native(tokens, torch.bfloat16)
+        if stack is not None and not torch.is_grad_enabled():
+            return not stack.is_native(tokens, torch.bfloat16)
         # In training some layers may be frozen; in inference one layer stands for all.
         layers = list(self.encoder.layer) if torch.is_grad_enabled() else [self.encoder.layer[0]]
         return any(not isinstance(layer, LAYERS) or not layer.is_native(tokens, torch.bfloat16) for layer in layers)

@@ -1,11 +1,14 @@
-"""The layers of a model that does not change any more, as one call into C++ for a batch.
+"""The layers of a model as one call into C++ for a batch.
 
 A layer finds out in every call whether its parameters alone decide what it computes, and whether the copies of its
 weights are fresh: for one short text that takes as long as the kernels. And between two layers another thread of the
-interpreter may have its turn. A server's models are its own, so that this is done once, when they are loaded.
+interpreter may have its turn. A server's models are its own, so that this is done once, when they are loaded;
+`fastbert.models.current_stack` does it once per call for all layers.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +16,10 @@ from torch import Tensor
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
 from fastbert.models import attention_maps
-from fastbert.models.decoder_stack import PlainLayer, native_layer, plain_layer
-from fastbert.models.encoder import EncoderModel
 from fastbert.models.fusibility import runs_as_written
 from fastbert.models.layers import CPU, KeyedLayerBatch, PaddedLayerBatch
 from fastbert.models.modules import Encoder, Layer
+from fastbert.models.plain_layers import PlainLayer, native_layer, plain_layer
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.autocast import matmul_dtype
 from fastbert.ops.dispatch import preferred_backend
@@ -26,29 +28,35 @@ from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table, prepacked_weights
 
 
-def freeze_layers(model: EncoderModel) -> bool:
-    """Let a model in evaluation mode compute its layers as one call of the CPU's kernels, with the same bits; return
+def freeze_layers(encoder: Any) -> bool:
+    """Let an encoder in evaluation mode compute its layers as one call of the CPU's kernels, with the same bits; return
     False, with nothing changed, for layers that these do not compute so: others than BERT's, with hooks or adapters.
 
     Afterwards neither the layers' weights nor its modules may change: changes would have no effect. Calls with
     gradients, under `use_backend("eager")`, of padded batches and those that return the states of all layers still run
     layer by layer.
     """
-    if prepacked_weights.CHECK_ALL or model.encoder.stack is not None or not runs_as_written(model.encoder, Encoder):
+    if prepacked_weights.CHECK_ALL or encoder.stack is not None:
         return False
-    if model.encoder.convolution is not None or model.encoder.last_layer_repeats:
-        return False
-    modules = model.encoder.applications()
+    encoder.stack = stack_of(encoder)
+    return encoder.stack is not None
+
+
+def stack_of(encoder: Any) -> EncoderStack | None:
+    """Return the stack that computes the layers of an encoder in evaluation mode; None for others than BERT's, and for
+    layers with hooks or adapters."""
+    if not runs_as_written(encoder, Encoder) or encoder.convolution is not None or encoder.last_layer_repeats:
+        return None
+    modules = encoder.applications()
     if not modules or not all(isinstance(module, Layer) and not module.training for module in modules):
-        return False
+        return None
     layers = [layer for module in modules if (layer := plain_layer(module)) is not None]
     if len(layers) < len(modules) or len({(*_kind(module.spec), module.quantization) for module in modules}) > 1:
-        return False
+        return None
     tensors = [tensor for layer in layers for tensor in layer.parameters]
     if buffers.unsupported(*tensors) is not None or modules[0].spec.self_attention.head_dim > MAX_HEAD_DIM:
-        return False
-    model.encoder.stack = EncoderStack(layers, modules[0].spec, int8=modules[0].quantization == "int8")
-    return True
+        return None
+    return EncoderStack(layers, modules[0].spec, int8=modules[0].quantization == "int8")
 
 
 def _kind(spec: LayerSpec) -> tuple[object, ...]:
@@ -58,7 +66,7 @@ def _kind(spec: LayerSpec) -> tuple[object, ...]:
 
 
 class EncoderStack:
-    """Layers of plain modules, whose parameters do not change any more."""
+    """Layers of plain modules, whose parameters do not change while it is used."""
 
     def __init__(self, layers: list[PlainLayer], spec: LayerSpec, *, int8: bool) -> None:
         """`spec` is that of every layer; `int8` quantises weights and tokens as `fastbert.ops.encoder_layer` does."""
@@ -108,6 +116,11 @@ class EncoderStack:
             return False  # refused by the layers
         return self.is_native(len(x), dtype)
 
+    def is_current(self) -> bool:
+        """Return whether samples of the weights, and all of the vectors, are what they were when they were copied;
+        their memory must be theirs."""
+        return all(stack.is_current() for stack in self._native.values())
+
     def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
         """Return whether our matmuls are preferred for so many tokens in `dtype`."""
         if dtype not in buffers.DTYPES or preferred_backend("encoder_layer", CPU) != "native":
@@ -125,5 +138,6 @@ class EncoderStack:
                 heads=self.spec.self_attention.heads,
                 tanh=self.spec.feed_forward.activation == "gelu_tanh",
                 causal=self.spec.self_attention.causal,
+                spans=[span for layer in self._layers for span in prepacked_weights.spans(layer.parameters.matrices)],
             )
         return stack

@@ -8,7 +8,7 @@ names (`fastbert.models.key_map`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -271,16 +271,6 @@ def layer_class(spec: LayerSpec) -> type[Layer] | type[PreNormLayer]:
     return PreNormLayer if pre else Layer
 
 
-class StackOfLayers(Protocol):
-    """All layers of an encoder as one operation."""
-
-    def run(self, x: Tensor, batch: LayerBatch, token_indices: Tensor | None) -> Tensor | None:
-        """Return the last layer's output; None for a call that the layers must compute one by one."""
-
-    def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
-        """Return whether the CPU's kernels compute so many tokens in matmuls of `dtype`."""
-
-
 class Encoder(nn.Module):
     """The stack of layers, and the norm behind the last, if there is one.
 
@@ -303,7 +293,7 @@ class Encoder(nn.Module):
         self.convolution = None if convolution is None else Convolution(convolution, specs[0].hidden_size)
         self.shared, self.last_layer_repeats = shared, last_layer_repeats
         self.checkpointing: Checkpointing = "none"
-        self.stack: StackOfLayers | None = None
+        self.stack: Any = None
         """Computes the layers of a model that does not change any more: see `fastbert.models.encoder_stack`."""
 
     def forward(
@@ -324,11 +314,6 @@ class Encoder(nn.Module):
             gathers = False
         gathers = gathers and any(runs_as_written(layers[-1], kind) for kind in LAYERS)
         embedded, memory = x, x
-        whole = None
-        if self.stack is not None and not causal and not output_hidden_states:
-            whole = self.stack.run(x, batch, token_indices)
-        if whole is not None:
-            return (whole if self.LayerNorm is None else self.LayerNorm(whole)), states
         for number, layer in enumerate(layers):
             repeats = number >= len(layers) - self.last_layer_repeats
             if not repeats:

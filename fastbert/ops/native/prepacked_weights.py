@@ -59,6 +59,7 @@ class _Copies:
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.RLock()
 _changes = [0]  # see `changes`
+_listeners: list[Callable[[], None]] = []
 # Of one weight: elements, layouts, and the weights that it is packed with.
 MAX_COPIES = 8
 CHECK_ALL = os.environ.get("FASTBERT_CHECK_WEIGHTS", "").strip() not in ("", "0")
@@ -249,29 +250,29 @@ class Refresh:
         self._refreshed.clear()
 
 
-def _spans(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+def spans(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Return the address and bytes of each weight."""
     return [(0 if buffers.was_freed(weight) else weight.data_ptr(), _span(weight)) for weight in weights]
 
 
 def _content_hash(weights: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of some weights, whose storage `state_of` has checked."""
-    return _C.full_fingerprint(_spans(weights))
+    return _C.full_fingerprint(spans(weights))
 
 
 def state_of(weights: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the state of weights that must be unchanged for what was computed of them to be valid."""
-    spans = _spans(weights)
+    memory = spans(weights)
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
     # `weight.data = weight.data.t()` changes nothing else of a square weight.
     layouts = [(weight.shape, weight.stride(), weight.is_neg(), weight.dtype) for weight in weights]
     try:
-        fingerprint = _C.fingerprint(spans)
+        fingerprint = _C.fingerprint(memory)
     except ValueError as error:
         raise UserError(
             f"{error}: a weight of shape {tuple(weights[0].shape)}, or one packed with it, has no storage"
         ) from None
-    return (fingerprint, *spans, *versions, *layouts)
+    return (fingerprint, *memory, *versions, *layouts)
 
 
 def _span(weight: Tensor) -> int:
@@ -286,7 +287,7 @@ def _span(weight: Tensor) -> int:
 
 def forget(weights: Tensor | Iterable[Tensor]) -> None:
     """Drop the copies of one or several weights, which the next matmul packs again."""
-    _changes[0] += 1
+    _count_change()
     changed = {id(weights)} if isinstance(weights, Tensor) else {id(weight) for weight in weights}
     _retain(lambda copies: copies.identities.isdisjoint(changed))
 
@@ -309,6 +310,17 @@ def changes() -> int:
     return _changes[0]
 
 
+def on_change(listener: Callable[[], None]) -> None:
+    """Call `listener` whenever `changes` grows, to give up what refers to copies."""
+    _listeners.append(listener)
+
+
+def _count_change() -> None:
+    _changes[0] += 1
+    for listener in _listeners:
+        listener()
+
+
 @functools.cache
 def _hook_optimizers() -> None:
     """Register a hook on the steps of all torch optimizers, from the first copy on."""
@@ -316,7 +328,7 @@ def _hook_optimizers() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    _changes[0] += 1
+    _count_change()
     if not _copies:
         return
     # Our own optimizer names the weights that it left to torch; the copies of the others are fresh.
