@@ -311,7 +311,7 @@ def unpad(
     check_padded(input_ids, attention_mask, token_type_ids, position_ids)
     rows, columns = input_ids.shape
     if attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
+        return _without_padding(input_ids, token_type_ids, position_ids)
     is_token = attention_mask.bool()
     slots = is_token.flatten().nonzero().flatten()
     lengths = is_token.sum(dim=1)
@@ -328,5 +328,24 @@ def unpad(
         sequence_ids=slots // max(columns, 1),
         cu_seqlens=cu_seqlens,
         max_seqlen=int(lengths.max()) if rows else 0,
+    )
+    return batch, slots
+
+
+def _without_padding(
+    input_ids: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None
+) -> tuple[PackedBatch, Tensor]:
+    """Return the rows (rows, columns) as sequences of one length, as `unpad` does."""
+    rows, columns = input_ids.shape
+    device = input_ids.device
+    slots = torch.arange(rows * columns, device=device)
+    row, column = (torch.zeros_like(slots), slots) if rows == 1 else (slots // max(columns, 1), slots % max(columns, 1))
+    batch = PackedBatch(
+        input_ids=input_ids.flatten().long(),
+        token_type_ids=None if token_type_ids is None else token_type_ids.flatten().long(),  # type: ignore[arg-type]
+        position_ids=column if position_ids is None else position_ids.expand(rows, columns).flatten().long(),
+        sequence_ids=row,
+        cu_seqlens=torch.arange(rows + 1, dtype=torch.int32, device=device) * columns,
+        max_seqlen=columns if rows else 0,
     )
     return batch, slots

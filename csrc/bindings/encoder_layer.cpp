@@ -2,7 +2,9 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -16,7 +18,6 @@
 #include "bindings/tensors.h"
 #include "cpu/attention/attention.h"
 #include "cpu/encoder_layer/encoder_layer.h"
-#include "cpu/runtime/fingerprint.h"
 
 namespace py = pybind11;
 
@@ -108,18 +109,56 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
     encoder_layer(checked.call, layer_weights, layer_vectors);
 }
 
+// 64 words spread evenly over each weight, and its last one. A look at all of them would take as long as a layer of a
+// short text, so that a call compares every fourth, and the next call the ones beside: a weight that was overwritten as a
+// whole is found by any of them.
+class WeightSamples {
+public:
+    explicit WeightSamples(const std::vector<std::pair<Address, std::size_t>>& spans) : spans_(spans) {
+        for (const auto& [address, bytes] : spans_) {
+            require(address && bytes >= kWords * sizeof(std::uint64_t), "a stack's weights have at least 512 bytes");
+            for (std::size_t i = 0; i <= kWords; ++i) words_.push_back(word(address, bytes, i));
+        }
+    }
+
+    bool are_current() {
+        const std::size_t first = next_.fetch_add(1, std::memory_order_relaxed) % kTurns;
+        std::uint64_t differing = 0;
+        const std::uint64_t* expected = words_.data();
+        for (const auto& [address, bytes] : spans_) {
+            for (std::size_t i = first; i <= kWords; i += kTurns) differing |= word(address, bytes, i) ^ expected[i];
+            expected += kWords + 1;
+        }
+        return differing == 0;
+    }
+
+private:
+    static constexpr std::size_t kWords = 64, kTurns = 4;
+
+    static std::uint64_t word(Address address, std::size_t bytes, std::size_t index) {
+        const std::size_t at = index < kWords ? index * (bytes / kWords) : bytes - sizeof(std::uint64_t);
+        std::uint64_t value = 0;
+        std::memcpy(&value, pointer<const std::byte>(address) + at, sizeof value);
+        return value;
+    }
+
+    std::vector<std::pair<Address, std::size_t>> spans_;
+    std::vector<std::uint64_t> words_;
+    std::atomic<std::size_t> next_{0};
+};
+
 // BERT's layers with copies of their weights and vectors.
 class BoundEncoderStack {
 public:
     // `spans` are the addresses and bytes of the weights that were packed, for `is_current`.
     BoundEncoderStack(const std::vector<LayerTuple>& layers, std::size_t heads, bool tanh, bool causal,
                       const std::vector<std::pair<Address, std::size_t>>& spans)
-        : layers_(layers, heads), heads_(heads), tanh_(tanh), causal_(causal), spans_(spans), sampled_(sample()) {}
+        : layers_(layers, heads), heads_(heads), tanh_(tanh), causal_(causal), samples_(spans) {}
 
     std::size_t width() const { return layers_.width(); }
 
     // Whether the samples of the weights and all of the vectors are what they were. Their memory must still be theirs.
-    bool is_current() const { return sample() == sampled_ && layers_.has_current_vectors(); }
+    bool is_current() { return samples_.are_current() && layers_.has_current_vectors(); }
 
     void run(const Matrix& x, std::size_t tokens, Address cu_seqlens, std::size_t sequences,
              const std::optional<std::pair<Address, std::size_t>>& rows, Address states, Address y,
@@ -131,20 +170,10 @@ public:
     }
 
 private:
-    std::uint64_t sample() const {
-        std::uint64_t hash = 0;
-        for (const auto& [address, bytes] : spans_) {
-            require(!bytes || address, "a weight's memory was given back");
-            hash = fingerprint(pointer<const std::byte>(address), bytes, hash);
-        }
-        return hash;
-    }
-
     BoundLayers layers_;
     std::size_t heads_;
     bool tanh_, causal_;
-    std::vector<std::pair<Address, std::size_t>> spans_;
-    std::uint64_t sampled_;
+    WeightSamples samples_;
 };
 
 // A layer that is not BERT's: positions and grouped heads in attention, gated networks, norms in front, absent vectors.

@@ -282,10 +282,20 @@ def width_of(model: EncoderModel) -> int:
     return len(dense[-1].weight) if dense else model.config.hidden_size
 
 
+def _in_training(model: nn.Module) -> list[nn.Module]:
+    """Return the modules in training mode; `model.modules()` takes as long for them as a short text."""
+    modules, found = [model], []
+    for module in modules:
+        if module.training:
+            found.append(module)
+        modules.extend(child for child in module._modules.values() if child is not None)
+    return found
+
+
 @contextlib.contextmanager
 def inferring(model: nn.Module) -> Iterator[None]:
     """Disable gradients and dropout; modules return to training mode afterwards if they were in it."""
-    training = [module for module in model.modules() if module.training]
+    training = _in_training(model)
     if training:
         model.eval()
     try:

@@ -21,15 +21,16 @@ from fastbert.models.modules import Encoder
 from fastbert.ops.native import prepacked_weights
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-ATTRIBUTES = ("quantization", "spec", "eps")
+ATTRIBUTES = ("quantization", "spec", "eps", "position_offset", "max_norm", "padding_idx")
 """What modules of the stack have besides parameters."""
 MOST_TOKENS = min(prepacked_weights.HASHED_ROWS.values())
 
 
-def current_stack(encoder: Any, tokens: int) -> EncoderStack | None:
-    """Return the stack that computes the layers of an encoder for a batch of so many tokens, with their bits; None
-    where they compute themselves: with gradients, for layers that are not BERT's, with hooks or adapters, and for
+def current_stack(model: Any, tokens: int) -> EncoderStack | None:
+    """Return the stack that computes the layers of a model for a batch of so many tokens, with their bits; None where
+    they compute themselves: with gradients, for layers that are not BERT's, with hooks or adapters, and for
     batches that are large enough to hash all bytes of the weights (`prepacked_weights`)."""
+    encoder = model.encoder
     if not isinstance(encoder, Encoder):
         return None
     if encoder.stack is not None:
@@ -41,20 +42,22 @@ def current_stack(encoder: Any, tokens: int) -> EncoderStack | None:
         return None
     cached = _stacks.get(encoder)
     if cached is None or not cached.is_current():
-        cached = _stacks[encoder] = _CachedStack(encoder)
+        cached = _stacks[encoder] = _CachedStack(model)
     return cached.stack
 
 
 class _CachedStack:
-    """A stack, or None for an encoder that has none, and what must be unchanged for it to be valid."""
+    """A stack, or None for a model that has none, and what must be unchanged for it to be valid."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, model: Any) -> None:
         self._changes = prepacked_weights.changes()
-        self._structure = _Structure(encoder)
-        self.stack = None if self._structure.has_hooks else stack_of(encoder)
-        self._tensors = [] if self.stack is None else [*encoder.parameters()]
-        if any(tensor.is_inference() for tensor in self._tensors):  # without a count of their changes
-            self.stack, self._tensors = None, []
+        self._structure = _Structure(model.encoder, model.embeddings)
+        self.stack = None if self._structure.has_hooks else stack_of(model)
+        tensors = [] if self.stack is None else [*model.encoder.parameters()]  # the embeddings' are read anyway
+        if any(tensor.is_inference() for tensor in tensors):  # without a count of their changes
+            self.stack, tensors = None, []
+        self._matrices = [tensor for tensor in tensors if tensor.dim() > 1]
+        self._vectors = [tensor for tensor in tensors if tensor.dim() == 1]
         self._memory = self._read_memory()
 
     def is_current(self) -> bool:
@@ -66,20 +69,20 @@ class _CachedStack:
         return self._memory == self._read_memory() and self.stack.is_current()
 
     def _read_memory(self) -> list[tuple[Any, ...]]:
-        return [
-            (tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg())
-            for tensor in self._tensors
-        ]
+        # The values of vectors are compared by the stack.
+        matrices = [(each.data_ptr(), each._version, each.shape, each.stride()) for each in self._matrices]
+        return [*matrices, *[(each.data_ptr(), each.shape) for each in self._vectors]]
 
 
 class _Structure:
-    """The modules of an encoder, and what they have: read and compared by functions in C, since there are hundreds."""
+    """The modules of encoder and embeddings, and what they have: read and compared by functions in C, since there are
+    hundreds."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: nn.Module, embeddings: nn.Module) -> None:
         # Without the encoder itself, which the cache must not keep alive, but for its dictionary.
-        self._modules = [module for module in encoder.modules() if module is not encoder]
+        self._modules = [module for module in chain(encoder.modules(), embeddings.modules()) if module is not encoder]
         self._encoder = weakref.ref(encoder)
-        dictionaries = [module.__dict__ for module in encoder.modules()]
+        dictionaries = [encoder.__dict__, *[module.__dict__ for module in self._modules]]
         self._dictionaries = dictionaries
         self._hooks = [dictionary[name] for dictionary in dictionaries for name in HOOKS]
         self._children = [dictionary["_modules"] for dictionary in dictionaries if dictionary["_modules"]]

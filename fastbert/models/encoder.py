@@ -146,10 +146,17 @@ class EncoderModel(PreTrainedModel):
                     f"{name} is on the meta device, which holds no values: load weights with from_pretrained, or give"
                     ' them memory with model.to_empty(device="cpu") and model.load_state_dict'
                 )
+        tokens = batch.num_tokens
+        stack = None
+        if not (causal or output_hidden_states or isinstance(batch, PaddedBatch)):
+            stack = current_stack(self, tokens)
+        if stack is not None and inputs_embeds is None and runs_as_written(self.encoder, Encoder):
+            whole = stack.encode(batch, token_indices)
+            if whole is not None:
+                return (whole if self.encoder.LayerNorm is None else self.encoder.LayerNorm(whole)), []
         # On a GPU this would be a host-device sync, and a compiled graph cannot read values.
         if is_readable(batch.input_ids):
             self.check_ranges(batch)
-        tokens = batch.num_tokens
         width = self.config.token_embedding_size
         if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
             name = "hidden_size" if width == self.config.hidden_size else "embedding_size"
@@ -158,7 +165,6 @@ class EncoderModel(PreTrainedModel):
             x, states = self._run(batch, causal, output_hidden_states, None, inputs_embeds, None)
             return x if token_indices is None else x.index_select(0, token_indices), states
         indices = token_indices
-        stack = None if causal or output_hidden_states else current_stack(self.encoder, tokens)
         if self._library_multiplies_bf16(tokens, stack):
             batch = batch.filled(ROWS_MULTIPLE)
             if inputs_embeds is not None:

@@ -19,6 +19,7 @@ from fastbert.models import attention_maps
 from fastbert.models.fusibility import runs_as_written
 from fastbert.models.layers import CPU, KeyedLayerBatch, PaddedLayerBatch
 from fastbert.models.modules import Encoder, Layer
+from fastbert.models.plain_embeddings import PlainEmbeddings, plain_embeddings
 from fastbert.models.plain_layers import PlainLayer, native_layer, plain_layer
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.autocast import matmul_dtype
@@ -26,25 +27,27 @@ from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table, prepacked_weights
+from fastbert.packing import PackedBatch
 
 
-def freeze_layers(encoder: Any) -> bool:
-    """Let an encoder in evaluation mode compute its layers as one call of the CPU's kernels, with the same bits; return
+def freeze_layers(model: Any) -> bool:
+    """Let a model in evaluation mode compute its layers as one call of the CPU's kernels, with the same bits; return
     False, with nothing changed, for layers that these do not compute so: others than BERT's, with hooks or adapters.
 
     Afterwards neither the layers' weights nor its modules may change: changes would have no effect. Calls with
     gradients, under `use_backend("eager")`, of padded batches and those that return the states of all layers still run
     layer by layer.
     """
-    if prepacked_weights.CHECK_ALL or encoder.stack is not None:
+    if prepacked_weights.CHECK_ALL or model.encoder.stack is not None:
         return False
-    encoder.stack = stack_of(encoder)
-    return encoder.stack is not None
+    model.encoder.stack = stack_of(model)
+    return model.encoder.stack is not None
 
 
-def stack_of(encoder: Any) -> EncoderStack | None:
-    """Return the stack that computes the layers of an encoder in evaluation mode; None for others than BERT's, and for
+def stack_of(model: Any) -> EncoderStack | None:
+    """Return the stack that computes the layers of a model in evaluation mode; None for others than BERT's, and for
     layers with hooks or adapters."""
+    encoder = model.encoder
     if not runs_as_written(encoder, Encoder) or encoder.convolution is not None or encoder.last_layer_repeats:
         return None
     modules = encoder.applications()
@@ -56,7 +59,8 @@ def stack_of(encoder: Any) -> EncoderStack | None:
     tensors = [tensor for layer in layers for tensor in layer.parameters]
     if buffers.unsupported(*tensors) is not None or modules[0].spec.self_attention.head_dim > MAX_HEAD_DIM:
         return None
-    return EncoderStack(layers, modules[0].spec, int8=modules[0].quantization == "int8")
+    embeddings = None if model.embeddings_project is not None else plain_embeddings(model.embeddings)
+    return EncoderStack(layers, modules[0].spec, embeddings, int8=modules[0].quantization == "int8")
 
 
 def _kind(spec: LayerSpec) -> tuple[object, ...]:
@@ -68,11 +72,21 @@ def _kind(spec: LayerSpec) -> tuple[object, ...]:
 class EncoderStack:
     """Layers of plain modules, whose parameters do not change while it is used."""
 
-    def __init__(self, layers: list[PlainLayer], spec: LayerSpec, *, int8: bool) -> None:
+    def __init__(
+        self, layers: list[PlainLayer], spec: LayerSpec, embeddings: PlainEmbeddings | None, *, int8: bool
+    ) -> None:
         """`spec` is that of every layer; `int8` quantises weights and tokens as `fastbert.ops.encoder_layer` does."""
-        self.spec, self.int8 = spec, int8
+        self.spec, self.int8, self._embeddings = spec, int8, embeddings
         self._layers = layers
         self._native: dict[str, _C.EncoderStack] = {}
+
+    def encode(self, batch: PackedBatch, token_indices: Tensor | None) -> Tensor | None:
+        """Return the last layer's output of a batch of ids, as `run` does; None for a call that the model's modules
+        must compute one by one."""
+        if self._embeddings is None or type(batch) is not PackedBatch or torch.is_grad_enabled():
+            return None
+        x = self._embeddings.rows(batch)
+        return None if x is None else self._run(x, batch.cu_seqlens, token_indices)
 
     def run(self, x: Tensor, batch: LayerBatch, token_indices: Tensor | None) -> Tensor | None:
         """Return the last layer's output of x (tokens, hidden_size): (tokens, hidden_size), or (rows, hidden_size) of
@@ -80,11 +94,15 @@ class EncoderStack:
 
         Raises `UserError` for offsets and indices outside of the tokens.
         """
+        if torch.is_grad_enabled() or isinstance(batch, PaddedLayerBatch | KeyedLayerBatch) or batch.drops:
+            return None
+        return self._run(x, batch.cu_seqlens, token_indices)
+
+    def _run(self, x: Tensor, offsets: Tensor, token_indices: Tensor | None) -> Tensor | None:
         dtype = matmul_dtype(x)
-        if not self._supports(x, batch, dtype):
+        if not self._supports(x, offsets, dtype):
             return None
         rows = None if token_indices is None else token_indices.contiguous()
-        offsets = batch.cu_seqlens
         x = x if x.stride(1) == 1 else x.contiguous()
         tokens, width = x.shape
         y = torch.empty((tokens if rows is None else len(rows), width), dtype=dtype)
@@ -104,14 +122,11 @@ class EncoderStack:
             raise UserError(str(error)) from None
         return y
 
-    def _supports(self, x: Tensor, batch: LayerBatch, dtype: torch.dtype) -> bool:
-        if torch.is_grad_enabled() or isinstance(batch, PaddedLayerBatch | KeyedLayerBatch) or batch.drops:
-            return False
-        if attention_maps.current() is not None or not buffers.direct(x, batch.cu_seqlens):
+    def _supports(self, x: Tensor, offsets: Tensor, dtype: torch.dtype) -> bool:
+        if attention_maps.current() is not None or not buffers.direct(x, offsets):
             return False
         if x.dim() != 2 or buffers.unsupported(x) is not None or dtype not in buffers.DTYPES:
             return False
-        offsets = batch.cu_seqlens
         if offsets.dtype != torch.int32 or not offsets.is_contiguous():
             return False  # refused by the layers
         return self.is_native(len(x), dtype)

@@ -86,6 +86,8 @@ class Packed:
             return self.batch.restore(values)
         if self.slots is None or self.shape is None:
             return values
+        if len(values) == self.shape[0] * self.shape[1]:  # there is no padding
+            return values.view(*self.shape, *values.shape[1:])
         return pad(values, self.slots, self.shape)
 
     def labels(self, labels: Tensor) -> Tensor:

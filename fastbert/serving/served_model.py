@@ -52,7 +52,7 @@ class ServedModel:
 
     def freeze_layers(self) -> None:
         """Let the CPU's kernels compute the encoder's layers as one call, where they can: nobody else has the model."""
-        freeze_layers(self.encoder.encoder)
+        freeze_layers(self.encoder)
 
     @property
     def layer_weights(self) -> int:

@@ -48,7 +48,7 @@ def outputs(model: EncoderModel, batch: Any) -> tuple[torch.Tensor, torch.Tensor
 
 def stack_of(model: EncoderModel) -> Any:
     with torch.no_grad():
-        return current_stack(model.encoder, 1)
+        return current_stack(model, 1)
 
 
 def step(model: EncoderModel) -> None:
@@ -155,9 +155,8 @@ def test_where_layers_compute_themselves(seed: int, monkeypatch: pytest.MonkeyPa
     model = bert(seed)
     assert stack_of(model) is not None
     with torch.no_grad():
-        assert current_stack(model.encoder, module.MOST_TOKENS) is None
-        assert current_stack(nn.Identity(), 1) is None
-    assert current_stack(model.encoder, 1) is None  # with gradients
+        assert current_stack(model, module.MOST_TOKENS) is None
+    assert current_stack(model, 1) is None  # with gradients
     assert model.encoder not in module._stacks  # its copies can be repacked in place
     with torch.inference_mode():
         assert stack_of(bert(seed)) is None  # weights without a count of changes
