@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cpu_kernels
 import pytest
 import torch
 from encoder_families import CASES, LENGTHS, batch_of, model_of
@@ -29,7 +30,7 @@ SHAPE = {
 
 def bert(seed: int, layers: int = 3, **values: Any) -> EncoderModel:
     torch.manual_seed(seed)
-    model = fastbert.BertModel(BertConfig(**SHAPE, num_hidden_layers=layers, **values)).eval()
+    model = fastbert.BertModel(BertConfig(**{**SHAPE, **values}, num_hidden_layers=layers)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -81,6 +82,20 @@ def test_layers_have_the_same_bits(runs: Iterator[list[bool]], seed: int) -> Non
         whole = bert(seed).bfloat16()
         assert freeze_layers(whole)
         compared(whole, batch, made)
+
+
+@pytest.mark.parametrize("level", cpu_kernels.KERNELS)
+def test_few_tokens_have_the_same_bits_with_every_kernel(level: str, runs: Iterator[list[bool]], seed: int) -> None:
+    made = next(runs)
+    batches = [batch_of(lengths, torch.randint(5, 99, (sum(lengths),))) for lengths in ((5,), (16, 0, 1), (30, 34))]
+    with cpu_kernels.running(level), torch.no_grad(), use_backend("native" if level == "portable" else None):
+        for heads, width in ((4, 64), (3, 96)):
+            model = bert(seed, hidden_size=width, num_attention_heads=heads)
+            for dtype, kind in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")):
+                model.to(dtype).quantize(kind)
+                for batch in batches:
+                    compared(model, batch, made)
+                    compared(model, batch, made, token_indices=torch.tensor([0, 4, 2]))
 
 
 def test_calls_that_the_layers_compute_one_by_one(runs: Iterator[list[bool]], seed: int) -> None:

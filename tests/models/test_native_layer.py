@@ -48,6 +48,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+@pytest.fixture(autouse=True)
+def layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_encoder_stack` tests all layers in one call."""
+    monkeypatch.setattr("fastbert.models.encoder.current_stack", lambda *_: None)
+
+
 def model_of(seed: int, dtype: torch.dtype = torch.bfloat16, config: BertConfig = CONFIG) -> BertModel:
     """Weights larger than a new model's, so that errors show."""
     model = BertModel(config)
