@@ -22,7 +22,7 @@ from typing import Any
 from fastbert.benchmarks.harness import quietness, records, staleness
 from fastbert.benchmarks.harness.measure import AGREEING
 from fastbert.benchmarks.harness.record_plan import PLAN, Planned, cures, named
-from fastbert.benchmarks.harness.staleness import MISSING, OLDER, Age
+from fastbert.benchmarks.harness.staleness import MISSING, OLDER, UNKNOWN, Age
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
 
@@ -99,8 +99,11 @@ def run(options: Options, say: Say) -> int:
             say(line)
         return 0
     due = list(ages) if options.only else in_order(ages)
+    unknown = [planned.benchmark for planned, age in ages.items() if age.state == UNKNOWN]
+    if unknown and not options.only:
+        say(f"without a repository these may be older than their code; --only measures them: {', '.join(unknown)}")
     if not due:
-        say(f"{place.machine_class}: every record is current")
+        say(f"{place.machine_class}: no record is missing{'' if unknown else ' or older than its code'}")
         return 0
     _prepare(place, say)
     outcomes: list[Outcome] = []
@@ -214,7 +217,7 @@ def _record_all(due: Sequence[Planned], place: Place, options: Options, outcomes
         except UserError as error:
             if not outcomes or all(outcome.result == SKIPPED for outcome in outcomes):
                 raise
-            outcomes.append(Outcome(planned.benchmark, SKIPPED, str(error)))
+            outcomes.append(Outcome(planned.benchmark, FAILED, str(error)))
             continue
         say(f"{planned.benchmark}: about {expected / 60:.0f} minutes")
         outcome = _record(planned, place, options, load, seconds=left)

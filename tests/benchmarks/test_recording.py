@@ -238,6 +238,28 @@ def test_a_busy_machine_is_refused_with_its_figures_or_kept_in_the_record(
     assert settings == {"busy": {"cores": 2, "busy_cores": 0.75, "stolen_cores": 0.0, "load_average": 0.75}}
 
 
+def test_a_machine_that_becomes_busy_keeps_the_old_records_of_the_rest(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = [load(0.0), load(1.0), load(0.0)]
+    monkeypatch.setattr(quietness, "measure_load", lambda seconds=0.0: loads.pop(0))
+    said: list[str] = []
+    assert recording.run(Options(out=place, plan=[planned(name) for name in ("a", "b", "c")]), said.append) == 1
+    assert made(place) == [f"a/{HERE}.json", f"c/{HERE}.json"]
+    assert any(line.startswith("b: failed: the machine is busy: other processes use 1.00 of 2 cores") for line in said)
+
+
+def test_without_a_repository_what_may_be_older_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "repository", lambda: None)
+    records.write(place / "toy" / f"{HERE}.json", {"commit": None, "rows": []})
+    said: list[str] = []
+    assert recording.run(Options(out=place, plan=[planned("toy")]), said.append) == 0
+    assert said == [
+        "without a repository these may be older than their code; --only measures them: toy",
+        f"{HERE}: no record is missing",
+    ]
+
+
 def test_a_load_that_cannot_be_measured_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quietness, "measure_load", lambda seconds=0.0: None)
     said: list[str] = []
