@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
+
+from fastbert.benchmarks import peers
 
 # Classes whose processors multiply bf16 numbers; elsewhere others emulate them, at several times the time of fp32.
 BF16_CLASSES = ("amx", "avx512-bf16")
@@ -39,6 +42,18 @@ _EMBEDDING = ("fastbert/embeddings", "csrc/cpu/unit_rows", *_WORDPIECE, *_ENCODE
 _PRETRAINING = (*_ENCODER, *_STEP, "fastbert/training/loop.py", "fastbert/training/device_step.py")
 
 
+class Elsewhere(NamedTuple):
+    """The environments of contenders that cannot be in this one."""
+
+    infinity: Path | None = None
+    """A folder with infinity-emb, for the servers."""
+    pythons: tuple[str, ...] = ()
+    """Interpreters as NAME=PATH, by the beginning of their contenders' names."""
+
+
+NOWHERE = Elsewhere()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """How the record of one benchmark is made."""
@@ -57,19 +72,37 @@ class Planned:
     """Further arguments on classes that multiply bf16 numbers."""
     without_bf16: tuple[str, ...] = ()
     """Further arguments on classes that only emulate bf16."""
+    kind: str = ""
+    """The kind of its contenders that may have environments of their own (`--peer-python`); "" if none may."""
     needs: tuple[str, ...] = ()
     """Modules of other packages, and `DATA`, `COMPILER`, `INFINITY`, without which contenders or texts would be
     missing."""
 
-    def words(self, machine_class: str, infinity: Path | None = None) -> list[str]:
-        """Return the arguments of the program on a class of machines."""
+    def words(self, machine_class: str, elsewhere: Elsewhere = NOWHERE) -> list[str]:
+        """Return the arguments of the program on a class of machines, with contenders in environments of their own."""
         words = [*self.arguments, *(self.with_bf16 if machine_class in BF16_CLASSES else self.without_bf16)]
-        return words + ([f"--infinity={infinity}"] if INFINITY in self.needs else [])
+        words += [f"--infinity={elsewhere.infinity}"] if INFINITY in self.needs else []
+        pythons = self.pythons(elsewhere)
+        return words + (["--peer-python", *pythons] if pythons else [])
 
-    def lacking(self, data: Path | None, infinity: Path | None = None) -> list[str]:
+    def pythons(self, elsewhere: Elsewhere) -> list[str]:
+        """Return those of the interpreters, as NAME=PATH, that are for contenders of this benchmark."""
+        contenders = peers.names(self.kind) if self.kind else []
+        return [
+            assignment
+            for assignment in elsewhere.pythons
+            if any(f"{name} ".startswith(f"{assignment.partition('=')[0]} ") for name in contenders)
+        ]
+
+    def lacking(self, data: Path | None, elsewhere: Elsewhere = NOWHERE) -> list[str]:
         """Return the needs that are not met here."""
-        present = {DATA: data is not None, INFINITY: infinity is not None}
-        return [need for need in self.needs if need_applies(need) and not present.get(need, _is_there(need))]
+        present = {DATA: data is not None, INFINITY: elsewhere.infinity is not None}
+        present |= {assignment.partition("=")[0]: True for assignment in self.pythons(elsewhere)}
+        return [
+            need
+            for need in self.needs
+            if need_applies(need) and not (present[need] if need in present else _is_there(need))
+        ]
 
 
 # The first ones first on a class without records.
@@ -77,6 +110,7 @@ PLAN = (
     Planned(
         benchmark="encoder",
         module="bench_encoder",
+        kind="encoder",
         arguments=("--rounds=5",),
         # Peers in bf16 take minutes per call there; fastbert's is measured everywhere.
         without_bf16=("--contenders", "fastbert", "fp32", "int8"),
@@ -88,6 +122,7 @@ PLAN = (
     Planned(
         benchmark="embed",
         module="bench_embed",
+        kind="embed",
         arguments=("--texts=3000", "--rounds=3"),
         without_bf16=("--contenders", "fastbert", "fp32", "int8"),
         minutes=7,

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import quietness, records, staleness
 from fastbert.benchmarks.harness.measure import AGREEING
-from fastbert.benchmarks.harness.record_plan import PLAN, Planned, cures, named
+from fastbert.benchmarks.harness.record_plan import PLAN, Elsewhere, Planned, cures, named
 from fastbert.benchmarks.harness.staleness import MISSING, OLDER, UNKNOWN, Age
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
@@ -50,6 +51,8 @@ class Options:
     """Folder of real text; None: FASTBERT_DATA."""
     infinity: Path | None = None
     """Environment with infinity-emb for the servers."""
+    peer_python: tuple[str, ...] = ()
+    """Interpreters of other environments as NAME=PATH, which run the contenders whose names begin with NAME."""
     plan: Sequence[Planned] = PLAN
     """The plan of records."""
 
@@ -60,6 +63,21 @@ class Options:
             named(self.only, self.plan)
         except ValueError as error:
             raise UserError(f"--only {error}") from error
+        plan, unused = named(self.only, self.plan), set(self.peer_python)
+        for planned in plan:
+            unused -= set(planned.pythons(self.elsewhere))
+        if unused:
+            kinds = sorted({planned.kind for planned in plan} - {""})
+            known = dict.fromkeys(name.split(" ")[0] for kind in kinds for name in peers.names(kind))
+            raise UserError(
+                f"--peer-python {min(unused)} must be NAME=PATH for a contender of the selected benchmarks:"
+                f" {', '.join(known) or 'they have none'}"
+            )
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """Return the environments of contenders."""
+        return Elsewhere(self.infinity, self.peer_python)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +150,11 @@ def table(ages: dict[Planned, Age], place: Place, options: Options) -> list[str]
     width = max(len("benchmark"), *(len(planned.benchmark) for planned in ages))
     lines = [f"{'benchmark':<{width}}  {place.machine_class:<11}  minutes  lacks; changes since the record"]
     for planned, age in ages.items():
-        lacking = planned.lacking(place.data, options.infinity)
+        lacking = planned.lacking(place.data, options.elsewhere)
         words = "; ".join(filter(None, (cures(lacking), age.reason)))
         lines.append(f"{planned.benchmark:<{width}}  {age.state:<11}  {planned.minutes:>7g}  {words}".rstrip())
     due = in_order(ages)
-    able = [planned for planned in due if not planned.lacking(place.data, options.infinity)]
+    able = [planned for planned in due if not planned.lacking(place.data, options.elsewhere)]
     minutes = sum(planned.minutes for planned in able)
     lines.append(
         f"{len(due)} of {len(ages)} records are missing or older than their code; {len(able)} of them can be made here,"
@@ -202,7 +220,7 @@ def _record_all(due: Sequence[Planned], place: Place, options: Options, outcomes
     """Make the records one after the other while time is left; append what became of each."""
     left, pace = options.minutes * 60, 1.0
     for planned in due:
-        lacking = planned.lacking(place.data, options.infinity)
+        lacking = planned.lacking(place.data, options.elsewhere)
         if lacking:
             outcomes.append(Outcome(planned.benchmark, SKIPPED, f"needs {cures(lacking)}"))
             continue
@@ -235,7 +253,7 @@ def _record(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fastbert-record-") as temporary:
         written, log = Path(temporary) / "record.json", Path(temporary) / "log"
-        words = planned.words(place.machine_class, options.infinity)
+        words = planned.words(place.machine_class, options.elsewhere)
         command = [sys.executable, "-P", "-m", f"{PACKAGE}.{planned.module}", *words, "--json", str(written)]
         code = _run(command, log, options.data, seconds)
         if code is None:

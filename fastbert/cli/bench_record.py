@@ -36,6 +36,9 @@ class _RecordData:
     """Folder of real text (default: FASTBERT_DATA)."""
     infinity: Path | None = None
     """Folder of an environment with infinity-emb, which the record of the servers needs."""
+    peer_python: tuple[str, ...] = ()
+    """Interpreters of other environments, as NAME=PATH: PATH runs the contenders of encoder and embed whose names begin
+    with NAME."""
 
 
 @dataclass(frozen=True, kw_only=True)

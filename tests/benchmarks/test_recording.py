@@ -11,7 +11,7 @@ import pytest
 
 from fastbert.benchmarks.harness import quietness, record_plan, recording, records, staleness
 from fastbert.benchmarks.harness.quietness import Load
-from fastbert.benchmarks.harness.record_plan import PLAN, Planned
+from fastbert.benchmarks.harness.record_plan import PLAN, Elsewhere, Planned
 from fastbert.benchmarks.harness.recording import Options
 from fastbert.benchmarks.harness.staleness import CURRENT, MISSING, OLDER, UNKNOWN
 from fastbert.errors import UserError
@@ -90,10 +90,20 @@ def test_an_entry_names_code_and_a_program_that_exist(entry: Planned) -> None:
 
 def test_peers_that_emulate_bf16_are_left_out_by_class_and_an_environment_is_passed(tmp_path: Path) -> None:
     entry = planned("toy", with_bf16=("--all",), without_bf16=("--some",), needs=(record_plan.INFINITY,))
-    assert entry.words("amx", tmp_path) == ["toy", "--all", f"--infinity={tmp_path}"]
-    assert entry.words("avx2", tmp_path)[:2] == ["toy", "--some"]
+    elsewhere = Elsewhere(tmp_path)
+    assert entry.words("amx", elsewhere) == ["toy", "--all", f"--infinity={tmp_path}"]
+    assert entry.words("avx2", elsewhere)[:2] == ["toy", "--some"]
     assert entry.lacking(None) == [record_plan.INFINITY]
-    assert entry.lacking(None, tmp_path) == []
+    assert entry.lacking(None, elsewhere) == []
+
+
+def test_interpreters_reach_the_benchmarks_that_have_their_contenders() -> None:
+    needing = planned("toy", kind="encoder", needs=("openvino", "no_such_module"))
+    elsewhere = Elsewhere(None, ("openvino=there/python", "sentence-transformers=here/python", "open=x"))
+    assert needing.words("amx", elsewhere) == ["toy", "--peer-python", "openvino=there/python"]
+    assert planned("toy").words("amx", elsewhere) == ["toy"]
+    assert needing.lacking(None, elsewhere) == ["no_such_module"]
+    assert Options(plan=[needing], peer_python=elsewhere.pythons[:1]).elsewhere.pythons == ("openvino=there/python",)
 
 
 def test_needs_are_named_with_their_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +299,8 @@ def test_only_and_the_list(place: Path) -> None:
     [
         ({"minutes": 0.0}, "--minutes 0 must be more than 0"),
         ({"only": ("nope",)}, "--only nope is not a benchmark of the plan; choose from encoder, "),
+        ({"peer_python": ("nope=x",)}, "--peer-python nope=x must be NAME=PATH for a contender of .*: .*openvino"),
+        ({"peer_python": ("openvino=x",), "only": ("loading",)}, "--peer-python openvino=x must .*: they have none"),
         ({"only": ("adaptation",)}, "--only adaptation is recorded by hand: scores of training"),
     ],
 )

@@ -22,9 +22,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
 def test_flags_reach_the_options_and_the_exit_code_the_shell(run: list[Options], tmp_path: Any) -> None:
     assert cli.main(["bench", "record"]) == 1
     assert cli.main(["bench", "record", "--only", "encoder", "loading", "--minutes", "5", "--out", str(tmp_path)]) == 1
-    assert cli.main(["bench", "record", "--list", "--busy"]) == 1
+    assert cli.main(["bench", "record", "--list", "--busy", "--peer-python", "openvino=there"]) == 1
     expected = Options(only=("encoder", "loading"), minutes=5.0, out=tmp_path)
-    assert run == [Options(), expected, Options(list=True, busy=True)]
+    assert run == [Options(), expected, Options(list=True, busy=True, peer_python=("openvino=there",))]
 
 
 @pytest.mark.parametrize(
