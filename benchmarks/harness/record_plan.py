@@ -139,7 +139,7 @@ PLAN = (
     Planned(
         benchmark="loading",
         module="bench_loading",
-        minutes=2,
+        minutes=5,
         measures=("fastbert/checkpoints", "fastbert/models/loading.py"),
         needs=("transformers",),
     ),
