@@ -29,6 +29,9 @@ CPU_CLASSES = (
     ("neon", "neon"),
 )
 UNKNOWN_CLASS, ANY_CLASS = "unknown", "any"
+DIRTY = "-dirty"  # behind the commit of a changed tree
+BUSY = "busy"  # the setting of a record that was measured while other processes used the cores
+RESULTS = "benchmarks/results"  # the folder of the records in the repository
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
@@ -72,18 +75,38 @@ def machine_class(machine: Mapping[str, Any] | None) -> str:
     return next((name for feature, name in CPU_CLASSES if feature in features), UNKNOWN_CLASS)
 
 
-def commit() -> str | None:
-    """Return the commit of this file's repository, "-dirty" if tracked files differ; None for an installed copy."""
+def repository() -> Path | None:
+    """Return the root of the repository that holds this file; None for an installed copy, or without git."""
     here = Path(__file__).resolve()
     git = ["git", "-C", str(here.parent)]
     try:
         # An installed copy may lie in an unrelated repository.
         if subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True).returncode != 0:
             return None
-        describe = [*git, "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-        return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
+        root = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True).stdout.strip()
     except FileNotFoundError:
         return None
+    return Path(root) if root else None
+
+
+def commit() -> str | None:
+    """Return the commit of this file's repository, "-dirty" if tracked files differ; None for an installed copy.
+
+    Records do not count: of several that are made one after the other, each would make the next one's state dirty.
+    """
+    root = repository()
+    return None if root is None else commit_of(root)
+
+
+def commit_of(root: Path) -> str | None:
+    """Return the commit of a repository as `commit` does; None if it has none."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True).stdout.strip()
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":(exclude){RESULTS}")
+    return f"{head}{DIRTY}" if head and changes else head or None
 
 
 def record(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness.quietness import BUSY_SHARE
 from fastbert.errors import UserError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "speedrun"
@@ -16,7 +17,6 @@ SCORES = ("mlm_loss", "mlm_accuracy", "blimp", "sst2", "stsb")
 COLUMNS = {"mlm_loss": ("MLM loss", 3), "blimp": ("BLiMP", 1), "sst2": ("SST-2", 1), "stsb": ("STS-B", 1)}
 COSTS = ("training_seconds", "command_seconds", "steps", "tokens", "tokens_per_second")
 SETTINGS = ("minutes", "machine", "flags", "processes", "threads")
-BUSY = 0.1  # share of the cores' time that other programs take, from which on a run has not the machine to itself
 
 
 def line(summary: Mapping[str, Any]) -> str:
@@ -103,7 +103,7 @@ def _busy(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"{row['contender']}: other programs took {row['busy_before']:.0%} of the cores' time before a run began"
         for row in rows
-        if row["busy_before"] > BUSY
+        if row["busy_before"] >= BUSY_SHARE
     ]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from fastbert.benchmarks.gpu.record import device_of
 from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness.quietness import describe, measure_load
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.benchmarks.speedrun import report
 from fastbert.benchmarks.speedrun.data import SHA256, SpeedrunData, prepared
@@ -55,9 +56,10 @@ def _device(entry: Entry) -> str:
 
 def train(entry: Entry, data: SpeedrunData, seed: int, out: Path) -> dict[str, Any]:
     """Pre-train by an entry; return what it cost. Raises `UserError` if the command fails."""
-    busy = busy_share()
-    if busy > report.BUSY:
-        print(f"warning: other programs take {busy:.0%} of the cores' time from this run", file=sys.stderr)
+    load = measure_load()
+    busy = load.share if load is not None else 0.0
+    if load is not None and load.busy:
+        print(f"warning: {describe(load)}", file=sys.stderr)
     environment = {**os.environ, "OMP_NUM_THREADS": str(entry.threads)}
     words, began = command(entry, data, seed, out), time.perf_counter()
     done = subprocess.run(words, stderr=subprocess.PIPE, text=True, env=environment)
@@ -74,23 +76,6 @@ def train(entry: Entry, data: SpeedrunData, seed: int, out: Path) -> dict[str, A
         "tokens_per_second": round(last["tokens"] / last["seconds"], 1),
         "busy_before": round(busy, 3),
     }
-
-
-def busy_share(seconds: float = 3.0) -> float:
-    """Return the share of the time of all cores that programs use while this one waits; 0 where Linux does not tell."""
-    stat = Path("/proc/stat")
-    if not stat.is_file():
-        return 0.0
-
-    def ticks() -> tuple[int, int]:
-        user, nice, system, idle, waiting, *others = map(int, stat.read_text().splitlines()[0].split()[1:9])
-        busy = user + nice + system + sum(others)
-        return busy, busy + idle + waiting
-
-    before = ticks()
-    time.sleep(seconds)
-    busy, total = (after - start for after, start in zip(ticks(), before, strict=True))
-    return busy / max(1, total)
 
 
 def machine_of(entry: Entry) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from fastbert.cli.bench_flags import (
     TokenizersConfig,
     TrainingConfig,
 )
+from fastbert.cli.bench_record import RecordConfig
 from fastbert.cli.checks import check_new_file
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
 
-SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
+SUBCOMMANDS: dict[str, tuple[type[BenchFlags | RecordConfig], str]] = {
     "tokenizer": (TokenizerConfig, "WordPiece tokenizers: ids, then MB of text per second"),
     "tokenizers": (TokenizersConfig, "BPE and Unigram tokenizers: ids, then MB of text per second"),
     "encoder": (EncoderConfig, "encoders: hidden states, then tokens per second and latency"),
@@ -30,6 +31,7 @@ SUBCOMMANDS: dict[str, tuple[type[BenchFlags], str]] = {
     "rerank": (RerankConfig, "cross-encoders from text to scores: scores, then milliseconds"),
     "generation": (GenerationConfig, "generation by GPT-2: texts, then tokens per second"),
     "serving": (ServingConfig, "servers: vectors, then requests per second and latency"),
+    "record": (RecordConfig, "this processor's records: those missing or older than their code"),
 }
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -41,6 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rerank": ("fastbert bench rerank --quick", "fastbert bench rerank --threads 2 --contenders fastbert openvino"),
     "generation": ("fastbert bench generation --quick", "fastbert bench generation --workloads small --json rows.json"),
     "serving": ("fastbert bench serving --quick", "fastbert bench serving --workloads single --infinity ENVIRONMENT"),
+    "record": ("fastbert bench record --list", "fastbert bench record --only encoder matmuls --minutes 30"),
 }
 
 
@@ -56,7 +59,7 @@ def overview() -> str:
     )
 
 
-def subcommand(what: str) -> type[BenchFlags]:
+def subcommand(what: str) -> type[BenchFlags | RecordConfig]:
     """Return the flags of a sub-command. Raises `UserError` for an unknown one."""
     if what in SUBCOMMANDS:
         return SUBCOMMANDS[what][0]
@@ -66,19 +69,24 @@ def subcommand(what: str) -> type[BenchFlags]:
     raise UserError(f"bench {what!r}: {problem}; choose one of {', '.join(SUBCOMMANDS)} ({hint})")
 
 
-def check(config: BenchFlags) -> None:
+def check(config: BenchFlags | RecordConfig) -> None:
     """Raise `UserError` for what can be found wrong before torch is imported."""
+    if isinstance(config, RecordConfig):
+        return
     check_new_file("--json", config.json)
     check_new_file("--chart", config.chart)
 
 
-def run(config: BenchFlags, *, quiet: bool = False) -> int:
-    """Measure, print the table, write the files."""
+def run(config: BenchFlags | RecordConfig, *, quiet: bool = False) -> int:
+    """Measure, print the table, write the files; or make records."""
     # By name, since fastbert.benchmarks lies outside of the package in the source tree.
     bench = import_module(f"fastbert.benchmarks.{config.MODULE}")
     options = bench.Options(**config.options())
+    if isinstance(config, RecordConfig):
+        return int(bench.run(options, partial(print, flush=True)))
     import_module("fastbert.benchmarks.harness.command_line").check_files(config.json, config.chart)
     with Bars(quiet) as bars:
+        import_module("fastbert.benchmarks.harness.quietness").warn(bars.message)
         result = bench.run(options, bars.message, partial(bars.count, "measuring", unit="workloads"))
     bench.show(result)
     bench.publish(result, options, config.json, config.chart)
