@@ -130,7 +130,8 @@ class Isolated:
         self.process.returncode = code = os.waitstatus_to_exitcode(status)
         if code == -signal.SIGKILL:
             return killed(usage.ru_maxrss if sys.platform == "darwin" else usage.ru_maxrss << 10)
-        return f"its process ended with code {code}"
+        how = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"code {code}"
+        return f"its process ended with {how}"
 
 
 def foreign_command(python: Path, code: str = SERVE, *arguments: str) -> list[str]:

@@ -36,6 +36,8 @@ class SyncEngineArray:
     def embed(self, *, model, sentences):
         if sentences[0] == "die":
             os.kill(os.getpid(), 9)
+        if sentences[0] == "crash":
+            os.kill(os.getpid(), 4)
         if sentences[0] == "grow":
             np.zeros(1 << 50)
         future = Future()
@@ -155,7 +157,8 @@ def test_a_contender_runs_without_torch_and_fastbert(
     """The row has the versions of its environment and the memory of its process; a failure is said with its size."""
     monkeypatch.setitem(lineup.REFERENCES, "embed", (INFINITE,))
     monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
-    good, dead, grown, again = measured(infinity, tmp_path, ["a", "bcd"], ["die"], ["grow"], ["a"])
+    texts = (["a", "bcd"], ["die"], ["grow"], ["crash"], ["a"])
+    good, dead, grown, crashed, again = measured(infinity, tmp_path, *texts)
     for result in (good, again):
         [row] = result.rows
         version = platform.python_version()
@@ -175,6 +178,8 @@ def test_a_contender_runs_without_torch_and_fastbert(
     [absent] = grown.absent
     # 2^50 numbers of eight bytes
     assert absent.reason.startswith("not enough memory for 9,007,199,255 MB (")
+    [absent] = crashed.absent
+    assert absent.reason == "its process ended with signal 4 (Illegal instruction)"
     printed = io.StringIO()
     report.show(good, Console(file=printed))
     assert " MB" in printed.getvalue()
