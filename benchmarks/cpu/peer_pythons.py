@@ -72,8 +72,8 @@ def _contenders(kind: str, name: str) -> list[str]:
     if name.split(" ")[0] in OWN:
         raise UserError(f"{FLAG} {name}=...: {name} is measured in this environment; others are {', '.join(known)}")
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise UserError(f"{FLAG} {name}=...: no contender is called {name}; {hint}There are {', '.join(known)}")
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise UserError(f"{FLAG} {name}=...: no contender is called {name}{hint}; there are {', '.join(known)}")
 
 
 def _missing(kind: str, contenders: Sequence[str], python: Path, assignment: str) -> set[str]:

@@ -75,7 +75,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("ctranslate2", "'ctranslate2' must be NAME=PATH, such as zentorch=environment/bin/python"),
         ("=python", "'=python' must be NAME=PATH"),
-        ("ctranslate=python", r"no contender is called ctranslate; did you mean ctranslate2\? There are transformers"),
+        ("ctranslate=python", r"is called ctranslate \(did you mean ctranslate2\?\); there are transformers"),
         ("fastbert=python", "fastbert is measured in this environment; others are transformers"),
         ("ctranslate2=no/python", r"there is no file .*/no/python; name an environment's bin/python"),
         ("ctranslate2=folder", r"folder is a folder; name the Python in it"),
