@@ -81,6 +81,8 @@ class Lineup:
 
     class_path = CLASS_PATH
     """The class of a contender's object in its process."""
+    reports_memory = True
+    """Whether a row has the memory of the contender's process."""
 
     def __init__(
         self,
@@ -210,7 +212,7 @@ class Lineup:
 
     def _memory(self, name: str) -> dict[str, Any]:
         """Return the row's detail on the memory of a contender's process, if it has one."""
-        if not self.isolate or name not in self.members:
+        if not (self.reports_memory and self.isolate and name in self.members):
             return {}
         try:
             size = self.members[name].call("peak_memory")
