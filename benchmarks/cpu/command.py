@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu import peer_pythons, report
 from fastbert.benchmarks.cpu.lineup import Lineup, Result
+from fastbert.benchmarks.cpu.peer_pythons import PeerPython
 from fastbert.benchmarks.harness import command_line, records
 from fastbert.benchmarks.harness.command_line import Say
 from fastbert.config import PRESETS
@@ -63,6 +64,18 @@ class CpuOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeerOptions(CpuOptions):
+    """The options of a benchmark whose contenders may have environments of their own."""
+
+    peer_python: tuple[str, ...] = ()
+    """NAME=PATH: the interpreter of the contenders whose names begin with NAME."""
+
+    def pythons(self, kind: str) -> dict[str, PeerPython]:
+        """Return the interpreter of each contender that has one of its own. Raises `UserError` for a wrong one."""
+        return peer_pythons.read(kind, self.peer_python, isolate=self.isolate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FolderOptions(CpuOptions):
     """The options of a benchmark whose model is a folder."""
 
@@ -82,11 +95,17 @@ class FolderOptions(CpuOptions):
         """Return the selected contenders."""
         return choose("contender", peers.names(self.KIND), self.contenders)
 
-    def lineup(self, kind: type[Lineup], model: Path, folder: Path, say: Say) -> Lineup:
+    def lineup(
+        self,
+        kind: type[Lineup],
+        model: Path,
+        folder: Path,
+        say: Say,
+        pythons: Mapping[str, PeerPython] | None = None,
+    ) -> Lineup:
         """Return the selected contenders of a model, with `folder` for temporary files."""
-        return kind(
-            self.KIND, self.names(), self.thread_count, model=model, isolate=self.isolate, folder=folder, say=say
-        )
+        names, threads, isolate = self.names(), self.thread_count, self.isolate
+        return kind(self.KIND, names, threads, model=model, isolate=isolate, folder=folder, say=say, pythons=pythons)
 
 
 def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
@@ -114,6 +133,11 @@ def parser(description: str | None, *, quick: str, model: str) -> argparse.Argum
     flags.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
     flags.add_argument("--threads", type=int, help="threads per contender (default: all cores)")
     return flags
+
+
+def add_peer_python(flags: argparse.ArgumentParser) -> None:
+    """Add the flag of `PeerOptions`."""
+    flags.add_argument(peer_pythons.FLAG, nargs="+", default=(), metavar="NAME=PATH", help=peer_pythons.HELP)
 
 
 def publish(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks import peers
+from fastbert.benchmarks.harness import process_memory
 from fastbert.benchmarks.harness.measure import Timing, clock
 
 TURN_SECONDS = 0.1  # the target duration of a round
 MOST_CALLS = 50
+WARMING = "first"  # the array of a workload with the texts that warm up
 
 
 class CpuContender:
@@ -28,18 +31,29 @@ class CpuContender:
         self.kind, self.name, self.threads = kind, name, threads
         self.folder, self.scratch = Path(folder) if folder else None, Path(scratch)
 
-    def load(self) -> None:
-        """Construct the contender: read the model, convert it if necessary."""
+    def export(self) -> None:
+        """Write the files that the contender reads besides the model, if any; runs in fastbert's environment."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        export = peers.exporter(self.kind, self.name)
+        if export is not None:
+            export(self.folder, dtype=peers.options(self.kind, self.name)["dtype"], scratch=self.scratch)
+
+    def load(self) -> dict[str, Any]:
+        """Construct the contender: read the model, convert it if necessary. Return the versions of its packages, None
+        for an unknown one, and of Python."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         make = peers.load(self.kind, self.name)
         options = peers.options(self.kind, self.name)
+        self.before = process_memory.resident()
         self.peer = make(self.folder, threads=self.threads, scratch=self.scratch, **options)
+        return {"python": platform.python_version(), **peers.versions(self.kind, self.name)}
 
     def open(self, path: str) -> dict[str, Any]:
         """Prepare for the workload in a file; the time of the second call determines the calls per round."""
         began = time.perf_counter()
         with np.load(path) as arrays:
             details = self.peer.open(dict(arrays))
+        process_memory.forget_high_water()
         self.peer.run()
         prepared = time.perf_counter() - began
         second = clock(self.peer.run).seconds
@@ -58,9 +72,30 @@ class CpuContender:
         total = clock(self._several)
         return Timing(total.seconds / self.calls, total.processor_seconds / self.calls)
 
+    def peak_memory(self) -> int | None:
+        """Return the bytes by which the process grew since before the model was loaded, at most while the workload ran;
+        None except on Linux. Where the system does not reset the high-water mark, loading counts too."""
+        peak = process_memory.high_water()
+        return None if peak is None or self.before is None else max(peak - self.before, 0)
+
     def _several(self) -> None:
         for _ in range(self.calls):
             self.peer.run()
+
+
+class TextContender(CpuContender):
+    """An embedder or a cross-encoder: it is too slow to be run without being timed."""
+
+    def open(self, path: str) -> dict[str, Any]:
+        """Read the texts of a file and compute the first of them to warm up."""
+        with np.load(path) as arrays:
+            loaded = dict(arrays)
+        self.peer.open({"texts": loaded[WARMING]})
+        process_memory.forget_high_water()
+        self.peer.run()
+        details: dict[str, Any] = self.peer.open(loaded)
+        self.calls = 1
+        return details
 
 
 def environment(threads: int, scratch: Path) -> dict[str, str]:

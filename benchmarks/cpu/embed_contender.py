@@ -1,15 +1,14 @@
-"""Embedders as contenders: the first texts warm them up, then a round is one pass over all texts."""
+"""Embedders in turns: the first texts warm them up, then a round is one pass over all texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.cpu.contender import CpuContender
+from fastbert.benchmarks.cpu.contender import WARMING
 from fastbert.benchmarks.cpu.lineup import Lineup, Result
 from fastbert.benchmarks.cpu.workloads import Workload, layer_operations
 from fastbert.benchmarks.harness.measure import Row
@@ -20,24 +19,10 @@ from fastbert.tokenizers.loading import load_tokenizer
 WARMING_TEXTS = 200
 
 
-class EmbedContender(CpuContender):
-    """An embedder: it is too slow to be run without being timed."""
-
-    def open(self, path: str) -> dict[str, Any]:
-        """Read the texts of a file and embed the first of them to warm up."""
-        with np.load(path) as arrays:
-            loaded = dict(arrays)
-        self.peer.open({"texts": loaded["first"]})
-        self.peer.run()
-        details: dict[str, Any] = self.peer.open(loaded)
-        self.calls = 1
-        return details
-
-
 class EmbedLineup(Lineup):
     """The embedders that take part."""
 
-    class_path = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
+    class_path = "fastbert.benchmarks.cpu.contender:TextContender"
 
     def measure(self, workload: Workload, rounds: int) -> Result:
         """Compare, then time, every contender that can run here, with its texts per second."""
@@ -72,7 +57,7 @@ def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
 
 def text_arrays(texts: Sequence[str], first: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the arrays of a workload, for `peers.texts_of`: its texts, and the first ones, which warm up."""
-    named = {"texts": texts, "first": first}
+    named = {"texts": texts, WARMING: first}
     return {name: np.frombuffer("\n".join(lines).encode(), dtype=np.uint8) for name, lines in named.items()}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import peak
 from fastbert.benchmarks.cpu.contender import environment
+from fastbert.benchmarks.cpu.peer_pythons import PeerPython
 from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
@@ -80,6 +81,8 @@ class Lineup:
 
     class_path = CLASS_PATH
     """The class of a contender's object in its process."""
+    reports_memory = True
+    """Whether a row has the memory of the contender's process."""
 
     def __init__(
         self,
@@ -91,18 +94,33 @@ class Lineup:
         isolate: bool,
         folder: Path,
         say: Say,
+        pythons: Mapping[str, PeerPython] | None = None,
     ) -> None:
         self.kind, self.names, self.threads, self.model = kind, list(names), threads, model
+        self.pythons = dict(pythons or {})
+        self.versions: dict[str, dict[str, Any]] = {}  # details of the row, by contender
+        self.exported: set[str] = set()
         self.isolate, self.folder, self.say = isolate, folder, say
         self.members: dict[str, Contender] = {}
         self.reasons: dict[str, str] = {}  # contenders that cannot run here
         self.failures: dict[tuple[str, str], str] = {}  # by workload and contender
         for name in dict.fromkeys((*names, *REFERENCES[kind])):
-            module = peers.missing(kind, name)
-            if module is not None:
-                self.reasons[name] = f"not installed (no module {module})"
+            reason = self._missing(name)
+            if reason is not None:
+                self.reasons[name] = reason
                 if name in names:
                     say(f"{name}: {self.reasons[name]}")
+
+    def _missing(self, name: str) -> str | None:
+        """Return why a contender cannot be started, or None."""
+        if name not in self.pythons:
+            module = peers.missing(self.kind, name)
+            return None if module is None else f"not installed (no module {module})"
+        python, lacks = self.pythons[name]
+        if lacks:
+            return f"not installed in {python} (no module {', '.join(lacks)})"
+        module = peers.missing_exporter(self.kind, name)
+        return None if module is None else f"its export needs a module that is not installed here ({module})"
 
     def __enter__(self) -> Lineup:
         return self
@@ -125,7 +143,10 @@ class Lineup:
         units = self._peak()
         measures |= {f"{PEAK}{what}": self._timing(PEAK, what=what) for what in units}
         timings = interleave(measures, rounds, failed=lambda name, error: self._drop(name, workload.name, error))
-        peaks = peak.best(units, {what: timings.pop(f"{PEAK}{what}", []) for what in units})
+        peak_timings = {what: timings.pop(f"{PEAK}{what}", []) for what in units}
+        peaks, moved = peak.best(units, peak_timings), peak.movement(units, peak_timings)
+        common = {} if moved is None else {"frequency": moved}
+        memory = {name: self._memory(name) for name in timings}
         rows = make_rows(
             workload.name,
             timings,
@@ -136,7 +157,13 @@ class Lineup:
             outputs={name: verdicts[name].outputs for name in timings},
         )
         rows = [
-            with_work(row, workload, peaks, {**details[row.contender], **verdicts[row.contender].details})
+            with_work(
+                row,
+                workload,
+                peaks,
+                {**details[row.contender], **verdicts[row.contender].details},
+                {**memory[row.contender], **self.versions.get(row.contender, {}), **common},
+            )
             for row in rows
         ]
         return Result(with_ratios(rows), self._absent(workload.name, {row.contender for row in rows}))
@@ -148,8 +175,9 @@ class Lineup:
             return None
         try:
             if name not in self.members:
+                self._export(name)
                 self._start(name)
-                self.members[name].call("load")
+                self.versions[name] = self._versions_of(name, self.members[name].call("load"))
         except ContenderFailed as error:
             self._drop(name, workload, error)
             self.reasons[name] = str(error)
@@ -161,7 +189,39 @@ class Lineup:
             return None
         return details
 
-    def _start(self, name: str) -> None:
+    def _export(self, name: str) -> None:
+        """Write the files that a contender reads besides the model, in a process of fastbert's environment: what the
+        export needs is no part of the contender's memory."""
+        if name not in self.exported and peers.exporter_needs(self.kind, name):
+            self._start(name, exporting=True)
+            self.members[name].call("export")
+            self.members.pop(name).close()
+            self.exported.add(name)
+
+    def _versions_of(self, name: str, versions: Mapping[str, str | None] | None) -> dict[str, Any]:
+        """Return a row's details on the versions of a contender: of an environment of its own, and unknown ones."""
+        notes, details = [], {}
+        known = {package: version or "unknown" for package, version in (versions or {}).items()}
+        if name in self.pythons:
+            details["versions"] = known
+            packages = ", ".join(f"{package} {version}" for package, version in known.items())
+            notes.append(f"in an environment of its own: {packages}")
+        else:
+            notes += [f"the version of {package} is unknown" for package in known if known[package] == "unknown"]
+        return {**details, "notes": notes} if notes else details
+
+    def _memory(self, name: str) -> dict[str, Any]:
+        """Return the row's detail on the memory of a contender's process, if it has one."""
+        if not (self.reports_memory and self.isolate and name in self.members):
+            return {}
+        try:
+            size = self.members[name].call("peak_memory")
+        except ContenderFailed:
+            return {}
+        return {} if size is None else {"peak_megabytes": float(f"{size / 1e6:.4g}")}
+
+    def _start(self, name: str, *, exporting: bool = False) -> None:
+        python = self.pythons[name].path if name in self.pythons and not exporting else None
         scratch = self.folder / name.replace(" ", "-").replace(",", "")
         scratch.mkdir(exist_ok=True)
         arguments: dict[str, Any] = {"threads": self.threads}
@@ -174,7 +234,7 @@ class Lineup:
             self.members[name] = Local(class_path, arguments)
             return
         with interrupts_held():  # until the process is registered
-            self.members[name] = Isolated(class_path, arguments, environment(self.threads, scratch))
+            self.members[name] = Isolated(class_path, arguments, environment(self.threads, scratch), python)
 
     def _compare(self, names: Sequence[str], path: Path, workload: str) -> dict[str, Verdict]:
         reference, expected = None, None
@@ -265,10 +325,16 @@ def compare(expected: np.ndarray, values: np.ndarray, dtype: str, reference: str
     return Verdict(outputs, float(f"{worst:.3g}"), details)
 
 
-def with_work(row: Row, workload: Workload, peaks: Mapping[str, tuple[float, str]], details: Mapping[str, Any]) -> Row:
-    """Return the row with its rate of useful work, beside the peak of the machine."""
+def with_work(
+    row: Row,
+    workload: Workload,
+    peaks: Mapping[str, tuple[float, str]],
+    details: Mapping[str, Any],
+    more: Mapping[str, Any],
+) -> Row:
+    """Return the row with its rate of useful work, beside the peak of the machine, and with further details."""
     rate = workload.operations / (row.median_ms / 1e3)
-    merged: dict[str, Any] = {**row.details, **details, "gflops": float(f"{rate / 1e9:.4g}")}
+    merged: dict[str, Any] = {**row.details, **details, **more, "gflops": float(f"{rate / 1e9:.4g}")}
     notes = [str(part["note"]) for part in (row.details, details) if "note" in part]
     if workload.note:
         merged["workload"] = workload.note

@@ -21,6 +21,7 @@ NATIVE_SECONDS = 0.1
 HOW_TO_BUILD = "for the peak of the arithmetic: FASTBERT_BUILD_PEAK=1 pip install ., in a clone"
 DTYPES = ("fp32", "bf16", "int8")
 COPY = "copy"
+STEADY = 0.75  # of its best round: a slower round of the peak is not explained by chance
 # The dtypes in which a result may be computed: wider arithmetic is exact enough too.
 WIDER = {"fp32": ("fp32",), "bf16": ("bf16", "fp32"), "int8": ("int8", "bf16", "fp32")}
 
@@ -75,6 +76,22 @@ def best(
             rate, kind = max(candidates)
             best_rates[dtype] = (rate, f"{kind}: {rates[kind][1]}")
     return best_rates
+
+
+def movement(units: Mapping[str, Mapping[str, Any]], timings: Mapping[str, Sequence[Timing]]) -> str | None:
+    """Return a note if the peak of fp32, or without it the copy, differed by more than a quarter between rounds; None
+    if it did not, and where nothing was measured."""
+    what = next((what for what in ("fp32", COPY) if timings.get(what)), None)
+    if what is None:
+        return None
+    rates = [units[what]["work"] / timing.seconds / 1e9 for timing in timings[what]]
+    slowest, fastest = min(rates), max(rates)
+    if slowest >= STEADY * fastest:
+        return None
+    measured, unit = ("copy", "GB/s") if what == COPY else ("peak of fp32", "GFLOP/s")
+    return (
+        f"the {measured} moved between rounds from {slowest:,.3g} to {fastest:,.3g} {unit}: the machine was not steady"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

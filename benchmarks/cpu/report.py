@@ -23,6 +23,7 @@ COLUMNS = (
     Column("peak", 4),
     Column("cosine", 1),
     Column("thr", 6),
+    Column("MB", 7),
     Column(""),  # of notes
 )
 
@@ -77,15 +78,18 @@ def _cells(row: Row, notes: Notes) -> tuple[tuple[str, ...], str]:
         f"{details['share_of_peak']:.0%}" if "share_of_peak" in details else "",
         number(details.get("smallest_cosine"), ".5f"),
         number(row.threads_used, ".1f"),
+        number(details["peak_megabytes"], ",.0f") if "peak_megabytes" in details else "",
         notes.mark(notes_of(row)),
     )
     return cells, "bold" if is_own(row.contender) else "" if row.agrees else "yellow"
 
 
 def notes_of(row: Row) -> list[str]:
-    """Return what a table and a chart say about a row: values that do not agree, threads that it did not have."""
+    """Return what a table and a chart say about a row: values that do not agree, threads that it did not have, a
+    machine that was not steady, versions."""
     notes = [] if row.agrees else [f"does not agree: {row.outputs}"]
-    return notes + ([str(row.details["note"])] if "note" in row.details else [])
+    notes += [str(row.details[name]) for name in ("note", "frequency") if name in row.details]
+    return notes + list(row.details.get("notes", ()))
 
 
 def absent_lines(result: Result, workloads: Sequence[str]) -> list[str]:

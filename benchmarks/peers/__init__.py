@@ -1,34 +1,24 @@
 """The contenders of the benchmarks: one small adapter module each, found by kind and name, imported on use.
 
 A kind is what is compared ("tokenizer"); all adapters of a kind have the methods of its protocol, which is defined
-here.
+here. An adapter may run with an interpreter of an environment that has neither torch nor fastbert's extension: it
+imports its own packages, numpy, and modules of this package that import no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from fastbert.benchmarks.peers.registry import REGISTRY, Entry
 from fastbert.errors import UserError
 
 Arrays = Mapping[str, np.ndarray]
-
-
-class Entry(NamedTuple):
-    """The module and class of an adapter, the modules it needs, the distributions whose versions are recorded, and the
-    arguments of its constructor that define this contender."""
-
-    module: str
-    attribute: str
-    needs: tuple[str, ...]
-    distributions: tuple[str, ...]
-    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class TokenizerPeer(Protocol):
@@ -168,164 +158,52 @@ class RerankerPeer(Protocol):
         """Return the scores minus their mean as fp32 (1, pairs); not timed."""
 
 
-FASTBERT = (("fastbert",), ("fastbert-engine",))
-ENCODERS = ("torch", "transformers")
-SENTENCES = ("sentence-transformers", *ENCODERS)
-NEEDED_BY_OPENVINO = ("openvino", "nncf")
-EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
-
-REGISTRY: dict[str, dict[str, Entry]] = {
-    "tokenizer": {
-        "fastbert": Entry("fastbert_tokenizer", "Tokenizer", *FASTBERT),
-        "nanotoken": Entry("nanotoken", "Tokenizer", ("nanotoken",), ("nanotoken",)),
-        "flash_tokenizer": Entry("flash_tokenizer", "Tokenizer", ("flash_tokenizer",), ("flash-tokenizer",)),
-        "huggingface": Entry(
-            "huggingface_tokenizer", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
-        ),
-    },
-    "tokenizers": {
-        "fastbert": Entry("tokenizer_json", "Fastbert", *FASTBERT),
-        "huggingface": Entry("tokenizer_json", "HuggingFace", ("tokenizers",), ("tokenizers",)),
-        "gigatoken": Entry("tokenizer_json", "Gigatoken", ("gigatoken", "awkward"), ("gigatoken",)),
-        "fastokens": Entry("tokenizer_json", "Fastokens", ("fastokens",), ("fastokens",)),
-        "splintr": Entry("tokenizer_json", "Splintr", ("splintr",), ("splintr-rs",)),
-        "tokie": Entry("tokenizer_json", "Tokie", ("tokie",), ("tokie",)),
-        "iree": Entry("tokenizer_json", "Iree", ("iree",), ("iree-tokenizer",)),
-        "kitoken": Entry("tokenizer_json", "Kitoken", ("kitoken",), ("kitoken",)),
-        "tiktoken": Entry("piece_files", "Tiktoken", ("tiktoken",), ("tiktoken",)),
-        "sentencepiece": Entry("piece_files", "Sentencepiece", ("sentencepiece",), ("sentencepiece",)),
-    },
-    "encoder": {
-        **{
-            f"fastbert {dtype}": Entry(
-                "fastbert_encoder", "Encoder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
-            )
-            for dtype in ("fp32", "bf16", "int8")
-        },
-        **{
-            f"accelerated {dtype}": Entry(
-                "transformers_encoder",
-                "AcceleratedEncoder",
-                ("fastbert", *ENCODERS),
-                ("fastbert-engine", *ENCODERS),
-                {"dtype": dtype},
-            )
-            for dtype in ("fp32", "bf16", "int8")
-        },
-        **{
-            f"transformers {attention} {dtype}": Entry(
-                "transformers_encoder", "Encoder", ENCODERS, ENCODERS, {"dtype": dtype, "attention": attention}
-            )
-            for attention in ("eager", "sdpa")
-            for dtype in ("fp32", "bf16")
-        },
-        **{
-            f"torch.compile {dtype}": Entry(
-                "transformers_encoder", "CompiledEncoder", ENCODERS, ENCODERS, {"dtype": dtype, "attention": "sdpa"}
-            )
-            for dtype in ("fp32", "bf16")
-        },
-        **{
-            f"openvino {dtype}": Entry(
-                "openvino_encoder", "Encoder", ("openvino", *ENCODERS), ("openvino", *ENCODERS), {"dtype": dtype}
-            )
-            for dtype in ("fp32", "bf16")
-        },
-        **{
-            f"onnxruntime {dtype}": Entry("onnxruntime_encoder", "Encoder", EXPORTED, EXPORTED, {"dtype": dtype})
-            for dtype in ("fp32", "int8")
-        },
-    },
-    "training": {
-        **{
-            f"fastbert {dtype}": Entry(
-                "fastbert_training", "Step", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
-            )
-            for dtype in ("bf16", "fp32")
-        },
-        **{
-            f"{name} {dtype}": Entry("transformers_training", attribute, ENCODERS, ENCODERS, {"dtype": dtype})
-            for name, attribute in (("transformers", "Step"), ("torch.compile", "CompiledStep"))
-            for dtype in ("bf16", "fp32")
-        },
-    },
-    "embed": {
-        **{
-            f"fastbert {dtype}": Entry("fastbert_embedder", "Embedder", *FASTBERT, {"dtype": dtype})
-            for dtype in ("fp32", "bf16", "int8")
-        },
-        **{
-            f"sentence-transformers {dtype} by {batch}": Entry(
-                "sentence_transformers_embedder",
-                "Embedder",
-                ("sentence_transformers",),
-                SENTENCES,
-                {"dtype": dtype, "batch": batch},
-            )
-            for dtype, batch in (("fp32", 32), ("fp32", 64), ("fp32", 128), ("bf16", 32))
-        },
-        **{
-            f"{module} {dtype} by 32": Entry(
-                "sentence_transformers_embedder",
-                attribute,
-                (*needs, "sentence_transformers"),
-                (*needs, *SENTENCES),
-                {"dtype": dtype, "batch": 32},
-            )
-            for module, attribute, needs, dtypes in (
-                ("onnxruntime", "OnnxRuntime", ("onnx", "onnxruntime"), ("fp32", "int8")),
-                ("openvino", "OpenVino", ("openvino",), ("fp32", "bf16")),
-            )
-            for dtype in dtypes
-        },
-    },
-    "rerank": {
-        **{
-            f"fastbert {dtype}": Entry("fastbert_reranker", "Reranker", *FASTBERT, {"dtype": dtype})
-            for dtype in ("fp32", "bf16", "int8")
-        },
-        **{
-            f"{name} {dtype} by {batch}": Entry(
-                "sentence_transformers_reranker",
-                attribute,
-                (*(NEEDED_BY_OPENVINO if name == "openvino" else ()), "sentence_transformers"),
-                (*(NEEDED_BY_OPENVINO if name == "openvino" else ()), *SENTENCES),
-                {"dtype": dtype, "batch": batch},
-            )
-            for name, attribute, runs in (
-                ("sentence-transformers", "Reranker", (("fp32", 8), ("fp32", 32), ("bf16", 32))),
-                ("openvino", "OpenVino", (("fp32", 8), ("int8", 1), ("int8", 8), ("int8", 32))),
-            )
-            for dtype, batch in runs
-        },
-    },
-    "matmul": {
-        f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype})
-        for name, attribute, dtypes in (
-            ("fastbert", "FastbertMatmul", ("fp32", "bf16")),
-            ("torch", "TorchMatmul", ("fp32", "bf16")),
-            ("torch, oneDNN prepacked", "Prepacked", ("fp32", "bf16")),
-            ("torch, MKL prepacked", "PrepackedMkl", ("fp32",)),
-        )
-        for dtype in dtypes
-    },
-}
-
-
 def names(kind: str) -> list[str]:
     """Return the contenders of a kind, fastbert first."""
     return list(_entries(kind))
 
 
 def missing(kind: str, name: str) -> str | None:
-    """Return the module that a contender lacks here, or None if it can be loaded."""
-    return next((module for module in _entry(kind, name).needs if find_spec(module) is None), None)
+    """Return the module that a contender or its exporter lacks here, or None if it can be loaded."""
+    return _first_missing((*_entry(kind, name).needs, *exporter_needs(kind, name)))
+
+
+def missing_exporter(kind: str, name: str) -> str | None:
+    """Return the module that a contender's exporter lacks here, or None if it can run or there is none."""
+    return _first_missing(exporter_needs(kind, name))
+
+
+def needs(kind: str, name: str) -> tuple[str, ...]:
+    """Return the modules that a contender's adapter imports in its environment."""
+    return _entry(kind, name).needs
+
+
+def packages(kind: str, name: str) -> tuple[str, ...]:
+    """Return the distributions that a contender consists of."""
+    return _entry(kind, name).distributions
+
+
+def exporter_needs(kind: str, name: str) -> tuple[str, ...]:
+    """Return the modules that a contender's exporter imports in this environment."""
+    exporter = _entry(kind, name).exporter
+    return exporter.needs if exporter else ()
 
 
 def load(kind: str, name: str) -> Any:
     """Return a contender's adapter class."""
     entry = _entry(kind, name)
     return getattr(import_module(f"{__name__}.{entry.module}"), entry.attribute)
+
+
+def exporter(kind: str, name: str) -> Callable[..., None] | None:
+    """Return the function that writes a contender's files, or None."""
+    exporter = _entry(kind, name).exporter
+    return getattr(import_module(f"{__name__}.{exporter.module}"), exporter.function) if exporter else None
+
+
+def versions(kind: str, name: str) -> dict[str, str | None]:
+    """Return the versions of a contender's distributions in this environment; None where one has no metadata."""
+    return {package: _version(package) for package in packages(kind, name)}
 
 
 def options(kind: str, name: str) -> dict[str, Any]:
@@ -351,6 +229,17 @@ def thread_environment(threads: int) -> dict[str, str]:
         **dict.fromkeys(pools, str(threads)),
         "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
     }
+
+
+def _first_missing(modules: Sequence[str]) -> str | None:
+    return next((module for module in modules if find_spec(module) is None), None)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _entries(kind: str) -> dict[str, Entry]:

@@ -12,7 +12,8 @@ import onnxruntime
 import torch
 
 from fastbert.benchmarks.peers import Arrays
-from fastbert.benchmarks.peers.transformers_encoder import load, padded, real_tokens
+from fastbert.benchmarks.peers.padded_batches import padded, real_tokens
+from fastbert.benchmarks.peers.transformers_encoder import load
 
 
 class _Exported(torch.nn.Module):

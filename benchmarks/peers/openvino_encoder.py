@@ -11,7 +11,8 @@ import openvino
 import torch
 
 from fastbert.benchmarks.peers import Arrays
-from fastbert.benchmarks.peers.transformers_encoder import load, padded, real_tokens
+from fastbert.benchmarks.peers.padded_batches import padded, real_tokens
+from fastbert.benchmarks.peers.transformers_encoder import load
 
 HINTS = {"fp32": "f32", "bf16": "bf16"}
 MATMULS = ("FullyConnected", "MatMul")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sentence_transformers import SentenceTransformer
 
 from fastbert.benchmarks.peers import Arrays, texts_of
 
@@ -22,8 +23,6 @@ class Embedder:
     """`SentenceTransformer.encode` with a batch size."""
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
-        from sentence_transformers import SentenceTransformer
-
         torch.set_num_threads(threads)
         options = {"dtype": DTYPES[dtype]}
         self.model, self.batch = SentenceTransformer(str(folder), device="cpu", model_kwargs=options), batch

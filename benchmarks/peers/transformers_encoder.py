@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers import AutoModel
 
 from fastbert.benchmarks.peers import Arrays
+from fastbert.benchmarks.peers.padded_batches import padded, real_tokens
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -19,21 +21,7 @@ def load(folder: Path, attention: str, dtype: torch.dtype = torch.float32) -> An
     """Load the model in evaluation mode; other libraries convert it."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return transformers.AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
-
-
-def padded(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return `input_ids` and `attention_mask`, int64 (sequences, padded length), padded at the end with id 0."""
-    lengths, width = arrays["lengths"], int(arrays["padded_to"])
-    real = np.arange(width) < lengths[:, None]
-    ids = np.zeros(real.shape, np.int64)
-    ids[real] = arrays["input_ids"]
-    return {"input_ids": ids, "attention_mask": real.astype(np.int64)}
-
-
-def real_tokens(hidden: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    """Return the rows of (sequences, length, width) that belong to real tokens: fp32 (tokens, width)."""
-    return np.asarray(hidden[attention_mask.astype(bool)], np.float32)
+    return AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
 
 
 class Encoder:

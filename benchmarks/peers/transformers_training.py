@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 from fastbert.benchmarks.peers import Arrays
+from fastbert.benchmarks.peers.padded_batches import padded
 from fastbert.benchmarks.peers.training import Peer
-from fastbert.benchmarks.peers.transformers_encoder import padded
 
 IGNORED = -100
 

@@ -28,6 +28,7 @@ class TrainingLineup(Lineup):
     """The contenders of one workload; if requested, with a profile of each one's step."""
 
     class_path = "fastbert.benchmarks.training.contender:TrainingContender"
+    reports_memory = False  # its parts are reported instead
     profiles = False
 
     def measure(self, workload: Workload, rounds: int) -> Result:

@@ -60,6 +60,17 @@ class _Cpu(_Machine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Peers(_Cpu):
+    """The machine, and the environments of contenders that need one of their own."""
+
+    GROUP: ClassVar = MACHINE
+
+    peer_python: tuple[str, ...] = ()
+    """NAME=PATH: run the contenders whose names begin with NAME with this Python of a different environment, such as
+    zentorch=environment/bin/python."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchFlags(_Machine, _Output, _Measurement):
     """The flags of all benchmarks."""
 
@@ -197,7 +208,7 @@ class _EncoderMeasurement(_Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(_Cpu, _EncoderMeasurement, _EncoderModel, BenchFlags):
+class EncoderConfig(_Peers, _EncoderMeasurement, _EncoderModel, BenchFlags):
     """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
 
     MODULE: ClassVar[str] = "bench_encoder"
@@ -280,7 +291,7 @@ class _EmbedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig(_Cpu, _EmbedModel, _EmbedData, BenchFlags):
+class EmbedConfig(_Peers, _EmbedModel, _EmbedData, BenchFlags):
     """Compare embeddings from text to vector: vectors first, then texts per second."""
 
     MODULE: ClassVar[str] = "bench_embed"

@@ -10,7 +10,7 @@ from embedding import random_texts, saved, small_model, small_tokenizer
 from fastbert.benchmarks import bench_embed, peers
 from fastbert.benchmarks.bench_embed import Options
 from fastbert.benchmarks.cpu import embed_contender, lineup, peak, random_models
-from fastbert.benchmarks.cpu.embed_contender import EmbedContender
+from fastbert.benchmarks.cpu.contender import TextContender
 from fastbert.benchmarks.harness import measure
 from fastbert.errors import UserError
 from fastbert.models.roberta.config import XLMRobertaConfig
@@ -69,7 +69,7 @@ def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path
     embed_contender.workload("toy", random_texts(seed, 40), model).save(path)
     results = []
     for one in (REFERENCE, name):
-        contender = EmbedContender("embed", one, str(model), 1, str(tmp_path / "scratch"))
+        contender = TextContender("embed", one, str(model), 1, str(tmp_path / "scratch"))
         contender.load()
         contender.open(str(path))
         assert contender.time().seconds > 0
@@ -124,7 +124,7 @@ def test_a_random_model_of_a_shape_is_embedded_alike_by_all(name: str, seed: int
     work.save(path)
     results = []
     for contender_name in (REFERENCE, name):
-        contender = EmbedContender("embed", contender_name, str(folder), 1, str(tmp_path / "scratch"))
+        contender = TextContender("embed", contender_name, str(folder), 1, str(tmp_path / "scratch"))
         contender.load()
         contender.open(str(path))
         contender.save(str(tmp_path / "values.npy"))

@@ -10,7 +10,7 @@ import pytest
 from fastbert.benchmarks import bench_rerank, peers
 from fastbert.benchmarks.bench_rerank import Options
 from fastbert.benchmarks.cpu import lineup, peak, rerank_contender
-from fastbert.benchmarks.cpu.embed_contender import EmbedContender
+from fastbert.benchmarks.cpu.contender import TextContender
 from fastbert.benchmarks.cpu.rerank_contender import RerankLineup, kendall_tau
 from fastbert.benchmarks.harness import measure
 from fastbert.errors import UserError
@@ -72,7 +72,7 @@ def test_every_adapter_gives_the_scores_of_the_reference(name: str, model: Path,
     rerank_contender.workloads(model, 20)[1].save(path)
     results = []
     for one in (REFERENCE, name):
-        contender = EmbedContender("rerank", one, str(model), 1, str(tmp_path / "scratch"))
+        contender = TextContender("rerank", one, str(model), 1, str(tmp_path / "scratch"))
         contender.load()
         contender.open(str(path))
         assert contender.time().seconds > 0

@@ -1,10 +1,12 @@
 """The CPU benchmarks' contenders: verdicts on their outputs, ratios of their rows, and the peak they are held to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cpu_rows import row
 
-from fastbert.benchmarks.cpu import lineup, peak
+from fastbert.benchmarks.cpu import lineup, peak, report
 from fastbert.benchmarks.harness.measure import Timing
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -57,6 +59,24 @@ def test_the_peak_of_a_dtype_is_the_best_that_may_serve_it() -> None:
         "int8": (200.0, "int8: INT8"),
         "copy": (25.0, "COPY"),
     }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ({"fp32": [1.0, 1.3], "copy": [1.0, 2.0]}, None),
+        ({"fp32": [1.0, 1.4], "copy": [1.0, 1.0]}, "the peak of fp32 moved between rounds from 71.4 to 100 GFLOP/s"),
+        ({"copy": [2.0, 1.0, 1.5]}, "the copy moved between rounds from 50 to 100 GB/s"),
+        ({"copy": []}, None),
+    ],
+)
+def test_a_peak_that_moves_by_more_than_a_quarter_is_said(seconds: dict[str, list[float]], words: str | None) -> None:
+    units = {what: {"source": "", "work": 1e11} for what in seconds}
+    timings = {what: [Timing(value, 0.0) for value in values] for what, values in seconds.items()}
+    moved = peak.movement(units, timings)
+    assert moved == (words and f"{words}: the machine was not steady")
+    one = replace(row("other fp32", 1.0), details={} if moved is None else {"frequency": moved})
+    assert report.notes_of(one) == ([] if moved is None else [moved])
 
 
 def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
