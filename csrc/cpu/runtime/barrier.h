@@ -1,11 +1,12 @@
-// A barrier for the threads of one parallel region. OpenMP's lets threads spin for milliseconds, so that two processes on
-// the same cores take turns in spinning; here a thread spins for as long as falling asleep and being woken would take, and
-// sleeps then.
+// A barrier for the threads of one parallel region. OpenMP's threads spin for milliseconds, so that those of two processes
+// on the same cores take turns in spinning. Here a thread spins for a few microseconds, offers its core to others for a
+// millisecond, and sleeps then; a virtual machine's core that falls asleep at once may need as long to wake up.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <thread>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -31,7 +32,10 @@ public:
         const auto begin = std::chrono::steady_clock::now();
         while (!released()) {
             for (int i = 0; i < kPauses && !released(); ++i) pause();
-            if (std::chrono::steady_clock::now() - begin > kSpin) break;
+            const auto waited = std::chrono::steady_clock::now() - begin;
+            if (waited > kSpin) break;
+            // Another process that has the core of the thread that is late gets this one, too.
+            if (waited > kPolite) std::this_thread::yield();
         }
         while (!released()) generation_.wait(generation, std::memory_order_acquire);
     }
@@ -42,7 +46,7 @@ public:
 
 private:
     static constexpr int kPauses = 32;
-    static constexpr std::chrono::microseconds kSpin{50};
+    static constexpr std::chrono::microseconds kPolite{5}, kSpin{1000};
 
     static void pause() {
 #if defined(__x86_64__)
