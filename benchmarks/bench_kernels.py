@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fastbert.benchmarks.cpu.operations import KIND, OperationLineup, OperationW
 from fastbert.benchmarks.harness import command_line, records
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import Row
+from fastbert.benchmarks.harness.suite import Case, contender_cases
 from fastbert.benchmarks.harness.tables import Column, Notes, console_of, milliseconds, number, print_table, span
 from fastbert.config import BertConfig
 
@@ -126,6 +127,19 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
         records.write(json, records.record(BENCHMARK, report.record_rows(result), packages, settings))
     what = f"Operations of BERT {options.preset}"
     command.publish(result, options, None, chart, benchmark=BENCHMARK, packages=packages, what=what)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`."""
+    made = {workload.name: workload for workload in Options(quick=not full).chosen()}
+    return contender_cases(
+        BENCHMARK, KIND, made, lambda _, name: (made[name], None), dtypes=lambda name: made[name].dtypes
+    )
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fastbert.benchmarks.cpu.lineup import Absent, Result
 from fastbert.benchmarks.harness import child_process, command_line, process_memory, records, report
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import FASTBERT, ContenderFailed, Row, Timing, make_rows
+from fastbert.benchmarks.harness.suite import Call, Case, Workshop
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
@@ -178,6 +180,34 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     if chart is not None and result.rows:
         title = command.title(f"Loading BERT {options.preset}", records.PACKAGES, options.thread_count)
         report.chart(chart, result.rows, title=title)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`, which load in one process."""
+    options = Options(quick=not full)
+
+    def open_workload(workload: str, workshop: Workshop) -> Call:
+        config = BertConfig.preset(options.preset)
+        folder = workshop.once("model", lambda folder: save_model(folder, config))
+        return Call(
+            run=lambda: child(FASTBERT, workload, str(folder), str(workshop.threads)),
+            tokens=sum(WORKLOADS[workload]) or None,
+        )
+
+    return [
+        Case(
+            benchmark=KIND,
+            workload=workload,
+            open=partial(open_workload, workload),
+            details={"model": options.preset},
+        )
+        for workload in options.chosen()
+    ]
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
