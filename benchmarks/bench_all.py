@@ -26,8 +26,19 @@ from fastbert.benchmarks.harness.tables import Column, console_of, number, print
 from fastbert.errors import UserError
 
 # What `quick` measures of each benchmark, so that all of them end within five minutes on two cores: processes that
-# import torch and export models take most of the time.
-QUICK: Mapping[str, Sequence[str]] = {}
+# import torch and export or compile models take most of the time. `--contenders` replaces those here.
+QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "tokenizer": {"measures": ("cold", "warm", "load")},
+    "tokenizers": {"measures": ("warm", "load"), "families": ("gpt2", "xlm-roberta", "BPE", "Unigram")},
+    "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
+    "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "sdpa", "onnxruntime int8")},
+    "training": {"workloads": ("wiki-en",)},
+    "embed": {"contenders": ("fastbert", "sentence-transformers fp32 by 32")},
+    "rerank": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "workloads": ("mixed",)},
+    "generation": {"workloads": ("batch 16",)},
+    "loading": {"workloads": ("first-sentence",)},
+    "serving": {"contenders": ("fastbert int8", "fp32, batching"), "workloads": ("single",)},
+}
 NOT_INSTALLED = "not installed"
 
 COLUMNS = (
@@ -148,9 +159,13 @@ def run_one(name: str, file: Path, options: Options) -> Outcome:
 
 def flags(name: str, options: Options) -> list[str]:
     """Return the flags of one benchmark's command."""
-    words = ["--quick", *QUICK.get(name, ())] if options.quick else []
+    words, chosen = [], dict(QUICK.get(name, {})) if options.quick else {}
+    if options.quick:
+        words.append("--quick")
     if options.contenders:
-        words += ["--contenders", *options.contenders]
+        chosen["contenders"] = options.contenders
+    for flag, values in chosen.items():
+        words += [f"--{flag}", *values]
     for flag, value in (("rounds", options.rounds), ("threads", options.threads)):
         words += [f"--{flag}", str(value)] if value is not None else []
     return words

@@ -67,7 +67,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 @pytest.fixture(scope="session")
 def about() -> dict[str, Any]:
-    """The commit and the class of the machine, which every test's `extra_info` has."""
+    """Return the commit and the class of the machine, which every test's `extra_info` has."""
     from fastbert.benchmarks.harness import records
 
     return {"commit": records.commit(), "machine_class": records.machine_class(records.machine())}
@@ -75,7 +75,7 @@ def about() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def workshop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """What the cases of a module share."""
+    """Yield what the cases of a module share."""
     from fastbert.benchmarks.harness.suite import Workshop
 
     made = Workshop(tmp_path_factory.mktemp("workshop"), _threads(request.config))
@@ -85,7 +85,7 @@ def workshop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def measured(request: pytest.FixtureRequest, workshop: Any, about: dict[str, Any]) -> Any:
-    """A function that opens a case, warms it, times it, and records its rates."""
+    """Return a function that opens a case, warms it, times it, and records its rates."""
     if not request.config.pluginmanager.hasplugin("benchmark"):
         pytest.skip(MISSING)
     benchmark = request.getfixturevalue("benchmark")
