@@ -200,7 +200,7 @@ def show(outcomes: Sequence[Outcome], console: Any = None) -> None:
     for outcome in outcomes:
         lines = [*(f"FAILED: {line}" for line in outcome.failures), *outcome.others, *filter(None, [outcome.note])]
         for line in lines:
-            console.print(f"{outcome.benchmark}: {line}", markup=False)
+            console.print(f"{outcome.benchmark}: {line}", markup=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -326,7 +326,7 @@ def _machine_notes(old: Measurement, new: Measurement, control: _Control) -> Ite
 def show(comparison: Comparison, console: Any = None) -> None:
     """Print a table of fastbert's rows, and a line for what became slower, failed, or cannot be compared."""
     console = console_of(console)
-    console.print(f"compared: {comparison.title}", style="bold", markup=False)
+    console.print(f"compared: {comparison.title}", style="bold", markup=False, soft_wrap=True)
     styles = {SLOWER: "bold red", FASTER: "bold green", SAME: ""}
     rows = [
         (
@@ -349,12 +349,12 @@ def show(comparison: Comparison, console: Any = None) -> None:
     counts = {verdict: sum(change.verdict == verdict for change in comparison.changes) for verdict in styles}
     failed = f", {len(comparison.failures)} fail now" if comparison.failures else ""
     line = f"{counts[SLOWER]} slower, {counts[FASTER]} faster, {counts[SAME]} within noise{failed}"
-    console.print(line, markup=False)
+    console.print(line, markup=False, soft_wrap=True)
     sources = dict.fromkeys(change.source or "nothing" for change in comparison.changes)
     if sources:
-        console.print(f"the machine's change is that of: {', '.join(sources)}", markup=False)
+        console.print(f"the machine's change is that of: {', '.join(sources)}", markup=False, soft_wrap=True)
     for line in (*(f"{FAILED}: {failure}" for failure in comparison.failures), *comparison.notes):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _percent(logarithm: float) -> str:
