@@ -29,7 +29,7 @@ from fastbert.benchmarks.harness.tables import Column, console_of, milliseconds,
 from fastbert.errors import UserError
 
 FLOOR = 0.03  # smaller changes come from the layout of memory, not from code
-FLOOR_ALONE = 0.10  # where nothing tells how fast the machine was
+FLOOR_ALONE = 0.10  # without a measure of the machine's speed
 PEAK_SPREAD = 0.02  # of the peak rates, whose best round counts
 SAME_WORK = 2e-3  # relative difference of counts that were computed from rounded rates
 OWN = (FASTBERT, "accelerated")
@@ -279,18 +279,18 @@ def _failure(row: Row) -> str:
 
 def _difference(old: Measurement, new: Measurement, before: Row, now: Row) -> str | None:
     """Return why two rows of one name cannot be compared, or None."""
-    for name in ("dtype", "threads"):
+    for name, what in (("dtype", "a different dtype"), ("threads", "a different number of threads")):
         if before.get(name) != now.get(name):
-            return f"another {name.removesuffix('s')} ({before.get(name)} before, {now.get(name)} now)"
+            return f"{what} ({before.get(name)} before, {now.get(name)} now)"
     for model, other in (
         (old.settings.get("model"), new.settings.get("model")),
         (before.get("details", {}).get("model"), now.get("details", {}).get("model")),
     ):
         if model and other and model != other:
-            return f"another model ({model} before, {other} now)"
+            return f"a different model ({model} before, {other} now)"
     for what, count, other in zip(("tokens", "bytes of text", "operations"), _work(before), _work(now)):
         if count and other and abs(count - other) > SAME_WORK * count:
-            return f"another model or size ({count:,.4g} {what} per call before, {other:,.4g} now)"
+            return f"a different model or size ({count:,.4g} {what} per call before, {other:,.4g} now)"
     return None
 
 
@@ -315,7 +315,7 @@ def _machine_notes(old: Measurement, new: Measurement, control: _Control) -> Ite
     for name, what in (("cpu", "processor"), ("cpu_capability", "CPU capability"), ("usable_cores", "cores")):
         before, now = ((side.machine or {}).get(name) for side in (old, new))
         if before != now:
-            yield f"another {what}: {before} before, {now} now; only changes relative to the machine's count"
+            yield f"a different {what}: {before} before, {now} now; only changes relative to the machine's count"
     if control.packages:
         yield f"left out of the machine's change, for their versions: {', '.join(control.packages.values())}"
 

@@ -61,7 +61,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "loading": ("fastbert bench loading --quick", "fastbert bench loading --model base --workloads first-sentence"),
     "serving": ("fastbert bench serving --quick", "fastbert bench serving --workloads single --infinity ENVIRONMENT"),
     "all": ("fastbert bench all --quick --json before", "fastbert bench all --quick --compare before"),
-    "compare": ("fastbert bench compare before.json after.json", "fastbert bench compare a.json b.json --quiet"),
+    "compare": (
+        "fastbert bench compare before.json after.json",
+        "fastbert bench compare benchmarks/results/encoder/amx.json rows.json",
+    ),
 }
 EXAMPLES |= {alias: EXAMPLES[name] for alias, name in ALIASES.items()}
 
@@ -101,7 +104,8 @@ def check(config: BenchFlags | AllConfig | CompareConfig) -> None:
         check_new_folder("--json", config.json)
         check_exists("--compare", config.compare)
         for name in config.only:
-            subcommand(name)
+            if subcommand(name) not in [flags for flags, _ in BENCHMARKS.values()]:
+                raise UserError(f"--only {name}: is not a benchmark; choose from {', '.join(BENCHMARKS)}")
         return
     check_new_file("--json", config.json)
     check_new_file("--chart", config.chart)

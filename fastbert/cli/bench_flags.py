@@ -184,6 +184,10 @@ class TrainingConfig(_Cpu, _TrainingMeasurement, _TrainingModel, _TrainingData, 
 
     MODULE: ClassVar[str] = "bench_training"
 
+    @property
+    def benchmark(self) -> str:
+        return super().benchmark if self.loss_curve is None else "loss-curves"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _EmbedData:

@@ -143,11 +143,14 @@ def test_a_row_that_fails_now_is_a_failure(save: Save) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"dtype": "bf16"}, "another dtype (fp32 before, bf16 now)"),
-        ({"threads": 2}, "another thread (1 before, 2 now)"),
-        ({"tokens_per_second": 2e4}, "another model or size (1,000 tokens per call before, 2,000 now)"),
-        ({"details": {"rounds": 7, "gflops": 1.0}}, "another model or size (2e+08 operations per call before, 1e+08"),
-        ({"details": {"rounds": 7, "gflops": 2.0, "model": "base"}}, "another model (tiny before, base now)"),
+        ({"dtype": "bf16"}, "a different dtype (fp32 before, bf16 now)"),
+        ({"threads": 2}, "a different number of threads (1 before, 2 now)"),
+        ({"tokens_per_second": 2e4}, "a different model or size (1,000 tokens per call before, 2,000 now)"),
+        (
+            {"details": {"rounds": 7, "gflops": 1.0}},
+            "a different model or size (2e+08 operations per call before, 1e+08",
+        ),
+        ({"details": {"rounds": 7, "gflops": 2.0, "model": "base"}}, "a different model (tiny before, base now)"),
     ],
 )
 def test_rows_of_other_work_are_refused_in_one_line(change: dict[str, Any], reason: str, save: Save) -> None:
@@ -177,7 +180,7 @@ def test_other_classes_and_benchmarks_are_refused(save: Save, monkeypatch: pytes
         comparison.read_for(amx, "encoder")
     moved = compared(old, save("new", own, machine=MACHINE | {"cpu": "Example 1000"}))
     assert moved.notes == [
-        "another processor: Example 9000 before, Example 1000 now; only changes relative to the machine's count"
+        "a different processor: Example 9000 before, Example 1000 now; only changes relative to the machine's count"
     ]
 
 

@@ -106,6 +106,7 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
         ("bench compare nope.json", "FILES nope.json: must be two, the earlier and the later one"),
         ("bench compare nope.json other.json", "FILES nope.json: no such file"),
         ("bench all --only nope", "bench 'nope': is not a workload; choose one of tok"),
+        ("bench all --only all", "--only all: is not a benchmark; choose from tokenizer, tokenizers, kernels,"),
         ("bench all --compare nope", "--compare nope: no such file or folder"),
         ("bench all --rounds 0", "--rounds 0 must be at least 1"),
         ("bench sreve", "did you mean `fastbert bench serve`?"),
@@ -181,3 +182,6 @@ def test_an_earlier_file_is_compared(
     captured = capsys.readouterr()
     assert captured.err == f"fastbert: error: {old}: measured rerank, not embed\n"
     assert not captured.out
+    for words, name in (("training --loss-curve 5", "loss-curves"), ("encoder --matmuls", "matmuls")):
+        assert cli.main(["bench", *words.split(), "--compare", str(old)]) == 2
+        assert capsys.readouterr().err.endswith(f"measured rerank, not {name}\n")
