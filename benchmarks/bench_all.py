@@ -166,7 +166,9 @@ def flags(name: str, options: Options) -> list[str]:
         chosen["contenders"] = options.contenders
     for flag, values in chosen.items():
         words += [f"--{flag}", *values]
-    for flag, value in (("rounds", options.rounds), ("threads", options.threads)):
+    # The tokenizers' number of threads is what they compare with one.
+    threads = None if (name, options.threads) == ("tokenizer", 1) else options.threads
+    for flag, value in (("rounds", options.rounds), ("threads", threads)):
         words += [f"--{flag}", str(value)] if value is not None else []
     return words
 

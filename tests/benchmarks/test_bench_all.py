@@ -97,7 +97,7 @@ def test_wrong_options_are_named(tmp_path: Path, commands: list[list[str]]) -> N
         Options(compare=tmp_path / "none")
 
 
-def test_the_quick_selection_names_workloads_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_selection_names_workloads_that_exist() -> None:
     """Each command of `all --quick` is one that its benchmark accepts."""
     from importlib import import_module
 
@@ -106,7 +106,8 @@ def test_the_quick_selection_names_workloads_that_exist(monkeypatch: pytest.Monk
 
     assert bench_all.QUICK.keys() <= BENCHMARKS.keys()
     for name in BENCHMARKS:
-        config = parse(subcommand(name), f"bench {name}", bench_all.flags(name, Options(quick=True)))
+        words = bench_all.flags(name, Options(quick=True, threads=1, rounds=2))
+        config = parse(subcommand(name), f"bench {name}", words)
         import_module(f"fastbert.benchmarks.{config.MODULE}").Options(**config.options())
 
 
