@@ -33,7 +33,7 @@ QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
     "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
     "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "sdpa", "onnxruntime int8")},
     "training": {"workloads": ("wiki-en",)},
-    "embed": {"contenders": ("fastbert", "sentence-transformers fp32 by 32")},
+    "embed": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "texts": ("200",)},
     "rerank": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "workloads": ("mixed",)},
     "generation": {"workloads": ("batch 16",)},
     "loading": {"workloads": ("first-sentence",)},

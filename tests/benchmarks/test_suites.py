@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ TOY = BertConfig(vocab_size=30522, hidden_size=64, num_hidden_layers=1, num_atte
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Toy models, short sequences, few texts, one call per round."""
-    monkeypatch.setattr(BertConfig, "preset", classmethod(lambda cls, name: TOY))
+    monkeypatch.setattr(BertConfig, "preset", classmethod(lambda cls, name, **more: replace(TOY, **more)))
     for module in (bench_embed, rerank_contender):
         monkeypatch.setattr(module, "MINILM", TOY)
     gpt2 = {"vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
