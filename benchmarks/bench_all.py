@@ -25,14 +25,14 @@ from fastbert.benchmarks.harness.measure import AGREEING
 from fastbert.benchmarks.harness.tables import Column, console_of, number, print_table
 from fastbert.errors import UserError
 
-# What `quick` measures of each benchmark, so that all of them end within five minutes on two cores: processes that
-# import torch and export or compile models take most of the time. `--contenders` replaces those here.
+# What `quick` measures of each benchmark, to end within minutes: processes that import torch and export or compile
+# models take most of the time. `--contenders` replaces those here.
 QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
     "tokenizer": {"measures": ("cold", "warm", "load")},
     "tokenizers": {"measures": ("warm", "load"), "families": ("gpt2", "xlm-roberta", "BPE", "Unigram")},
     "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
     "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "sdpa", "onnxruntime int8")},
-    "training": {"workloads": ("wiki-en",)},
+    "training": {"workloads": ("wiki-en",), "contenders": ("fastbert", "transformers bf16")},
     "embed": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "texts": ("200",)},
     "rerank": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "workloads": ("mixed",)},
     "generation": {"workloads": ("batch 16",)},

@@ -312,7 +312,7 @@ def _changed_packages(old: Measurement, new: Measurement) -> dict[str, str]:
 
 
 def _machine_notes(old: Measurement, new: Measurement, control: _Control) -> Iterable[str]:
-    for name, what in (("cpu", "processor"), ("cpu_capability", "CPU capability"), ("usable_cores", "cores")):
+    for name, what in (("cpu", "processor"), ("cpu_capability", "CPU capability"), ("usable_cores", "number of cores")):
         before, now = ((side.machine or {}).get(name) for side in (old, new))
         if before != now:
             yield f"a different {what}: {before} before, {now} now; only changes relative to the machine's count"

@@ -19,7 +19,7 @@ class _AllMeasurement:
     GROUP: ClassVar = MeasurementFlags.GROUP
 
     quick: bool = False
-    """Small models and few workloads of each: under five minutes on two cores."""
+    """Small models, and few workloads and contenders of each: minutes instead of hours."""
     only: tuple[str, ...] = ()
     """Only these benchmarks, such as encoder kernels (default: all)."""
     contenders: tuple[str, ...] = ()
