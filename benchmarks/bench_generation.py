@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from fastbert.benchmarks.cpu.lineup import Absent, Result, with_ratios
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import Row, interleave, make_rows, timed
+from fastbert.benchmarks.harness.suite import Call, Case, Workshop
 from fastbert.errors import UserError
 
 KIND = "generation"
@@ -111,14 +113,10 @@ class _Models:
     """The models of one shape, by library and dtype, with the same weights."""
 
     def __init__(self, folder: Path, shape: str, options: Options, say: Say) -> None:
-        import torch
-
         import fastbert
-        from fastbert.models.gpt2.config import GPT2Config
 
         self.shape, self.say = shape, say
-        torch.manual_seed(SEED)
-        fastbert.GPT2LMHeadModel(GPT2Config(**SHAPES[shape])).save_pretrained(folder)
+        _save(folder, shape)
         chosen = choose("contender", list(CONTENDERS), options.contenders)
         self.reference: Any = fastbert.load(folder).eval()
         self.models: dict[str, Any] = {}
@@ -131,11 +129,7 @@ class _Models:
 
     def measure(self, workload: str, batch: int, options: Options) -> Result:
         """Compare the texts of every contender, then time them in turns."""
-        import torch
-
-        vocab_size, count = SHAPES[self.shape]["vocab_size"], options.new_tokens
-        generator = torch.Generator().manual_seed(SEED + batch)
-        prompts = torch.randint(0, vocab_size, (batch, PROMPT), generator=generator)
+        count, prompts = options.new_tokens, _prompts(self.shape, batch)
         absent = dict(self.absent)
         calls: dict[str, Callable[[], Any]] = {}
         for name, model in self.models.items():
@@ -178,6 +172,26 @@ class _Models:
         if gap > close:
             return Verdict(f"a token is {gap:.3g} deviations behind the most probable", gap, share)
         return Verdict("equal" if share == 1 else "close", float(f"{gap:.3g}"), round(share, 5))
+
+
+def _save(folder: Path, shape: str) -> Path:
+    """Write a model with random weights; return its folder."""
+    import torch
+
+    import fastbert
+    from fastbert.models.gpt2.config import GPT2Config
+
+    torch.manual_seed(SEED)
+    fastbert.GPT2LMHeadModel(GPT2Config(**SHAPES[shape])).save_pretrained(folder)
+    return folder
+
+
+def _prompts(shape: str, batch: int) -> Any:
+    """Return random prompts, int64 (batch, PROMPT)."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED + batch)
+    return torch.randint(0, SHAPES[shape]["vocab_size"], (batch, PROMPT), generator=generator)
 
 
 def _load(folder: Path, name: str, reference: Any) -> Any:
@@ -262,6 +276,35 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write the results to the requested files."""
     what = "Greedy generation by GPT-2"
     command.publish(result, options, json, chart, benchmark=KIND, packages=PACKAGES, what=what)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`."""
+    options = Options(quick=not full)
+    return [
+        Case(
+            benchmark=KIND, workload=workload, contender=name, dtype=dtype, open=partial(_open, options, workload, name)
+        )
+        for workload in options.selected()
+        for name, dtype in CONTENDERS.items()
+        if name.startswith(FASTBERT)
+    ]
+
+
+def _open(options: Options, workload: str, name: str, workshop: Workshop) -> Call:
+    """Return the generation of a workload's texts."""
+    import fastbert
+
+    shape, batch = workload.split(",")[0], int(workload.rsplit(" ", 1)[1])
+    folder = workshop.once(shape, partial(_save, shape=shape))
+    model = _load(folder, name, fastbert.load(folder).eval())
+    run = _call(name, model, _prompts(shape, batch), options.new_tokens)
+    return Call(run=run, tokens=batch * options.new_tokens)
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

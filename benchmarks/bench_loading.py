@@ -10,22 +10,30 @@ files included. Outputs are compared before anything is reported.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.harness import child_process, process_memory, records
-from fastbert.benchmarks.harness.measure import FASTBERT, Row, Timing, make_rows
-from fastbert.config import PRESETS, BertConfig
+from fastbert import cpu_capability
+from fastbert.benchmarks.bench_encoder import save_model
+from fastbert.benchmarks.cpu import command
+from fastbert.benchmarks.cpu.command import CpuOptions, choose
+from fastbert.benchmarks.cpu.lineup import Absent, Result
+from fastbert.benchmarks.harness import child_process, command_line, process_memory, records, report
+from fastbert.benchmarks.harness.command_line import Progress, Say
+from fastbert.benchmarks.harness.measure import FASTBERT, ContenderFailed, Row, Timing, make_rows
+from fastbert.benchmarks.harness.suite import Call, Case, Workshop
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
 
+KIND = "loading"
 PEER = "transformers"
 # Lengths of the computed sequences; none: loading alone.
 WORKLOADS = {
@@ -37,48 +45,90 @@ CLOSE = 2e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The selection and size of the measurement."""
+class Options(CpuOptions):
+    """The selection and size of the measurement; the default model is base, with `quick` mini."""
 
-    model: str
-    threads: int
-    rounds: int
-    json: Path | None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.isolate:
+            raise UserError("--no-isolate: every measurement needs a new process: leave it out")
+        self.names()
+        self.chosen()
+
+    @property
+    def preset(self) -> str:
+        """Return the model's name."""
+        return self.model or ("mini" if self.quick else "base")
+
+    def names(self) -> list[str]:
+        """Return the selected contenders."""
+        return choose("contender", [FASTBERT, PEER], self.contenders)
+
+    def chosen(self) -> list[str]:
+        """Return the selected workloads."""
+        return choose("workload", list(WORKLOADS), self.workloads)
 
 
-def measure(options: Options, folder: Path) -> list[Row]:
-    """Return the rows of all workloads; exit if a contender's output differs."""
-    rows: list[Row] = []
-    for workload in WORKLOADS:
-        measured: dict[str, list[dict[str, Any]]] = {FASTBERT: [], PEER: []}
-        for _ in range(options.rounds):
-            for contender, runs in measured.items():
-                runs.append(_in_a_process(contender, workload, folder, options.threads))
-        actual, expected = (np.asarray(measured[name][0]["output"], np.float32) for name in (FASTBERT, PEER))
-        difference = float(np.abs(actual - expected).max(initial=0.0))
+def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
+    cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
+    names, progress, result = options.chosen(), progress or (lambda *_: None), Result()
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+        folder = save_model(Path(temporary), BertConfig.preset(options.preset))
+        for step, workload in enumerate(names):
+            progress(step, len(names), workload)
+            measured = measure(workload, options, folder, say)
+            result.rows += measured.rows
+            result.absent += measured.absent
+    progress(len(names), len(names), "")
+    return result
+
+
+def measure(workload: str, options: Options, folder: Path, say: Say) -> Result:
+    """Return the rows of a workload, in which outputs that differ are marked."""
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in options.names()}
+    absent: list[Absent] = []
+    for _ in range(options.round_count):
+        for name in list(measured):
+            try:
+                measured[name].append(_in_a_process(name, workload, folder, options.thread_count))
+            except ContenderFailed as error:
+                say(f"{name}: left out of {workload}: {error}")
+                absent.append(Absent(workload, name, "fp32", str(error)))
+                del measured[name]
+    outputs = {name: np.asarray(runs[0]["output"], np.float32) for name, runs in measured.items()}
+    verdicts, difference = dict.fromkeys(outputs, "not compared"), 0.0
+    if len(outputs) == 2 and WORKLOADS[workload]:
+        difference = float(np.abs(outputs[FASTBERT] - outputs[PEER]).max(initial=0.0))
+        close = "close" if difference else "equal"
+        differs = f"differs by {difference:.2g}, more than {CLOSE:g}"
+        verdicts = {PEER: "equal", FASTBERT: close if difference <= CLOSE else differs}
         if difference > CLOSE:
-            sys.exit(f"{workload}: outputs differ by {difference:.2g}: there is nothing to compare")
-        timings = {name: [Timing(run["seconds"], run["processor"]) for run in runs] for name, runs in measured.items()}
-        workload_rows = make_rows(
-            workload,
-            timings,
-            dtype="fp32",
-            threads=options.threads,
-            differences=dict.fromkeys(timings, difference),
-            outputs=dict.fromkeys(timings, "close" if WORKLOADS[workload] else "not compared"),
-        )
-        for row in workload_rows:
-            peak = max(run["peak_bytes"] for run in measured[row.contender])
-            weights = measured[row.contender][0]["weight_bytes"]
-            details = {"model": options.model, "peak_bytes": peak, "peak_to_weights": round(peak / weights, 3)}
-            rows.append(replace(row, details={**row.details, **details}))
-    return rows
+            say(f"{FASTBERT}: {workload}: {differs}")
+    rows = make_rows(
+        workload,
+        {name: [Timing(run["seconds"], run["processor"]) for run in runs] for name, runs in measured.items()},
+        dtype="fp32",
+        threads=options.thread_count,
+        differences={FASTBERT: difference},
+        outputs=verdicts,
+    )
+    return Result([_with_memory(row, measured[row.contender], options.preset) for row in rows], absent)
+
+
+def _with_memory(row: Row, runs: Sequence[dict[str, Any]], model: str) -> Row:
+    """Return the row with the model and the largest growth of its processes."""
+    peak = max(run["peak_bytes"] for run in runs)
+    ratio = round(peak / runs[0]["weight_bytes"], 3)
+    details = {"model": model, "peak_bytes": peak, "peak_to_weights": ratio, "note": f"peak {ratio:.2f}x the weights"}
+    notes = [str(row.details["note"])] if "note" in row.details else []
+    return replace(row, details={**row.details, **details, "note": "; ".join([details["note"], *notes])})
 
 
 def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> dict[str, Any]:
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     words = (contender, workload, folder, threads)
-    return child_process.answer_of("fastbert.benchmarks.bench_loading", words, f"{contender}, {workload}", environment)
+    return child_process.ask("fastbert.benchmarks.bench_loading", words, environment)
 
 
 def child(contender: str, workload: str, folder: str, threads: str) -> dict[str, Any]:
@@ -115,14 +165,49 @@ def child(contender: str, workload: str, folder: str, threads: str) -> dict[str,
     }
 
 
-def show(rows: Sequence[Row]) -> None:
-    """Print a table."""
-    print(f"{'workload':<16}{'contender':<14}{'ms':>8}{'p20':>8}{'p80':>8}{'ratio':>8}{'peak / weights':>16}")
-    for row in rows:
-        print(
-            f"{row.workload:<16}{row.contender:<14}{row.median_ms:>8.0f}{row.p20:>8.0f}{row.p80:>8.0f}"
-            f"{row.ratio_to_fastbert or 0:>8.2f}{row.details['peak_to_weights']:>16.2f}"
+def show(result: Result) -> None:
+    """Print a table per workload, then the contenders that were not measured."""
+    report.show(result.rows)
+    for line in dict.fromkeys(f"{name}: not measured: {reason}" for _, name, _, reason in result.absent):
+        print(line)
+
+
+def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
+    """Write the results to the requested files."""
+    if json is not None:
+        settings = {"model": options.preset}
+        records.write(json, records.record(KIND, command.report.record_rows(result), settings=settings))
+    if chart is not None and result.rows:
+        title = command.title(f"Loading BERT {options.preset}", records.PACKAGES, options.thread_count)
+        report.chart(chart, result.rows, title=title)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`, which load in one process."""
+    options = Options(quick=not full)
+
+    def open_workload(workload: str, workshop: Workshop) -> Call:
+        config = BertConfig.preset(options.preset)
+        folder = workshop.once("model", lambda folder: save_model(folder, config))
+        return Call(
+            run=lambda: child(FASTBERT, workload, str(folder), str(workshop.threads)),
+            tokens=sum(WORKLOADS[workload]) or None,
         )
+
+    return [
+        Case(
+            benchmark=KIND,
+            workload=workload,
+            open=partial(open_workload, workload),
+            details={"model": options.preset},
+        )
+        for workload in options.chosen()
+    ]
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,27 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if child_process.answered(argv, child):
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the mini model, three rounds")
-    parser.add_argument("--model", choices=sorted(PRESETS), help="size of the model (default: base)")
-    parser.add_argument("--threads", type=int, help="threads of both (default: all cores)")
-    parser.add_argument("--rounds", type=int, help="processes of each (default: 7)")
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(argv)
-    options = Options(
-        model=flags.model or ("mini" if flags.quick else "base"),
-        threads=flags.threads or len(os.sched_getaffinity(0)),
-        rounds=flags.rounds or (3 if flags.quick else 7),
-        json=flags.json,
-    )
-    from fastbert.benchmarks.bench_encoder import save_model
-
-    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-        rows = measure(options, save_model(Path(temporary), BertConfig.preset(options.model)))
-    show(rows)
-    if options.json is not None:
-        records.write(options.json, records.record("loading", map(asdict, rows)))
-    return 0
+    parser = command.parser(__doc__, quick="the mini model, three rounds", model="base, quick mini")
+    return command_line.execute(parser, argv, Options, run, show, publish)
 
 
 if __name__ == "__main__":

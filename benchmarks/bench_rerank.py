@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, report, rerank_contender
+from fastbert.benchmarks.cpu import command, embed_contender, report, rerank_contender
 from fastbert.benchmarks.cpu.command import FolderOptions, choose
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
+from fastbert.benchmarks.harness.suite import Case, Workshop, contender_cases
 from fastbert.errors import UserError
 
 KIND = "rerank"
@@ -77,6 +78,27 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     packages = ("fastbert-engine", *peers.distributions(KIND))
     what = "Ranking texts for a query"
     command.publish(result, options, json, chart, benchmark=KIND, packages=packages, what=what)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`."""
+    count = Options(quick=not full).count
+
+    def write(folder: Path) -> Path:
+        rerank_contender.write_model(folder)
+        return folder
+
+    def build(workshop: Workshop, name: str) -> tuple[rerank_contender.TextWorkload, Path]:
+        model = workshop.once("model", write)
+        works = workshop.once("workloads", lambda _: rerank_contender.workloads(model, count))
+        return next(work for work in works if work.name.endswith(name)), model
+
+    return contender_cases(KIND, KIND, rerank_contender.LENGTHS, build, contender=embed_contender.EmbedContender)
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

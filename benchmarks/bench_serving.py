@@ -13,31 +13,41 @@ and a ranking; --overload adds ten minutes above the capacity.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.bench_embed import read_texts
+from fastbert.benchmarks.bench_embed import python_texts, read_texts
 from fastbert.benchmarks.cpu import command
 from fastbert.benchmarks.cpu.command import CpuOptions, choose
-from fastbert.benchmarks.cpu.lineup import Result
+from fastbert.benchmarks.cpu.lineup import Result, is_own
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
-from fastbert.benchmarks.serving import generator, report
+from fastbert.benchmarks.harness.measure import ContenderFailed
+from fastbert.benchmarks.harness.suite import Call, Case, Workshop
+from fastbert.benchmarks.serving import generator, models, report
 from fastbert.benchmarks.serving.measuring import Lab
 from fastbert.benchmarks.serving.overload import WORKLOAD, overload
-from fastbert.benchmarks.serving.servers import CONTENDERS
+from fastbert.benchmarks.serving.servers import CONTENDERS, Server, absent
 from fastbert.benchmarks.serving.workloads import WORKLOADS
 from fastbert.errors import UserError
 
 KIND = "serving"
 COUNT, QUICK_COUNT = 4096, 512
 SECONDS, QUICK_SECONDS = 4.0, 1.0
+# Of `pytest benchmarks`: the model and the route of a request, of one client after the other's answer.
+REQUESTS = {
+    "empty, /health": (models.EMPTY, "/health"),
+    "empty, /embed": (models.EMPTY, "/embed"),
+    "single, /embed": (models.MINILM, "/embed"),
+}
+REQUEST_TEXTS = 64
 OVERLOAD_SECONDS, QUICK_OVERLOAD_SECONDS = 600.0, 20.0
 
 
@@ -114,6 +124,52 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     command.publish(
         result, options, json, chart, benchmark=KIND, packages=packages, what="Embedding servers", draw=report.chart
     )
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`: requests of one client to a server in a process of its own."""
+    return [
+        Case(
+            benchmark=KIND,
+            workload=workload,
+            contender=name,
+            dtype=CONTENDERS[name].dtype,
+            open=partial(_open, workload, name),
+        )
+        for workload in REQUESTS
+        for name in CONTENDERS
+        if is_own(name) and (full or workload.startswith("single") or CONTENDERS[name].dtype == "fp32")
+    ]
+
+
+def _open(workload: str, name: str, workshop: Workshop) -> Call:
+    """Start a server, and return a request to it."""
+    config, route = REQUESTS[workload]
+    shape = workload.split(",")[0]
+    reason = absent(name, None)
+    if reason is not None:
+        raise UserError(f"{name}: {reason}")
+    texts = workshop.once("texts", lambda _: python_texts(REQUEST_TEXTS))
+    model = workshop.once(shape, lambda folder: models.random_embedder(folder, config, texts))
+
+    def start(scratch: Path) -> Server:
+        try:
+            server = Server(name, model, workshop.threads, scratch)
+        except ContenderFailed as error:
+            raise UserError(f"{name}: {error}") from error
+        workshop.closing.callback(server.close)
+        return server
+
+    server = workshop.once(f"{name}, {shape}", start)
+    if route == "/health":
+        return Call(run=lambda: server.ask(route, None))
+    bodies = itertools.cycle(CONTENDERS[name].body([text]) for text in texts)
+    return Call(run=lambda: server.post(route, next(bodies)))
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

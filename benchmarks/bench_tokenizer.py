@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +22,7 @@ from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import command_line, report, texts
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import Row
+from fastbert.benchmarks.harness.suite import Case
 from fastbert.benchmarks.harness.texts import Workload
 from fastbert.benchmarks.tokenizer import command, measures
 from fastbert.benchmarks.tokenizer.command import TokenizerOptions
@@ -135,6 +136,18 @@ def publish(rows: Sequence[Row], options: Options, json: Path | None, chart: Pat
     """Write the rows to the requested files."""
     versions = [name for name in peers.distributions(KIND) if name not in ("numpy", "torch")]
     command.publish(rows, KIND, json, chart, what="WordPiece tokenizers", versions=versions)
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`, on Python's own documentation."""
+    limit = Options(quick=not full).limit // (1 if full else 4)
+    names = [*texts.PYTHON, *texts.DERIVED]
+    return command.cases(KIND, names, lambda folder: texts.python_workloads(folder, limit, quick=not full))
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

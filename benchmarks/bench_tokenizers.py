@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +21,7 @@ from typing import ClassVar
 from fastbert.benchmarks.harness import command_line, report, texts
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import FASTBERT, Row
+from fastbert.benchmarks.harness.suite import Case
 from fastbert.benchmarks.harness.texts import Workload
 from fastbert.benchmarks.tokenizer import command, families, measures
 from fastbert.benchmarks.tokenizer.command import TokenizerOptions
@@ -164,6 +165,19 @@ def ratios(rows: Sequence[Row]) -> Iterator[str]:
 def publish(rows: Sequence[Row], options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the rows to the requested files."""
     command.publish(rows, KIND, json, chart, what="BPE and Unigram tokenizers")
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`, on Python's own documentation."""
+    limit = Options(quick=not full).limit
+    titles = (texts.PYTHON[0], families.DOCUMENT)
+    names = [f"{model}: {title}" for model in (BPE, UNIGRAM) for title in titles]
+    return command.cases(KIND, names, lambda folder: families.python_workloads(folder, (BPE, UNIGRAM), limit, limit))
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

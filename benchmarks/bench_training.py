@@ -29,8 +29,9 @@ from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
+from fastbert.benchmarks.harness.suite import Case, Workshop, contender_cases
 from fastbert.benchmarks.training import loss_curve, report, workloads
-from fastbert.benchmarks.training.contender import REHEARSAL
+from fastbert.benchmarks.training.contender import REHEARSAL, TrainingContender
 from fastbert.benchmarks.training.lineup import TrainingLineup
 from fastbert.benchmarks.training.loss_curve import Curves
 from fastbert.benchmarks.training.workloads import Sources, TrainingWorkload
@@ -214,6 +215,22 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
     command.publish(
         measured, options, json, chart, benchmark=benchmark, packages=packages, what=what, draw=report.chart
     )
+
+
+def cases(full: bool) -> list[Case]:
+    """Return the cases of `pytest benchmarks`."""
+    builders = Options(quick=not full).builders()
+
+    def build(workshop: Workshop, name: str) -> tuple[TrainingWorkload, Path]:
+        workload = workshop.once(f"{name}, workload", lambda _: builders[name]())
+        return workload, workshop.once(f"{name}, model", lambda folder: save_model(folder, workload))
+
+    return contender_cases(KIND, KIND, builders, build, contender=TrainingContender)
+
+
+def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
+    """Time one case with pytest-benchmark."""
+    measured(case)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

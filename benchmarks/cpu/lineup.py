@@ -35,6 +35,7 @@ PEAK = "peak, "  # prefix of the kinds of peak, which take turns with the conten
 REFERENCES = {
     "encoder": ("transformers eager fp32", "transformers sdpa fp32", "fastbert fp32"),
     "matmul": ("torch fp32", "fastbert fp32"),
+    "kernel": ("torch fp32", "fastbert fp32"),
     "training": ("transformers fp32", "fastbert fp32"),
     "rerank": ("sentence-transformers fp32 by 32", "fastbert fp32"),
     "embed": ("sentence-transformers fp32 by 32", "fastbert fp32"),

@@ -22,6 +22,7 @@ MINILM = BertConfig(
     extra={"sentence_transformers": {"activation_fn": IDENTITY}},
 )  # fmt: skip
 QUERY_TOKENS, LONGEST = 12, 256
+LENGTHS = (f"full-{LONGEST}", "mixed lengths")
 AROUND = 3  # special tokens of a pair
 WARMING_TEXTS = 16
 
@@ -97,7 +98,7 @@ def workloads(folder: Path, pairs: int) -> list[TextWorkload]:
     mixed = [max(length, shortest) for length in lognormal_lengths(pairs, LONGEST)]
     return [
         _workload(name, *random_pairs(lengths, words), config, tokenizer)
-        for name, lengths in (("full-256", [LONGEST] * pairs), ("mixed lengths", mixed))
+        for name, lengths in zip(LENGTHS, ([LONGEST] * pairs, mixed))
     ]
 
 

@@ -25,6 +25,8 @@ QUICK_LANGUAGES = ("kor",)
 PARAGRAPH_SENTENCES = 5
 PYTHON_VOCABULARY = 8000
 ENGLISH = "wiki-en sentences"
+PYTHON = ("Python docs, sentences", "Python docs, paragraphs")
+DERIVED = ("one long document", "source code", "hostile mixture")
 
 
 class Vocabulary(NamedTuple):
@@ -126,8 +128,8 @@ def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
     limit = _of_others(limit, quick)
     paragraphs = list(up_to(limit, _paragraphs(documents)))
     return [
-        Workload("Python docs, sentences", sentences, vocabulary),
-        Workload("Python docs, paragraphs", paragraphs, vocabulary),
+        Workload(PYTHON[0], sentences, vocabulary),
+        Workload(PYTHON[1], paragraphs, vocabulary),
         *_derived(sentences, vocabulary, limit),
     ]
 
@@ -186,9 +188,9 @@ def _of_others(limit: int, quick: bool) -> int:
 def _derived(texts: list[str], vocabulary: Vocabulary | Family, limit: int) -> list[Workload]:
     """Return the workloads for any vocabulary: one long document, source code, hostile text."""
     return [
-        Workload("one long document", [as_one_document(texts, limit)], vocabulary),
-        Workload("source code", list(up_to(limit, _source_code())), vocabulary),
-        Workload("hostile mixture", hostile_mixture(vocabulary.path, max(1000, min(limit, 1_000_000))), vocabulary),
+        Workload(DERIVED[0], [as_one_document(texts, limit)], vocabulary),
+        Workload(DERIVED[1], list(up_to(limit, _source_code())), vocabulary),
+        Workload(DERIVED[2], hostile_mixture(vocabulary.path, max(1000, min(limit, 1_000_000))), vocabulary),
     ]
 
 

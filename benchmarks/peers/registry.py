@@ -218,6 +218,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             for dtype, batch in runs
         },
     },
+    "kernel": {
+        f"{name} {dtype}": Entry("operations", attribute, ("torch",), ("torch",), {"dtype": dtype})
+        for dtype in ("fp32", "bf16")
+        for name, attribute in (("fastbert", "Fastbert"), ("torch", "Torch"))
+    },
     "matmul": {
         f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype})
         for name, attribute, dtypes in (

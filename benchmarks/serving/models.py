@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fastbert.benchmarks.bench_embed import minilm_folder
@@ -26,17 +27,19 @@ def minilm(folder: Path, texts: Sequence[str]) -> Path:
 
 def random_embedder(folder: Path, config: BertConfig, texts: Sequence[str]) -> Path:
     """Write an embedder with random weights, and MiniLM's tokenizer if its package is installed, else one learned from
-    the texts; return its folder."""
+    the texts, to whose size the vocabulary is reduced; return its folder."""
     try:
         tokenizer = minilm_folder()
     except UserError:
-        tokenizer = _learned_tokenizer(folder.with_name("tokenizer"), texts)
+        tokenizer, entries = _learned_tokenizer(folder.with_name("tokenizer"), texts)
+        config = replace(config, vocab_size=entries)
     return write_embedder(folder, config, tokenizer)
 
 
-def _learned_tokenizer(folder: Path, texts: Sequence[str]) -> Path:
+def _learned_tokenizer(folder: Path, texts: Sequence[str]) -> tuple[Path, int]:
+    """Write a tokenizer, unless another model has, and return its folder and its size."""
     from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 
     if not folder.exists():
         WordPieceTokenizer(train_vocabulary(list(texts), VOCABULARY)).save_pretrained(folder)
-    return folder
+    return folder, len(WordPieceTokenizer.from_pretrained(folder))

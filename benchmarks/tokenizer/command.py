@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import command_line, records, report
 from fastbert.benchmarks.harness.command_line import Say
-from fastbert.benchmarks.harness.measure import Row
+from fastbert.benchmarks.harness.measure import FASTBERT, Row
+from fastbert.benchmarks.harness.suite import Call, Case, Workshop
 from fastbert.benchmarks.harness.texts import Workload
+from fastbert.benchmarks.tokenizer.contender import TokenizerContender, save_texts
 from fastbert.errors import UserError
 
 MEGABYTES = 8
@@ -123,6 +126,38 @@ def parser(
     flags.add_argument("--megabytes", type=float, help=f"maximum size of each text in MB {sizes}")
     flags.add_argument("--hostile", type=int, help=hostile)
     return flags
+
+
+def cases(kind: str, names: Sequence[str], make: Callable[[Path], Sequence[Workload]]) -> list[Case]:
+    """Return fastbert's cases of `pytest benchmarks`: each text that `make` returns, cold and warm, on one thread."""
+    return [
+        Case(
+            benchmark=kind,
+            workload=f"{name}, {measure}",
+            open=partial(_open, kind, name, measure == "cold", make),
+            dtype="int32",
+            threads=1,
+        )
+        for name in names
+        for measure in ("cold", "warm")
+    ]
+
+
+def _open(kind: str, name: str, cold: bool, make: Callable[[Path], Sequence[Workload]], workshop: Workshop) -> Call:
+    def written(folder: Path) -> dict[str, Workload]:
+        folder.mkdir()
+        return {workload.name: workload for workload in make(folder)}
+
+    workload = workshop.once("texts", written)[name]
+    path, vocabulary = workshop.folder / "texts.json", workload.vocabulary
+    save_texts(path, workload.texts)
+    opened = TokenizerContender(FASTBERT, 1, kind)
+    opened.open(str(path), str(vocabulary.path), vocabulary.options)
+    tokens = len(opened.tokenizer.rows(opened.tokenizer.encode(opened.texts))[0])
+    sizes = {"tokens": tokens, "text_bytes": workload.text_bytes}
+    if cold:
+        return Call(run=lambda tokenizer, texts: tokenizer.encode(texts), fresh=opened.fresh, **sizes)
+    return Call(run=lambda: opened.tokenizer.encode(opened.texts), **sizes)
 
 
 def publish(

@@ -64,8 +64,12 @@ class TokenizerContender:
 
     def time_cold(self) -> Timing:
         """Time the first pass of a new tokenizer over new string objects."""
-        tokenizer, texts = self._fresh_tokenizer(), self._fresh_texts()
+        tokenizer, texts = self.fresh()
         return clock(lambda: tokenizer.encode(texts))
+
+    def fresh(self) -> tuple[Any, list[str]]:
+        """Return a new tokenizer, and new string objects of the texts."""
+        return self._fresh_tokenizer(), self._fresh_texts()
 
     def time_warm(self) -> Timing:
         """Time a repeated pass over the same texts."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fastbert.benchmarks.harness.texts import (
     ENGLISH,
+    PYTHON,
     Family,
     Workload,
     all_news,
@@ -87,7 +88,7 @@ def python_workloads(folder: Path, names: Sequence[str], limit: int, other_limit
     for name in names:
         trained = folder / name
         _train(trained, name, texts)
-        table += english_workloads(Family(name, trained, name), "Python docs, sentences", texts, other_limit)
+        table += english_workloads(Family(name, trained, name), PYTHON[0], texts, other_limit)
     return table
 
 

@@ -1,4 +1,7 @@
-"""The flags of `fastbert bench`: those that all benchmarks share, and each one's own."""
+"""The flags of `fastbert bench`: those that all benchmarks share, and those of models.
+
+The flags of tokenizers are in `bench_tokenizer_flags`, those of several benchmarks in `bench_suite_flags`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from fastbert.flags import DATA, MACHINE, MODEL, OUTPUT
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measurement:
+class MeasurementFlags:
     """The contenders, and how long they are measured."""
 
     GROUP: ClassVar = "Measurement"
@@ -28,7 +31,7 @@ class _Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Output:
+class OutputFlags:
     """The files to write."""
 
     GROUP: ClassVar = OUTPUT
@@ -37,10 +40,12 @@ class _Output:
     """File to write the rows to, with machine, versions and commit."""
     chart: Path | None = None
     """Image file to write: .png, .pdf or .svg; several, with a number, for more than eight workloads."""
+    compare: Path | None = None
+    """An earlier --json, record or pytest-benchmark file: show what became slower or faster beyond noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Machine:
+class MachineFlags:
     """The threads."""
 
     GROUP: ClassVar = MACHINE
@@ -50,7 +55,7 @@ class _Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cpu(_Machine):
+class _Cpu(MachineFlags):
     """The threads and the device of benchmarks with a model."""
 
     GROUP: ClassVar = MACHINE
@@ -71,118 +76,24 @@ class _Peers(_Cpu):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchFlags(_Machine, _Output, _Measurement):
+class BenchFlags(MachineFlags, OutputFlags, MeasurementFlags):
     """The flags of all benchmarks."""
 
     MODULE: ClassVar[str]
     """The benchmark's module in fastbert.benchmarks."""
+
+    @property
+    def benchmark(self) -> str:
+        """Return the name of the benchmark in its record."""
+        return self.MODULE.removeprefix("bench_")
 
     def options(self) -> dict[str, Any]:
         """Return the flags of the measurement that have a value."""
         flags = {field.name: getattr(self, field.name) for field in fields(self)}
         # By identity: 0 equals False, but is a value, and is refused by name.
         values = {name: value for name, value in flags.items() if value is not None and value is not False}
-        return {name: value for name, value in values.items() if value != () and name not in ("json", "chart")}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizerData:
-    """The texts."""
-
-    GROUP: ClassVar = DATA
-
-    data: Path | None = None
-    """Folder of real text and vocabularies (default: FASTBERT_DATA, else the text that comes with Python)."""
-    text: Path | None = None
-    """Your own text instead, one text per line; needs --vocab."""
-    vocab: Path | None = None
-    """The vocab.txt for --text."""
-    megabytes: float | None = None
-    """Maximum size of each text in MB (default: 8; with --quick 1)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizerMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    contenders: tuple[str, ...] = ()
-    """Contenders: fastbert nanotoken flash_tokenizer huggingface (default: all that are installed)."""
-    rounds: int | None = None
-    """Timed calls per contender (default: 5; with --quick 3)."""
-    measures: tuple[str, ...] = ()
-    """Measures: cold warm padded aligned threads load memory hostile (default: all)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizerMachine(_Machine):
-    """The threads."""
-
-    GROUP: ClassVar = MACHINE
-
-    threads: int | None = None
-    """Number of threads to compare with one (default: 2)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig(_TokenizerMachine, _TokenizerMeasurement, _TokenizerData, BenchFlags):
-    """Compare WordPiece tokenizers: ids first, then megabytes of text per second."""
-
-    MODULE: ClassVar[str] = "bench_tokenizer"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizersData:
-    """The tokenizers and texts."""
-
-    GROUP: ClassVar = DATA
-
-    data: Path | None = None
-    """Folder of real text and tokenizers (default: FASTBERT_DATA, else the text that comes with Python)."""
-    families: tuple[str, ...] = ()
-    """Only tokenizers with one of these parts in their name: gpt2 roberta-base modernbert-base xlm-roberta-base
-    deberta-v3-base albert-base-v2; without data BPE Unigram (default: all)."""
-    folder: Path | None = None
-    """Folder of your own tokenizer instead, with a tokenizer.json of BPE or Unigram; needs --text."""
-    text: Path | None = None
-    """Text for --folder, one text per line."""
-    megabytes: float | None = None
-    """Maximum size of each text in MB (default: 8; with --quick 0.25)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizersMeasurement(_Measurement):
-    """The measurements and their settings."""
-
-    GROUP: ClassVar = _Measurement.GROUP
-
-    contenders: tuple[str, ...] = ()
-    """Contenders: fastbert huggingface gigatoken fastokens splintr tokie iree kitoken tiktoken sentencepiece (default:
-    all that are installed)."""
-    rounds: int | None = None
-    """Timed calls per contender (default: 5; with --quick 3)."""
-    measures: tuple[str, ...] = ()
-    """Measures: cold warm load memory hostile (default: all)."""
-    hostile: int | None = None
-    """Number of hostile texts per tokenizer (default: 200; with --quick one of each kind)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TokenizersMachine(_Machine):
-    """The threads."""
-
-    GROUP: ClassVar = MACHINE
-
-    threads: int | None = None
-    """Threads of every contender (default: 1)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizersConfig(_TokenizersMachine, _TokenizersMeasurement, _TokenizersData, BenchFlags):
-    """Compare tokenizers of byte-level BPE and Unigram: ids first, then megabytes of text per second."""
-
-    MODULE: ClassVar[str] = "bench_tokenizers"
+        files = [field.name for field in fields(OutputFlags)]
+        return {name: value for name, value in values.items() if value != () and name not in files}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +107,10 @@ class _EncoderModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EncoderMeasurement(_Measurement):
+class _EncoderMeasurement(MeasurementFlags):
     """The measurements and their settings."""
 
-    GROUP: ClassVar = _Measurement.GROUP
+    GROUP: ClassVar = MeasurementFlags.GROUP
 
     workloads: tuple[str, ...] = ()
     """Only workloads with one of these parts in their name: lognormal full-128 full-512 latency-16 latency-128."""
@@ -212,6 +123,27 @@ class EncoderConfig(_Peers, _EncoderMeasurement, _EncoderModel, BenchFlags):
     """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
 
     MODULE: ClassVar[str] = "bench_encoder"
+
+    @property
+    def benchmark(self) -> str:
+        return "matmuls" if self.matmuls else super().benchmark
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KernelsModel:
+    """The shapes."""
+
+    GROUP: ClassVar = MODEL
+
+    model: PresetName | None = None
+    """Size of the model whose shapes are used (default: base; with --quick tiny)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsConfig(_Cpu, _KernelsModel, BenchFlags):
+    """Compare single operations on the CPU, forward and backward: values first, then GFLOP/s and GB/s."""
+
+    MODULE: ClassVar[str] = "bench_kernels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,10 +173,10 @@ class _TrainingModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TrainingMeasurement(_Measurement):
+class _TrainingMeasurement(MeasurementFlags):
     """The measurements and their settings."""
 
-    GROUP: ClassVar = _Measurement.GROUP
+    GROUP: ClassVar = MeasurementFlags.GROUP
 
     contenders: tuple[str, ...] = ()
     """Only contenders with one of these parts in their name (default: all that are installed, without torch.compile,
@@ -262,6 +194,10 @@ class TrainingConfig(_Cpu, _TrainingMeasurement, _TrainingModel, _TrainingData, 
     """Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part."""
 
     MODULE: ClassVar[str] = "bench_training"
+
+    @property
+    def benchmark(self) -> str:
+        return super().benchmark if self.loss_curve is None else "loss-curves"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,10 +261,10 @@ class RerankConfig(_Cpu, _RerankModel, _RerankData, BenchFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GenerationMeasurement(_Measurement):
+class _GenerationMeasurement(MeasurementFlags):
     """The measurements and their settings."""
 
-    GROUP: ClassVar = _Measurement.GROUP
+    GROUP: ClassVar = MeasurementFlags.GROUP
 
     workloads: tuple[str, ...] = ()
     """Only workloads with one of these parts in their name: "mini, batch 1", "mini, batch 16", "small, batch 1",
@@ -340,6 +276,23 @@ class GenerationConfig(_Cpu, _GenerationMeasurement, BenchFlags):
     """Compare greedy generation by GPT-2 on the CPU: texts first, then tokens per second."""
 
     MODULE: ClassVar[str] = "bench_generation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LoadingModel:
+    """The model."""
+
+    GROUP: ClassVar = MODEL
+
+    model: PresetName | None = None
+    """Size of the model (default: base; with --quick mini)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingConfig(_Cpu, _LoadingModel, BenchFlags):
+    """Compare loading, from a file to the first output: outputs first, then milliseconds and peak memory."""
+
+    MODULE: ClassVar[str] = "bench_loading"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,10 +308,10 @@ class _ServingData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ServingMeasurement(_Measurement):
+class _ServingMeasurement(MeasurementFlags):
     """The measurements and their settings."""
 
-    GROUP: ClassVar = _Measurement.GROUP
+    GROUP: ClassVar = MeasurementFlags.GROUP
 
     workloads: tuple[str, ...] = ()
     """Only workloads with one of these parts in their name: single batch64 library empty rerank overload."""

@@ -227,3 +227,18 @@ def test_a_contender_without_an_answer_is_left_out() -> None:
 def test_wrong_options_are_named(options: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
         Options(**options)
+
+
+def test_without_minilm_a_vocabulary_is_learned_that_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fastbert.benchmarks.serving import models
+    from fastbert.embeddings.folder import load_embedder
+
+    def absent() -> Path:
+        raise UserError("no model")
+
+    monkeypatch.setattr(models, "minilm_folder", absent)
+    texts = ["one sentence of a few words", "and another sentence"] * 20
+    folders = [models.random_embedder(tmp_path / name, models.EMPTY, texts) for name in ("first", "second")]
+    for folder in folders:
+        model, tokenizer, _ = load_embedder(folder)
+        assert model.embed(texts[:2], tokenizer).shape == (2, models.EMPTY.hidden_size)

@@ -1,8 +1,12 @@
 """`fastbert bench`: the list of workloads, a sub-command with its own flags for each, and wrong ones in one line."""
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cpu_rows import row
 
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
@@ -11,19 +15,22 @@ from fastbert.benchmarks import (
     bench_embed,
     bench_encoder,
     bench_generation,
+    bench_kernels,
+    bench_loading,
     bench_rerank,
     bench_serving,
     bench_tokenizer,
     bench_tokenizers,
     bench_training,
 )
-from fastbert.cli.bench import SUBCOMMANDS
+from fastbert.benchmarks.cpu.lineup import Result, with_ratios
+from fastbert.cli.bench import BENCHMARKS, SUBCOMMANDS
 
 MODULES = {
     "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed,
     "rerank": bench_rerank, "generation": bench_generation, "tokenizers": bench_tokenizers, "serving": bench_serving,
+    "kernels": bench_kernels, "loading": bench_loading,
 }  # fmt: skip
-WORKLOADS = [name for name in SUBCOMMANDS if name != "record"]  # tests/cli/test_bench_record.py
 
 
 @pytest.fixture
@@ -58,7 +65,7 @@ def test_alone_it_lists_the_workloads_and_the_shortest_useful_call(
     [["bench", "{}", "--help"], ["--help", "bench", "{}"], ["help", "bench", "{}"]],
     ids=["flag", "flag-first", "help"],
 )
-@pytest.mark.parametrize("what", WORKLOADS)
+@pytest.mark.parametrize("what", [name for name in SUBCOMMANDS if name != "record"])
 def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([word.format(what) for word in words]) == 0
     printed = capsys.readouterr().out
@@ -68,11 +75,13 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     assert ("--vocab" in printed) == (what in ("tokenizer", "training"))
     assert ("--folder" in printed) == (what in ("embed", "rerank", "tokenizers"))
     assert ("--shape" in printed) == (what == "embed")
+    assert ("--only" in printed) == (what == "all")
+    assert ("--compare" in printed) == (what != "compare")
     assert "--module" not in printed.lower()
     assert "None" not in printed
     assert "\nFlags:" not in printed
     titles = [line for line in printed.splitlines() if line in ("Measurement:", "Output:", "Machine:")]
-    assert titles == ["Measurement:", "Output:", "Machine:"]
+    assert titles == ([] if what == "compare" else ["Measurement:", "Output:", "Machine:"])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,7 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
     [
         (
             "bench nope",
-            "bench 'nope': is not a workload; choose one of tokenizer, tokenizers, encoder, training, embed,",
+            "bench 'nope': is not a workload; choose one of tokenizer, tokenizers, kernels, encoder, ",
         ),
         ("bench tokenzer", "did you mean `fastbert bench tokenizer`?"),
         ("bench --quick", "bench '--quick': comes before the workload; choose one of tokenizer, "),
@@ -93,6 +102,14 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
         ("bench tokenizer --measures lukewarm", "unknown measure 'lukewarm'; there are cold, warm"),
         ("bench training --model enormous", "--model enormous: choose one of tiny, mini"),
         ("bench encoder training", "unexpected argument 'training'"),
+        ("bench encoder --compare nope.json", "--compare nope.json: no such file"),
+        ("bench compare nope.json", "FILES nope.json: must be two, the earlier and the later one"),
+        ("bench compare nope.json other.json", "FILES nope.json: no such file"),
+        ("bench all --only nope", "bench 'nope': is not a workload; choose one of tok"),
+        ("bench all --only all", "--only all: is not a benchmark; choose from tokenizer, tokenizers, kernels,"),
+        ("bench all --compare nope", "--compare nope: no such file or folder"),
+        ("bench all --rounds 0", "--rounds 0 must be at least 1"),
+        ("bench sreve", "did you mean `fastbert bench serve`?"),
     ],
 )
 def test_wrong_words_are_named(
@@ -105,7 +122,7 @@ def test_wrong_words_are_named(
     assert not measured
 
 
-@pytest.mark.parametrize("what", WORKLOADS)
+@pytest.mark.parametrize("what", BENCHMARKS)
 def test_flags_reach_the_options_and_the_rest_has_its_defaults(what: str, measured: list[Any]) -> None:
     options = MODULES[what].Options
     assert cli.main(["bench", what]) == 0
@@ -131,3 +148,40 @@ def test_own_flags_reach_the_options(measured: list[Any]) -> None:
         bench_rerank.Options(pairs=7),
         bench_serving.Options(overload=True, seconds=2, workloads=("overload",)),
     ]
+
+
+def test_serve_is_another_name_of_serving(measured: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "serve", "--quick"]) == 0
+    assert measured == [bench_serving.Options(quick=True)]
+    assert cli.main(["bench", "serve", "--help"]) == 0
+    assert "--overload" in capsys.readouterr().out
+
+
+def test_an_earlier_file_is_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 1 if something became slower; a file of another benchmark is refused before any timing."""
+
+    def rows(milliseconds: float, options: object = None, say: object = None, progress: object = None) -> Result:
+        made = row("fastbert fp32", milliseconds)
+        rates = replace(made, tokens_per_second=1e6 / milliseconds, details={"gflops": 100 / milliseconds})
+        return Result(with_ratios([rates]))
+
+    old = tmp_path / "old.json"
+    bench_rerank.publish(rows(100.0), bench_rerank.Options(), old, None)
+    for milliseconds, code, verdict in ((100.0, 0, "0 slower"), (200.0, 1, "1 slower")):
+        for module in (bench_rerank, bench_embed):
+            monkeypatch.setattr(module, "run", partial(rows, milliseconds))
+        assert cli.main(["bench", "rerank", "--compare", str(old)]) == code
+        assert verdict in capsys.readouterr().out
+        new = tmp_path / "new.json"
+        assert cli.main(["bench", "rerank", "--compare", str(old), "--json", str(new)]) == code
+        assert cli.main(["bench", "compare", str(old), str(new)]) == code
+        capsys.readouterr()
+    assert cli.main(["bench", "embed", "--compare", str(old)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"fastbert: error: {old}: measured rerank, not embed\n"
+    assert not captured.out
+    for words, name in (("training --loss-curve 5", "loss-curves"), ("encoder --matmuls", "matmuls")):
+        assert cli.main(["bench", *words.split(), "--compare", str(old)]) == 2
+        assert capsys.readouterr().err.endswith(f"measured rerank, not {name}\n")
