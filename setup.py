@@ -5,8 +5,7 @@ extension `fastbert._C` is plain pybind11 without torch headers, so one wheel se
 nothing but the C and C++ runtimes, dynamically: torch loads the system's libstdc++ anyway, and a second, static copy in
 the process would gain nothing.
 
-Environment: CXX (compiler), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at a time),
-FASTBERT_BUILD_PEAK=1 (adds `fastbert._C.cpu_peak`, which measures the processor's peak rates for the benchmarks).
+Environment: CXX (compiler), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at a time).
 """
 
 import os
@@ -53,9 +52,6 @@ if sys.platform == "darwin":
 else:
     LINK_FLAGS = ["-shared", "-pthread", "-Wl,--version-script=exports.map"]
 
-# Compiled only on request: no more than the benchmarks use it.
-PEAK_SOURCES = {"csrc/bindings/peak.cpp", *(f"csrc/cpu/peak/{name}.cpp" for name in ("peak", "avx2", "avx512"))}
-
 BUILD_TOOLS_CURE = "`pip install -U setuptools ninja pybind11`, or build without --no-build-isolation."
 
 
@@ -68,8 +64,7 @@ def refuse(message: str) -> NoReturn:
 
 def find_sources() -> list[str]:
     """Return the C++ files to compile, relative to the root."""
-    sources = {str(file.relative_to(ROOT)) for file in ROOT.glob("csrc/**/*.cpp")}
-    return sorted(sources if os.environ.get("FASTBERT_BUILD_PEAK") == "1" else sources - PEAK_SOURCES)
+    return sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("csrc/**/*.cpp"))
 
 
 def compiles_cxx20(command: list[str]) -> bool:

@@ -2,9 +2,8 @@
 
     python benchmarks/cpu/peak.py --threads 2
 
-The arithmetic is the widest instructions that matmuls use with the current CPU capability, on numbers in registers. It
-is in the extension (`fastbert._C.cpu_peak`) where that was built with FASTBERT_BUILD_PEAK=1; otherwise only the copy is
-measured.
+The arithmetic is the widest instructions that matmuls use with the current CPU capability, on numbers in registers
+(`fastbert._C.cpu_peak`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from fastbert.benchmarks.harness.measure import Timing, clock
 
 COPY_BYTES = 256 << 20
 NATIVE_SECONDS = 0.1
-HOW_TO_BUILD = "for the peak of the arithmetic: FASTBERT_BUILD_PEAK=1 pip install ., in a clone"
 DTYPES = ("fp32", "bf16", "int8")
 COPY = "copy"
 STEADY = 0.75  # of its best round: a slower round of the peak is not explained by chance
@@ -39,7 +37,7 @@ class Peak:
         torch.set_num_threads(self.threads)
         self.units: dict[str, Callable[[], Timing]] = {}
         units: dict[str, dict[str, Any]] = {}
-        for dtype in DTYPES if hasattr(_C, "cpu_peak") else ():
+        for dtype in DTYPES:
             # The kernel returns its rate, so a unit is one operation.
             self.units[dtype] = lambda dtype=dtype: _seconds_an_operation(dtype, self.threads)
             units[dtype] = {"source": "the extension's own kernel", "work": 1.0}
@@ -108,8 +106,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for what, (rate, source) in rates.items():
         unit = "GB/s" if what == COPY else "GFLOP/s" if what != "int8" else "GOP/s"
         print(f"{what:<5} {rate / 1e9:10,.1f} {unit:<8} {source}")
-    if not hasattr(_C, "cpu_peak"):
-        print(HOW_TO_BUILD)
     return 0
 
 

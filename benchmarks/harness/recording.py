@@ -189,13 +189,9 @@ def _age(planned: Planned, place: Place) -> Age:
 
 def _prepare(place: Place, say: Say) -> None:
     """Say what the records will lack, before anything is measured."""
-    from fastbert import _C
-
     commit = records.commit()
     if commit is not None and commit.endswith(records.DIRTY):
         say(f"the tree differs from its commit: records will be named {commit}; commit first for a known state")
-    if not hasattr(_C, "cpu_peak"):
-        say("the extension was built without FASTBERT_BUILD_PEAK=1: records will lack the share of the peak")
 
 
 def _check_quiet(options: Options, say: Say) -> quietness.Load | None:

@@ -1,4 +1,4 @@
-// Bindings of csrc/cpu/peak, compiled with it where FASTBERT_BUILD_PEAK=1 is set.
+// Bindings of csrc/cpu/peak.
 #include <pybind11/pybind11.h>
 
 #include <string>

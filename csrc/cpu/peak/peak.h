@@ -1,5 +1,5 @@
-// The arithmetic peak of this processor: matmul instructions on random data in registers. Compiled into the extension
-// only where FASTBERT_BUILD_PEAK=1 is set when it is built; `fastbert bench encoder` then reports shares of the peak.
+// The arithmetic peak of this processor: matmul instructions on random data in registers, of which `fastbert bench
+// encoder` reports shares.
 #pragma once
 
 #include <cstddef>

@@ -45,7 +45,6 @@ def test_the_peak_is_a_rate_of_the_kernels_own_instructions(tmp_path: Path) -> N
     assert measured >= 3
 
 
-@pytest.mark.skipif(not hasattr(_C, "cpu_peak"), reason="the extension was built without FASTBERT_BUILD_PEAK=1")
 def test_the_peak_refuses_wrong_arguments_by_name() -> None:
     for message, arguments in {
         "element": ("fp64", 1, 0.1),
