@@ -44,6 +44,7 @@ PYTHON = "Python docs, sentences"
 LEARNED_VOCABULARY = 700
 WIKIPEDIA = "wiki-en/wiki_en.sent.txt.xz"
 COUNT, QUICK_COUNT = 20_000, 500
+QUERY = "query"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +85,38 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     name, texts = read_texts(options.text, options.data, options.count)
     if options.shape is not None:
         name = f"{name}, {options.shape}"
-    choose("workload", [name], options.workloads)
+    chosen = choose("workload", [name, QUERY] if options.shape is None else [name], options.workloads)
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         if options.shape is not None:
             model = _random_embedder(options, options.shape, Path(temporary))
         else:
             model = options.folder or minilm_folder()
-        work = embed_contender.workload(name, texts, model)
-        with options.lineup(embed_contender.EmbedLineup, model, Path(temporary), say, pythons) as lineup:
-            return measure_all(
-                [work], lambda work: lineup.measure(work, options.round_count), progress or (lambda *_: None)
-            )
+        works = []
+        if name in chosen:
+            works.append(embed_contender.workload(name, texts, model))
+        query = embed_contender.queries(QUERY, texts, model) if QUERY in chosen else None
+        if query is not None:
+            works.append(query)
+        elif QUERY in chosen:
+            low, high = embed_contender.QUERY_TOKENS
+            say(f"{QUERY}: left out: none of the texts has {low} to {high} tokens")
+
+        def measure(work: embed_contender.TextWorkload) -> Result:
+            lineup, chosen_options = embed_contender.EmbedLineup, options
+            if work is query:
+                lineup = embed_contender.QueryLineup
+                chosen_options = replace(options, threads=1, contenders=tuple(_one_batch_size(options.names())))
+            with chosen_options.lineup(lineup, model, Path(temporary), say, pythons) as contenders:
+                return contenders.measure(work, options.round_count)
+
+        return measure_all(works, measure, progress or (lambda *_: None))
+
+
+def _one_batch_size(names: Sequence[str]) -> list[str]:
+    """Return contenders without those that differ from others in the batch size alone, which does not matter to one
+    text."""
+    by_rest = {name.partition(" by ")[0]: name for name in reversed(names)}
+    return [name for name in names if name in by_rest.values()]
 
 
 def _random_embedder(options: Options, shape: str, folder: Path) -> Path:

@@ -98,6 +98,45 @@ class TextContender(CpuContender):
         return details
 
 
+class QueryContender(TextContender):
+    """An embedder that receives one text at a time, as a search does."""
+
+    def open(self, path: str) -> dict[str, Any]:
+        """Read the texts of a file, and compute each of them once to warm up."""
+        with np.load(path) as arrays:
+            texts = dict(arrays)["texts"].tobytes().split(b"\n")
+        self.queries = [{"texts": np.frombuffer(text, dtype=np.uint8)} for text in texts]
+        self.seconds: list[float] = []
+        process_memory.forget_high_water()
+        self.calls = 1
+        for query in self.queries:
+            details: dict[str, Any] = self.peer.open(query)
+            self.peer.run()
+        return details
+
+    def save(self, path: str) -> None:
+        """Write the vectors of all texts, fp32 (texts, width)."""
+        vectors = []
+        for query in self.queries:
+            self.peer.open(query)
+            vectors.append(self.peer.values(self.peer.run()))
+        np.save(path, np.concatenate(vectors))
+
+    def time(self) -> Timing:
+        """Return the median over the texts, each computed by a call of its own."""
+        timings = []
+        for query in self.queries:
+            self.peer.open(query)
+            timings.append(clock(self.peer.run))
+        self.seconds += [timing.seconds for timing in timings]
+        return sorted(timings)[len(timings) // 2]
+
+    def measured(self) -> dict[str, Any]:
+        """Return the percentiles of all calls in milliseconds, and their number."""
+        percentiles = zip(("p50_ms", "p99_ms"), np.percentile(self.seconds, (50, 99)) * 1e3, strict=True)
+        return {**{name: float(f"{value:.4g}") for name, value in percentiles}, "queries": len(self.seconds)}
+
+
 def environment(threads: int, scratch: Path) -> dict[str, str]:
     """Return the environment of a contender's process: exact thread pools, caches in a temporary folder."""
     return {

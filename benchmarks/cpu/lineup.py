@@ -147,7 +147,7 @@ class Lineup:
         peak_timings = {what: timings.pop(f"{PEAK}{what}", []) for what in units}
         peaks, moved = peak.best(units, peak_timings), peak.movement(units, peak_timings)
         common = {} if moved is None else {"frequency": moved}
-        memory = {name: self._memory(name) for name in timings}
+        memory = {name: self._memory(name) | self.measured(name) for name in timings}
         rows = make_rows(
             workload.name,
             timings,
@@ -168,6 +168,10 @@ class Lineup:
             for row in rows
         ]
         return Result(with_ratios(rows), self._absent(workload.name, {row.contender for row in rows}))
+
+    def measured(self, name: str) -> dict[str, Any]:
+        """Return what else a contender has measured, as details of its row."""
+        return {}
 
     def _open(self, name: str, path: Path, workload: str) -> dict[str, Any] | None:
         """Pass the workload to a contender and return its details; None if it cannot run. A contender that could not be

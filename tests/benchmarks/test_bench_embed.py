@@ -10,7 +10,7 @@ from embedding import random_texts, saved, small_model, small_tokenizer
 from fastbert.benchmarks import bench_embed, peers
 from fastbert.benchmarks.bench_embed import Options
 from fastbert.benchmarks.cpu import embed_contender, lineup, peak, random_models
-from fastbert.benchmarks.cpu.contender import TextContender
+from fastbert.benchmarks.cpu.contender import QueryContender, TextContender
 from fastbert.benchmarks.harness import measure
 from fastbert.errors import UserError
 from fastbert.models.roberta.config import XLMRobertaConfig
@@ -141,15 +141,44 @@ def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path
         folder=model, text=text, texts=12, contenders=("fastbert fp32",), threads=1, rounds=1, isolate=False
     )
     result = bench_embed.run(options, lambda line: None)
-    [row] = result.rows
+    row, query = result.rows
     assert (row.contender, row.workload) == ("fastbert fp32", "texts.txt")
+    assert (query.contender, query.workload, query.threads) == ("fastbert fp32", "query", 1)
+    assert query.outputs in ("close", "not compared")
+    assert 0 < query.details["p50_ms"] <= query.details["p99_ms"]
+    assert f"99 % within {query.details['p99_ms']:.4g} ms" in query.details["note"]
     assert row.outputs in ("close", "not compared")
     assert row.details["texts_per_second"] == pytest.approx(12 / row.median_ms * 1e3, rel=1e-3)
     assert f"{row.details['texts_per_second']:,.0f} texts/s" in row.details["note"]
     bench_embed.publish(result, options, tmp_path / "rows.json", None)
     record = json.loads((tmp_path / "rows.json").read_text())
-    assert (record["benchmark"], len(record["rows"])) == ("embed", 1)
+    assert (record["benchmark"], len(record["rows"])) == ("embed", 2)
     assert record["machine"]
+
+
+def test_queries_are_texts_of_few_tokens_computed_one_by_one(model: Path, seed: int, tmp_path: Path) -> None:
+    texts = ["a", *random_texts(seed, 20), " ".join(["a b"] * 60)]
+    lengths = [len(small_tokenizer().encode(text)) for text in texts]
+    expected = [text for text, length in zip(texts, lengths, strict=True) if 8 <= length <= 32]
+    work = embed_contender.queries("query", texts, model)
+    assert work is not None
+    assert (work.texts, peers.texts_of(work.arrays)) == (1, expected)
+    work.save(tmp_path / "workload.npz")
+    vectors = []
+    for kind in (QueryContender, TextContender):
+        contender = kind("embed", "fastbert fp32", str(model), 1, str(tmp_path / "scratch"))
+        contender.load()
+        contender.open(str(tmp_path / "workload.npz"))
+        assert contender.time().seconds > 0
+        contender.save(str(tmp_path / "values.npy"))
+        vectors.append(np.load(tmp_path / "values.npy"))
+    assert np.array_equal(*vectors)
+    assert embed_contender.queries("query", ["a"], model) is None
+
+
+def test_contenders_that_differ_in_the_batch_size_are_one_for_queries() -> None:
+    names = ["fastbert fp32", "other fp32 by 32", "other fp32 by 64", "other bf16 by 32"]
+    assert bench_embed._one_batch_size(names) == ["fastbert fp32", "other fp32 by 32", "other bf16 by 32"]
 
 
 @pytest.mark.parametrize(
