@@ -27,6 +27,7 @@ from fastbert import cpu_capability
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import command, embed_contender, report
 from fastbert.benchmarks.cpu.command import FolderOptions, PeerOptions, choose
+from fastbert.benchmarks.cpu.contender import TextContender
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.cpu.random_models import SHAPES, write_embedder
 from fastbert.benchmarks.cpu.rerank_contender import MINILM
@@ -181,9 +182,10 @@ def cases(full: bool) -> list[Case]:
     def build(workshop: Workshop, name: str) -> tuple[embed_contender.TextWorkload, Path]:
         texts = workshop.once("texts", lambda _: python_texts(count))
         model = workshop.once("model", lambda folder: learned_embedder(folder, texts))
-        return workshop.once(name, lambda _: embed_contender.workload(name, texts, model)), model
+        chosen = texts if name == PYTHON else texts[:1]
+        return workshop.once(name, lambda _: embed_contender.workload(name, chosen, model)), model
 
-    return contender_cases(KIND, KIND, [PYTHON], build, contender=embed_contender.EmbedContender)
+    return contender_cases(KIND, KIND, [PYTHON, QUERY], build, contender=TextContender)
 
 
 def learned_embedder(folder: Path, texts: Sequence[str]) -> Path:

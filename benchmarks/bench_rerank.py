@@ -19,8 +19,9 @@ from typing import ClassVar
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, embed_contender, report, rerank_contender
+from fastbert.benchmarks.cpu import command, report, rerank_contender
 from fastbert.benchmarks.cpu.command import FolderOptions, choose
+from fastbert.benchmarks.cpu.contender import TextContender
 from fastbert.benchmarks.cpu.lineup import Result, measure_all
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
@@ -93,7 +94,7 @@ def cases(full: bool) -> list[Case]:
         works = workshop.once("workloads", lambda _: rerank_contender.workloads(model, count))
         return next(work for work in works if work.name.endswith(name)), model
 
-    return contender_cases(KIND, KIND, rerank_contender.LENGTHS, build, contender=embed_contender.EmbedContender)
+    return contender_cases(KIND, KIND, rerank_contender.LENGTHS, build, contender=TextContender)
 
 
 def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
