@@ -1,6 +1,7 @@
 // Bindings of csrc/cpu/encoder_layer.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -116,7 +117,7 @@ class WeightSamples {
 public:
     explicit WeightSamples(const std::vector<std::pair<Address, std::size_t>>& spans) : spans_(spans) {
         for (const auto& [address, bytes] : spans_) {
-            require(address && bytes >= kWords * sizeof(std::uint64_t), "a stack's weights have at least 512 bytes");
+            require(address || !bytes, "a weight's memory was given back");
             for (std::size_t i = 0; i <= kWords; ++i) words_.push_back(word(address, bytes, i));
         }
     }
@@ -136,9 +137,10 @@ private:
     static constexpr std::size_t kWords = 64, kTurns = 4;
 
     static std::uint64_t word(Address address, std::size_t bytes, std::size_t index) {
-        const std::size_t at = index < kWords ? index * (bytes / kWords) : bytes - sizeof(std::uint64_t);
         std::uint64_t value = 0;
-        std::memcpy(&value, pointer<const std::byte>(address) + at, sizeof value);
+        const std::size_t size = std::min(bytes, sizeof value), last = bytes - size;
+        const std::size_t at = index < kWords ? std::min(index * (bytes / kWords), last) : last;
+        if (size) std::memcpy(&value, pointer<const std::byte>(address) + at, size);
         return value;
     }
 

@@ -23,7 +23,6 @@ from fastbert.ops.native import prepacked_weights
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 ATTRIBUTES = ("quantization", "spec", "eps", "position_offset", "max_norm", "padding_idx")
 """What modules of the stack have besides parameters."""
-MOST_TOKENS = min(prepacked_weights.HASHED_ROWS.values())
 
 
 def current_stack(model: Any, tokens: int) -> EncoderStack | None:
@@ -38,7 +37,9 @@ def current_stack(model: Any, tokens: int) -> EncoderStack | None:
     if torch.is_grad_enabled() or encoder.training:
         _stacks.pop(encoder, None)  # the copies are repacked in place if nothing else refers to them
         return None
-    if prepacked_weights.CHECK_ALL or tokens >= MOST_TOKENS or torch.compiler.is_compiling() or _has_any_global_hook():
+    if prepacked_weights.CHECK_ALL or tokens >= min(prepacked_weights.HASHED_ROWS.values()):
+        return None
+    if torch.compiler.is_compiling() or _has_any_global_hook():
         return None
     cached = _stacks.get(encoder)
     if cached is None or not cached.is_current():
@@ -70,8 +71,10 @@ class _CachedStack:
 
     def _read_memory(self) -> list[tuple[Any, ...]]:
         # The values of vectors are compared by the stack.
-        matrices = [(each.data_ptr(), each._version, each.shape, each.stride()) for each in self._matrices]
-        return [*matrices, *[(each.data_ptr(), each.shape) for each in self._vectors]]
+        matrices = [
+            (each.data_ptr(), each._version, each.shape, each.stride(), each.is_neg()) for each in self._matrices
+        ]
+        return [*matrices, *[(each.data_ptr(), each.shape, each.is_neg()) for each in self._vectors]]
 
 
 class _Structure:

@@ -27,6 +27,7 @@ from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.ops.native import buffers, matmul_table, prepacked_weights
+from fastbert.ops.native.caching_allocator import empty
 from fastbert.packing import PackedBatch
 
 
@@ -105,8 +106,8 @@ class EncoderStack:
         rows = None if token_indices is None else token_indices.contiguous()
         x = x if x.stride(1) == 1 else x.contiguous()
         tokens, width = x.shape
-        y = torch.empty((tokens if rows is None else len(rows), width), dtype=dtype)
-        states = torch.empty((min(2, len(self._layers) - 1), tokens, width), dtype=dtype)
+        y = empty((tokens if rows is None else len(rows), width), dtype)
+        states = empty((min(2, len(self._layers) - 1), tokens, width), dtype)
         try:
             self._stack("int8" if self.int8 else buffers.DTYPES[dtype]).run(
                 (buffers.address("x", x), buffers.DTYPES[x.dtype], x.stride(0)),

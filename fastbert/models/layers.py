@@ -177,7 +177,9 @@ def native_layer(
     if attention_maps.current() is not None:  # which composed layers report to
         return None
     for name, norm in (("attention_norm", spec.attention_norm), ("output_norm", spec.output_norm)):
-        if norm is not None and name in parts and parts[name].eps != norm.eps:  # the kernels read it from the spec
+        if (
+            norm is not None and name in parts and getattr(parts[name], "eps", norm.eps) != norm.eps
+        ):  # the kernels read it from the spec
             return None
     parameters: dict[str, Tensor] = {}
     for name, part in parts.items():

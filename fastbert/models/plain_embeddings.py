@@ -14,6 +14,7 @@ from fastbert.models.modules import Embeddings
 from fastbert.models.norm import is_plain_norm
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.native import buffers
+from fastbert.ops.native.caching_allocator import empty
 from fastbert.packing import PackedBatch
 
 
@@ -58,7 +59,7 @@ class PlainEmbeddings:
         if preferred_backend("embedding_layer_norm", CPU) != "native":
             return None
         element, width = buffers.DTYPES[self._dtype], tables[0].shape[1]
-        y = torch.empty((tokens, width), dtype=self._dtype)
+        y = empty((tokens, width), self._dtype)
         read = [
             (each.data_ptr(), each.stride(0), True, buffers.address("a table", table), width, table.shape[0])
             for each, table in zip(ids, tables, strict=True)

@@ -173,7 +173,7 @@ def test_a_contender_runs_without_torch_and_fastbert(
         assert row.outputs == "equal"
     [absent] = dead.absent
     assert re.fullmatch(
-        r"its process was killed \(signal 9\), as happens without enough memory; it had \d+ MB", absent.reason
+        r"its process was killed \(signal 9\), as happens without enough memory; it had [\d,]+ MB", absent.reason
     )
     [absent] = grown.absent
     # 2^50 numbers of eight bytes
