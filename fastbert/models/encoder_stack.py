@@ -58,7 +58,9 @@ def stack_of(model: Any) -> EncoderStack | None:
     if len(layers) < len(modules) or len({(*_kind(module.spec), module.quantization) for module in modules}) > 1:
         return None
     tensors = [tensor for layer in layers for tensor in layer.parameters]
-    if buffers.unsupported(*tensors) is not None or modules[0].spec.self_attention.head_dim > MAX_HEAD_DIM:
+    if buffers.unsupported(*tensors) is not None or any(tensor.is_neg() for tensor in tensors):
+        return None
+    if modules[0].spec.self_attention.head_dim > MAX_HEAD_DIM:
         return None
     embeddings = None if model.embeddings_project is not None else plain_embeddings(model.embeddings)
     return EncoderStack(layers, modules[0].spec, embeddings, int8=modules[0].quantization == "int8")

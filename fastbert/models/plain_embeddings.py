@@ -49,7 +49,7 @@ class PlainEmbeddings:
         tables, tokens = self._tables, batch.num_tokens
         positions = batch.position_ids + self._offset if self._offset else batch.position_ids
         ids = (batch.input_ids, positions, batch.token_type_ids)
-        if torch.is_autocast_enabled("cpu") or not buffers.direct(*ids, *tables):
+        if torch.is_autocast_enabled("cpu") or not buffers.direct(*ids, *tables, self._weight, self._bias):
             return None
         if any(each.dtype != torch.int64 or not each.is_cpu or each.dim() != 1 or len(each) != tokens for each in ids):
             return None

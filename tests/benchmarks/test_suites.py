@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -76,7 +77,9 @@ def test_every_workload_runs(what: str, tmp_path: Path) -> None:
 
 def run_pytest(*words: str) -> str:
     command = [sys.executable, "-P", "-m", "pytest", "benchmarks/bench_kernels.py", "-k", "fp32-softmax", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    # Without the variables of this run: in a worker of pytest-xdist the plugin measures nothing.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
