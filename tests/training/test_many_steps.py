@@ -52,9 +52,15 @@ def test_steps_without_memory_growth(dtype: torch.dtype, steps: int, seed: int) 
 
     for _ in range(40):
         step()
-    before = measured()
-    for _ in range(steps):
-        step()
-    after = measured()
-    assert after[1:] == before[1:]
-    assert after[0] - before[0] < 8 * MEGABYTE
+    # In a process that other tests have used, the system's allocator may grow once; a leak grows again.
+    growth = []
+    for _ in range(3):
+        before = measured()
+        for _ in range(steps):
+            step()
+        after = measured()
+        assert after[1:] == before[1:]
+        growth.append(after[0] - before[0])
+        if growth[-1] < 8 * MEGABYTE:
+            break
+    assert growth[-1] < 8 * MEGABYTE, growth
