@@ -42,7 +42,7 @@ def current_stack(model: Any, tokens: int) -> EncoderStack | None:
     if torch.compiler.is_compiling() or _has_any_global_hook():
         return None
     cached = _stacks.get(encoder)
-    if cached is None or not cached.is_current():
+    if cached is None or not cached.is_current(model):
         cached = _stacks[encoder] = _CachedStack(model)
     return cached.stack
 
@@ -52,6 +52,7 @@ class _CachedStack:
 
     def __init__(self, model: Any) -> None:
         self._changes = prepacked_weights.changes()
+        self._parts = _other_parts(model)
         self._structure = _Structure(model.encoder, model.embeddings)
         self.stack = None if self._structure.has_hooks else stack_of(model)
         tensors = [] if self.stack is None else [*model.encoder.parameters()]  # the embeddings' are read anyway
@@ -61,9 +62,11 @@ class _CachedStack:
         self._vectors = [tensor for tensor in tensors if tensor.dim() == 1]
         self._memory = self._read_memory()
 
-    def is_current(self) -> bool:
-        """Return whether nothing has changed."""
-        if self._changes != prepacked_weights.changes() or not self._structure.is_current():
+    def is_current(self, model: Any) -> bool:
+        """Return whether nothing has changed; two models may share an encoder."""
+        if self._changes != prepacked_weights.changes() or self._parts != _other_parts(model):
+            return False
+        if not self._structure.is_current():
             return False
         if self.stack is None:
             return True
@@ -75,6 +78,11 @@ class _CachedStack:
             (each.data_ptr(), each._version, each.shape, each.stride(), each.is_neg()) for each in self._matrices
         ]
         return [*matrices, *[(each.data_ptr(), each.shape, each.is_neg()) for each in self._vectors]]
+
+
+def _other_parts(model: Any) -> tuple[nn.Module, nn.Module | None]:
+    """Return the modules of a model in front of its encoder, which compare by identity."""
+    return model.embeddings, model.embeddings_project
 
 
 class _Structure:

@@ -77,6 +77,7 @@ CHANGES: dict[str, Callable[[EncoderModel], object]] = {
     ),
     "another parameter": replace_weight,
     "another module": lambda model: model.encoder.layer.__setitem__(1, bert(7).encoder.layer[0]),
+    "other embeddings": lambda model: setattr(model, "embeddings", bert(9).embeddings),
     "another order": lambda model: model.encoder.layer.insert(0, model.encoder.layer.pop(1)),
     "fewer layers": lambda model: model.encoder.layer.__delitem__(1),
     "int8": lambda model: model.quantize("int8"),
@@ -130,6 +131,15 @@ def test_every_change_of_a_model_is_seen(seed: int) -> None:
             assert torch.equal(after, expected), name
             assert (stack_of(model) is not None) == has_stack, name
             assert torch.equal(after, before) == (name in ("training in between", "a layer in training")), name
+
+
+def test_models_that_share_an_encoder(seed: int) -> None:
+    first, second, batch = bert(seed), bert(seed + 1), batch_with(seed)
+    second.encoder = first.encoder
+    for model in (first, second, first):
+        by_stack, expected = outputs(model, batch)
+        assert torch.equal(by_stack, expected)
+    assert not torch.equal(outputs(first, batch)[0], outputs(second, batch)[0])
 
 
 def test_hooks_that_are_removed(seed: int) -> None:

@@ -293,7 +293,8 @@ private:
 }  // namespace
 
 bool is_short_stack(const LayerCall& call, std::span<const StackLayer> layers) {
-    return call.tokens <= kMostTokens && !call.pre_norm &&
+    // `gemm` splits deeper matmuls.
+    return call.tokens <= kMostTokens && !call.pre_norm && layers[0].weights.projections->depth <= kMostDepth &&
            std::ranges::none_of(layers, [](const StackLayer& layer) { return layer.weights.intermediate->gated_width; });
 }
 
