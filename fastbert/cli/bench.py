@@ -109,7 +109,7 @@ def check(config: BenchFlags | RecordConfig | AllConfig | CompareConfig) -> None
         check_new_folder("--json", config.json)
         check_exists("--compare", config.compare)
         for name in config.only:
-            if subcommand(name) not in [flags for flags, _ in BENCHMARKS.values()]:
+            if ALIASES.get(name, name) not in BENCHMARKS:
                 raise UserError(f"--only {name}: is not a benchmark; choose from {', '.join(BENCHMARKS)}")
         return
     check_new_file("--json", config.json)
