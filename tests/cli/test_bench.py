@@ -105,7 +105,7 @@ def test_every_workload_has_its_own_help(what: str, words: list[str], capsys: py
         ("bench encoder --compare nope.json", "--compare nope.json: no such file"),
         ("bench compare nope.json", "FILES nope.json: must be two, the earlier and the later one"),
         ("bench compare nope.json other.json", "FILES nope.json: no such file"),
-        ("bench all --only nope", "bench 'nope': is not a workload; choose one of tok"),
+        ("bench all --only nope", "--only nope: is not a benchmark; choose from tokenizer, tokenizers, kernels,"),
         ("bench all --only all", "--only all: is not a benchmark; choose from tokenizer, tokenizers, kernels,"),
         ("bench all --compare nope", "--compare nope: no such file or folder"),
         ("bench all --rounds 0", "--rounds 0 must be at least 1"),
