@@ -77,6 +77,16 @@ def test_the_largest_integers_do_not_saturate(sign: int) -> None:
     assert torch.equal(sums(x, pack_integers(weight)), torch.full((20, 40), sign * 127.0 * 127.0 * depth))
 
 
+def test_every_pair_of_integers_is_summed_exactly() -> None:
+    """Instructions that add two products in 16 bits saturate for some pairs."""
+    numbers = torch.arange(-128, 128, dtype=torch.int32)
+    x = torch.cartesian_prod(numbers, numbers).to(torch.int8).view(-1, 64)
+    signs = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=torch.int32)
+    weight = torch.cat([torch.full((1, 64), 127, dtype=torch.int32), 127 * signs.repeat(1, 32)])
+    weight[1:, -1] = 127
+    assert torch.equal(sums(x, pack_integers(weight.to(torch.int8))), (x.int() @ weight.T).float())
+
+
 def test_every_count_of_rows(seed: int) -> None:
     """Each has a block of its own in some kernel; a row's sums are the same in all."""
     x, weight = problem(40, 70, 33, seed)
