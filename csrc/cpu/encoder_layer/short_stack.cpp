@@ -293,8 +293,9 @@ private:
 }  // namespace
 
 bool is_short_stack(const LayerCall& call, std::span<const StackLayer> layers) {
-    // `gemm` splits deeper matmuls.
-    return call.tokens <= kMostTokens && !call.pre_norm && layers[0].weights.projections->depth <= kMostDepth &&
+    // `gemm` splits deeper matmuls. Buffers have room for the tokens; a token that is read twice may make more rows.
+    return call.tokens <= kMostTokens && call.outputs <= call.tokens && !call.pre_norm &&
+           layers[0].weights.projections->depth <= kMostDepth &&
            std::ranges::none_of(layers, [](const StackLayer& layer) { return layer.weights.intermediate->gated_width; });
 }
 
