@@ -135,8 +135,9 @@ class EncoderModel(PreTrainedModel):
         those before it.
 
         With `token_indices`, int64 (rows,), the last layer's are those of these tokens alone, (rows, hidden_size), and
-        the last layer computes nothing else: reading one token in six saves half of it. `causal`: tokens attend to
-        themselves and to those before them. `inputs_embeds` (tokens, hidden_size) replaces the rows of the token table.
+        the last layer computes nothing else but keys and values, in training and on GPUs also queries and attention:
+        reading one token in six saves half of it. `causal`: tokens attend to themselves and to those before them.
+        `inputs_embeds` (tokens, hidden_size) replaces the rows of the token table.
         Hidden states have the dtype of the parameters, or of autocast. Raises `UserError` for ids outside the model's
         tables (on the CPU), and for models and batches on the meta device.
         """

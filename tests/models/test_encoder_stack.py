@@ -98,6 +98,16 @@ def test_few_tokens_have_the_same_bits_with_every_kernel(level: str, runs: Itera
                     compared(model, batch, made, token_indices=torch.tensor([0, 4, 2]))
 
 
+def test_a_token_may_be_read_more_often_than_there_are_tokens(seed: int) -> None:
+    model, batch = bert(seed), batch_of((3, 2), torch.randint(5, 99, (5,)))
+    assert freeze_layers(model)
+    with torch.no_grad(), same_in_every_batch():
+        whole = model.encode(batch)[0]
+        for count in (5, 6, 70, 2000):
+            rows = torch.arange(count) * 3 % 5
+            assert torch.equal(model.encode(batch, token_indices=rows)[0], whole[rows]), count
+
+
 def test_calls_that_the_layers_compute_one_by_one(runs: Iterator[list[bool]], seed: int) -> None:
     model, batch, made = bert(seed), batch_with(seed), next(runs)
     assert freeze_layers(model)

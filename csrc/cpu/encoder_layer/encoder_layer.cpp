@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <vector>
 
 #include "cpu/runtime/arena.h"
 #include "cpu/attention/attention.h"
+#include "cpu/encoder_layer/selected_queries.h"
 #include "cpu/encoder_layer/short_stack.h"
 #include "cpu/gemm/quantize.h"
 #include "cpu/rowwise/rowwise.h"
@@ -43,15 +46,17 @@ struct Buffers {
     std::byte *projections, *context, *attended, *inner;
     std::byte* normed = nullptr;  // what a norm in front of attention or of the network returns
     std::byte *selected_context = nullptr, *selected_x = nullptr;  // rows of the selected tokens
+    std::byte *queries = nullptr, *query_source = nullptr;         // the selected queries, and their rows of x
     std::int8_t* integers = nullptr;
     float* scales = nullptr;
 
-    Buffers(ScratchLayout& layout, const LayerCall& call, const LayerWeights& weights) {
+    // `selects`: only queries of the selected tokens are computed.
+    Buffers(ScratchLayout& layout, const LayerCall& call, const LayerWeights& weights, bool selects) {
         const std::size_t size = size_of(call.y_dtype), width = weights.attention_output->columns;
         const std::size_t inner_width = inner_width_of(weights), chunk = std::min(call.outputs, kChunk);
         const std::size_t heads_width = weights.attention_output->depth;
         projections = layout.allocate(call.tokens * weights.projections->columns * size);
-        context = layout.allocate(call.tokens * heads_width * size);
+        context = layout.allocate((selects ? call.outputs : call.tokens) * heads_width * size);
         if (call.pre_norm) {
             const std::size_t element = std::max(size, size_of(call.x_dtype));
             normed = layout.allocate(std::max(call.tokens, chunk) * width * element);
@@ -61,6 +66,10 @@ struct Buffers {
         if (call.rows) {
             selected_context = layout.allocate(call.outputs * heads_width * size);
             selected_x = layout.allocate(call.outputs * width * size_of(call.x_dtype));
+        }
+        if (selects) {
+            queries = layout.allocate(call.outputs * heads_width * size);
+            query_source = layout.allocate(call.outputs * width * size_of(call.x_dtype));
         }
         if (weights.projections->element != Element::int8) return;
         const std::size_t longest = std::max(call.tokens, call.outputs);
@@ -112,21 +121,6 @@ void add_residual(GemmCall& call, const Rows& residual) {
     call.epilogue.residual_dtype = residual.dtype;
 }
 
-void run_attention(const LayerCall& call, const LayerWeights& weights, const Buffers& buffers) {
-    AttentionCall attention_call = call.attention;
-    const std::size_t size = size_of(call.y_dtype), dim = attention_call.dim;
-    const std::size_t stride = weights.projections->columns, queries = attention_call.heads * dim;
-    const std::size_t keys = queries / attention_call.group;
-    attention_call.q = {buffers.projections, stride, dim};
-    attention_call.k = {buffers.projections + queries * size, stride, dim};
-    attention_call.v = {buffers.projections + (queries + keys) * size, stride, dim};
-    attention_call.dtype = call.y_dtype;
-    attention_call.cu_seqlens_q = attention_call.cu_seqlens_k = call.cu_seqlens;
-    attention_call.sequences = call.sequences;
-    attention_call.out = buffers.context;
-    attention(attention_call);
-}
-
 // The norm of x in the buffer for it; x itself without a norm in front.
 Rows norm_rows(const Rows& x, const LayerCall& call, const float* weight, const float* bias, float eps,
                std::size_t width, const Buffers& buffers) {
@@ -142,25 +136,66 @@ Rows norm_rows(const Rows& x, const LayerCall& call, const float* weight, const 
     return {buffers.normed, x.dtype, width, x.count};
 }
 
-// Gather the selected rows into `memory`; return `from` if all are selected.
-Rows select_rows(const Rows& from, const LayerCall& call, std::size_t width, std::byte* memory) {
-    if (!call.rows) return from;
+// Gather `count` rows of a width into `memory`; return `from` without `rows`.
+Rows gather(const Rows& from, const std::int64_t* rows, std::size_t count, std::size_t width, std::byte* memory) {
+    if (!rows) return from;
     const std::size_t size = size_of(from.dtype);
-    for (std::size_t i = 0; i < call.outputs; ++i) {
-        const std::byte* row = static_cast<const std::byte*>(from.data) + call.rows[i] * from.stride * size;
-        std::memcpy(memory + i * width * size, row, width * size);
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t first = static_cast<std::size_t>(rows[i]) * from.stride * size;
+        std::memcpy(memory + i * width * size, static_cast<const std::byte*>(from.data) + first, width * size);
     }
-    return {memory, from.dtype, width, call.outputs};
+    return {memory, from.dtype, width, count};
+}
+
+// Project x to keys and values, and to queries; only to queries of `selected` if given.
+void project(const Rows& x, const LayerWeights& weights, const LayerVectors& vectors, Dtype dtype,
+             const SelectedQueries* selected, const Buffers& buffers) {
+    const PrepackedWeight& weight = *weights.projections;
+    const std::size_t queries = weights.attention_output->depth;
+    GemmCall all = gemm_into(buffers.projections, weight.columns, dtype, vectors.projections);
+    if (selected) {
+        // The block of the first key may hold queries, too.
+        all.first_column = queries / kColumns * kColumns;
+        all.columns = weight.columns - all.first_column;
+    }
+    multiply(x, weight, all, buffers);
+    if (!selected) return;
+    GemmCall some = gemm_into(buffers.queries, queries, dtype, vectors.projections);
+    some.columns = queries;
+    const std::vector<std::int64_t>& tokens = selected->tokens;
+    multiply(gather(x, tokens.data(), tokens.size(), weight.depth, buffers.query_source), weight, some, buffers);
+}
+
+void run_attention(const LayerCall& call, const LayerWeights& weights, const SelectedQueries* selected,
+                   const Buffers& buffers) {
+    AttentionCall attention_call = call.attention;
+    const std::size_t size = size_of(call.y_dtype), dim = attention_call.dim;
+    const std::size_t stride = weights.projections->columns, queries = attention_call.heads * dim;
+    const std::size_t keys = queries / attention_call.group;
+    attention_call.q = {buffers.projections, stride, dim};
+    attention_call.k = {buffers.projections + queries * size, stride, dim};
+    attention_call.v = {buffers.projections + (queries + keys) * size, stride, dim};
+    attention_call.dtype = call.y_dtype;
+    attention_call.cu_seqlens_q = attention_call.cu_seqlens_k = call.cu_seqlens;
+    attention_call.sequences = call.sequences;
+    if (selected) {
+        attention_call.q = {buffers.queries, queries, dim};
+        attention_call.cu_seqlens_q = selected->cu_seqlens.data();
+    }
+    attention_call.out = buffers.context;
+    attention(attention_call);
 }
 
 }  // namespace
 
 void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors) {
     if (call.outputs == 0) return;
+    const std::optional<SelectedQueries> selection = select_queries(call);
+    const SelectedQueries* selected = selection ? &*selection : nullptr;
     ScratchLayout sizing(nullptr);
-    Buffers(sizing, call, weights);
+    Buffers(sizing, call, weights, selected != nullptr);
     ScratchLayout layout(arena(sizing.used()));
-    const Buffers buffers(layout, call, weights);
+    const Buffers buffers(layout, call, weights, selected != nullptr);
     const std::size_t width = weights.attention_output->columns, inner_width = inner_width_of(weights);
     const std::size_t heads_width = weights.attention_output->depth;
     const Dtype dtype = call.y_dtype;
@@ -168,13 +203,15 @@ void encoder_layer(const LayerCall& call, const LayerWeights& weights, const Lay
     const Rows x{call.x, call.x_dtype, call.x_stride, call.tokens};
     const Rows source =
         norm_rows(x, call, vectors.attention_norm, vectors.attention_norm_bias, call.attention_eps, width, buffers);
-    multiply(source, *weights.projections,
-             gemm_into(buffers.projections, weights.projections->columns, dtype, vectors.projections), buffers);
-    run_attention(call, weights, buffers);
+    project(source, weights, vectors, dtype, selected, buffers);
+    run_attention(call, weights, selected, buffers);
 
-    const Rows context =
-        select_rows({buffers.context, dtype, heads_width, call.tokens}, call, heads_width, buffers.selected_context);
-    const Rows residual = select_rows(x, call, width, buffers.selected_x);
+    // The rows of the context that are outputs: of selected queries all, in the outputs' order.
+    const std::int64_t* context_rows =
+        !selected ? call.rows : selected->slots.empty() ? nullptr : selected->slots.data();
+    const Rows context = gather({buffers.context, dtype, heads_width, selected ? call.outputs : call.tokens},
+                                context_rows, call.outputs, heads_width, buffers.selected_context);
+    const Rows residual = gather(x, call.rows, call.outputs, width, buffers.selected_x);
     GemmCall output = gemm_into(buffers.attended, width, dtype, vectors.attention_output);
     add_residual(output, residual);
     if (!call.pre_norm) output.norm = {vectors.attention_norm, vectors.attention_norm_bias, call.attention_eps};

@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <optional>
 
+#include "cpu/encoder_layer/selected_queries.h"
 #include "cpu/gemm/few_rows.h"
 #include "cpu/gemm/kernel_table.h"
 #include "cpu/runtime/arena.h"
@@ -37,11 +39,11 @@ struct Rows {
 
 // The memory of a call: what all threads share, then that of each thread.
 struct Layout {
-    std::size_t projections, context, sums, inner;  // shared
+    std::size_t projections, queries, context, sums, inner;  // shared; the queries are selected ones
     std::size_t normed, selected, norm_row, packed;  // of a thread
     std::size_t tokens_bytes, shared, per_thread;
 
-    Layout(const LayerCall& call, std::span<const StackLayer> layers) {
+    Layout(const LayerCall& call, std::span<const StackLayer> layers, bool selects) {
         const LayerWeights& weights = layers[0].weights;
         const std::size_t size = size_of(call.y_dtype), width = weights.attention_output->columns;
         std::size_t inner_width = 0, projections_width = weights.projections->columns;
@@ -53,6 +55,7 @@ struct Layout {
             return at;
         };
         projections = take(call.tokens * projections_width * size);
+        queries = take(selects ? call.outputs * round_up(width, kColumns) * size : 0);
         context = take(call.tokens * width * size);
         sums = take(call.tokens * round_up(width, kColumns) * sizeof(float));
         inner = take(call.tokens * inner_width * size);
@@ -71,6 +74,7 @@ struct Layout {
 struct Shared {
     const LayerCall& call;
     std::span<const StackLayer> layers;
+    const SelectedQueries* selected;  // of the last layer; null if all queries are computed
     const Layout layout;
     std::byte* memory;
     Barrier barrier;
@@ -112,15 +116,20 @@ private:
         const Dtype dtype = call_.y_dtype;
         std::size_t count = call_.tokens;
 
-        rows_.pack(x.data, x.dtype, x.stride, count, width_);
-        attend(weights, vectors);
+        const SelectedQueries* queries = is_last ? shared_.selected : nullptr;
+        project(x, weights, vectors, queries);
+        attend(weights, queries);
         wait();
 
         Rows context{shared_.memory + shared_.layout.context, dtype, width_};
         if (is_last && call_.rows) {
             count = call_.outputs;
-            context = selected(context, 0);
-            x = selected(x, 1);
+            if (!queries) {
+                context = selected(context, call_.rows, 0);
+            } else if (!queries->slots.empty()) {
+                context = selected(context, queries->slots.data(), 0);
+            }
+            x = selected(x, call_.rows, 1);
         }
         rows_.pack(context.data, dtype, context.stride, count, width_);
         multiply_to_sums(*weights.attention_output, vectors.attention_output, x);
@@ -144,7 +153,10 @@ private:
         rows_.pack(shared_.memory + shared_.layout.inner, dtype, weights.intermediate->columns, count,
                    weights.intermediate->columns);
         multiply_to_sums(*weights.output, vectors.output, attended);
-        if (!is_last) announce_projections(*shared_.layers[index + 1].weights.projections);
+        if (!is_last) {
+            const bool selects = shared_.selected && index + 2 == shared_.layers.size();
+            announce_projections(*shared_.layers[index + 1].weights.projections, selects);
+        }
         wait();
         const FusedNorm output_norm{vectors.output_norm, vectors.output_norm_bias, layer.output_eps};
         if (!is_last) return normed(output_norm, count, 1);
@@ -153,37 +165,57 @@ private:
         return x;
     }
 
-    // Projections and attention. If the heads divide evenly, a thread computes those of its own heads, and need not wait
-    // between the two.
-    void attend(const LayerWeights& weights, const LayerVectors& vectors) {
+    // Keys and values of x, and queries, of the selected tokens alone if given. If the heads divide evenly, a thread
+    // computes those of its own heads, and need not wait for others before attention.
+    void project(const Rows& x, const LayerWeights& weights, const LayerVectors& vectors,
+                 const SelectedQueries* queries) {
         const PrepackedWeight& weight = *weights.projections;
-        AttentionCall attention = call_.attention;
-        const std::size_t heads = attention.heads, dim = attention.dim;
-        std::byte* projections = shared_.memory + shared_.layout.projections;
         Epilogue epilogue;
         epilogue.bias = vectors.projections;
-        epilogue.out = projections;
-        epilogue.out_stride = weight.columns;
         epilogue.dtype = call_.y_dtype;
+        std::size_t first_section = 0, first_block = 0;
+        if (queries) {
+            const Rows rows = selected(x, queries->tokens.data(), 0);
+            rows_.pack(rows.data, rows.dtype, rows.stride, call_.outputs, width_);
+            epilogue.out = shared_.memory + shared_.layout.queries;
+            epilogue.out_stride = round_up(width_, kColumns);
+            const Range blocks = has_own_heads() ? blocks_of_heads(0) : share(0, round_up(width_, kColumns) / kColumns);
+            rows_.multiply(weight, epilogue, blocks.first, blocks.last);
+            first_section = 1;
+            first_block = width_ / kColumns;  // of the first key: it may hold queries, too
+        }
+        rows_.pack(x.data, x.dtype, x.stride, call_.tokens, width_);
+        epilogue.out = shared_.memory + shared_.layout.projections;
+        epilogue.out_stride = weight.columns;
         if (has_own_heads()) {
-            for (std::size_t section = 0; section < 3; ++section) {
+            for (std::size_t section = first_section; section < 3; ++section) {
                 const Range blocks = blocks_of_heads(section);
                 rows_.multiply(weight, epilogue, blocks.first, blocks.last);
             }
         } else {
-            const Range blocks = share(weight);
+            const Range blocks = share(first_block, weight.padded_columns / kColumns);
             rows_.multiply(weight, epilogue, blocks.first, blocks.last);
             wait();
         }
+    }
+
+    void attend(const LayerWeights& weights, const SelectedQueries* queries) {
+        AttentionCall attention = call_.attention;
+        const std::size_t heads = attention.heads, dim = attention.dim;
+        const std::byte* projections = shared_.memory + shared_.layout.projections;
         announce(*weights.attention_output);
         prefetch(kLinesPerRow);
-        const std::size_t size = size_of(call_.y_dtype), stride = weight.columns;
+        const std::size_t size = size_of(call_.y_dtype), stride = weights.projections->columns;
         attention.q = {projections, stride, dim};
         attention.k = {projections + width_ * size, stride, dim};
         attention.v = {projections + 2 * width_ * size, stride, dim};
         attention.dtype = call_.y_dtype;
         attention.cu_seqlens_q = attention.cu_seqlens_k = call_.cu_seqlens;
         attention.sequences = call_.sequences;
+        if (queries) {
+            attention.q = {shared_.memory + shared_.layout.queries, round_up(width_, kColumns), dim};
+            attention.cu_seqlens_q = queries->cu_seqlens.data();
+        }
         attention.out = shared_.memory + shared_.layout.context;
         const std::size_t items = heads * call_.sequences;
         rows_.leave();
@@ -205,8 +237,10 @@ private:
         return {first, first + own};
     }
 
-    void announce_projections(const PrepackedWeight& next) {
-        announce(next, has_own_heads() ? blocks_of_heads(0).first : share(next).first);
+    // `selects`: of the layer whose queries are selected.
+    void announce_projections(const PrepackedWeight& next, bool selects) {
+        const std::size_t blocks = selects ? round_up(width_, kColumns) / kColumns : next.padded_columns / kColumns;
+        announce(next, has_own_heads() ? blocks_of_heads(0).first : share(0, blocks).first);
     }
 
     // This thread's outputs of x weight^T + bias + residual, as floats.
@@ -240,19 +274,22 @@ private:
         }
     }
 
-    // The selected rows, in this thread's memory.
-    Rows selected(const Rows& from, std::size_t slot) {
+    // The selected rows, as many as outputs, in this thread's memory.
+    Rows selected(const Rows& from, const std::int64_t* rows, std::size_t slot) {
         std::byte* out = own_ + shared_.layout.selected + slot * shared_.layout.tokens_bytes;
         const std::size_t bytes = width_ * size_of(from.dtype);
         for (std::size_t i = 0; i < call_.outputs; ++i)
-            std::memcpy(out + i * bytes, from.row(static_cast<std::size_t>(call_.rows[i])), bytes);
+            std::memcpy(out + i * bytes, from.row(static_cast<std::size_t>(rows[i])), bytes);
         return {out, from.dtype, width_};
     }
 
-    Range share(const PrepackedWeight& weight) const {
-        const std::size_t blocks = weight.padded_columns / kColumns;
-        return {part(blocks, thread_, threads_), part(blocks, thread_ + 1, threads_)};
+    // This thread's part of blocks first..last.
+    Range share(std::size_t first, std::size_t last) const {
+        const std::size_t blocks = last - first;
+        return {first + part(blocks, thread_, threads_), first + part(blocks, thread_ + 1, threads_)};
     }
+
+    Range share(const PrepackedWeight& weight) const { return share(0, weight.padded_columns / kColumns); }
 
     // Wait for all threads, and meanwhile prefetch this thread's part of the next weight.
     void wait() {
@@ -293,8 +330,9 @@ private:
 }  // namespace
 
 bool is_short_stack(const LayerCall& call, std::span<const StackLayer> layers) {
-    // `gemm` splits deeper matmuls.
-    return call.tokens <= kMostTokens && !call.pre_norm && layers[0].weights.projections->depth <= kMostDepth &&
+    // `gemm` splits deeper matmuls. Buffers have room for the tokens; a token that is read twice may make more rows.
+    return call.tokens <= kMostTokens && call.outputs <= call.tokens && !call.pre_norm &&
+           layers[0].weights.projections->depth <= kMostDepth &&
            std::ranges::none_of(layers, [](const StackLayer& layer) { return layer.weights.intermediate->gated_width; });
 }
 
@@ -307,9 +345,10 @@ void short_stack(const LayerCall& call, std::span<const StackLayer> layers) {
     const bool serial = work * static_cast<double>(call.tokens) < 4 * kMinParallelWork &&
                         work * static_cast<double>(bytes_of(weights.projections->element)) < 4.0 * kMinParallelBytes;
     const int threads = serial ? 1 : parallel_threads();
-    const Layout layout(call, layers);
+    const std::optional<SelectedQueries> selection = select_queries(call);
+    const Layout layout(call, layers, selection.has_value());
     std::byte* memory = arena(layout.shared + static_cast<std::size_t>(threads) * layout.per_thread);
-    Shared shared{call, layers, layout, memory, {}, {}};
+    Shared shared{call, layers, selection ? &*selection : nullptr, layout, memory, {}, {}};
     parallel(threads, [&](int thread, int running) { Worker(shared, thread, running).run(); });
     release_large_arena();
     if (shared.out_of_memory) throw std::bad_alloc();

@@ -30,12 +30,15 @@ struct Plan {
     const RowOperations& row_operations;
     const PrepackedWeight& weight;
     std::size_t depth, padded_depth;  // of the slice, or of the weight
+    std::size_t first_column, end_column;  // outputs that are computed
     std::size_t chunk_rows;     // rows packed at a time per group
     std::size_t block_columns;  // columns of the weight used for all of them
     std::size_t panel_bytes;
     std::size_t norm_stride;  // row stride in floats before LayerNorm; 0 without
     // Bytes per group (panels, rows awaiting LayerNorm) and per thread.
     std::size_t group_bytes, thread_bytes;
+
+    std::size_t blocks() const { return (end_column - first_column + kColumns - 1) / kColumns; }
 };
 
 std::size_t default_rows(const Plan& plan, std::size_t depth) {
@@ -53,7 +56,9 @@ std::size_t default_columns(const Plan& plan, std::size_t depth) {
 Plan plan_of(const GemmCall& call) {
     const PrepackedWeight& weight = *call.weight;
     const MicroKernel& kernel = micro_kernel(weight.element);
-    Plan plan{call, kernel, row_operations(), weight, weight.depth, weight.padded_depth, 0, 0, 0, 0, 0, 0};
+    const std::size_t end_column = call.columns ? call.first_column + call.columns : weight.columns;
+    Plan plan{call, kernel, row_operations(), weight, weight.depth, weight.padded_depth, call.first_column, end_column,
+              0, 0, 0, 0, 0, 0};
     if (call.inputs) {
         plan.depth = call.inputs;
         plan.padded_depth = std::min(round_up(call.inputs, kSlice), weight.padded_depth - call.first_input);
@@ -76,7 +81,7 @@ Plan plan_of(const GemmCall& call) {
 Grid grid_of(const Plan& plan, int threads) {
     Grid best;
     double least = 0.0;
-    const std::size_t blocks = plan.weight.padded_columns / kColumns;
+    const std::size_t blocks = plan.blocks();
     for (int rows = 1; rows <= threads; ++rows) {
         const int columns = static_cast<int>(std::min<std::size_t>(threads / rows, std::max<std::size_t>(1, blocks)));
         const std::size_t steps = (plan.call.rows + plan.kernel.row_step - 1) / plan.kernel.row_step;
@@ -135,10 +140,10 @@ public:
         const MicroKernel& kernel = plan_.kernel;
         const PrepackedWeight& weight = plan_.weight;
         const Epilogue epilogue = epilogue_at(first);
-        const std::size_t blocks = weight.padded_columns / kColumns;
+        const std::size_t blocks = plan_.blocks();
         const std::size_t slice = plan_.call.first_input * kPanel * bytes_of(weight.element);
-        const std::size_t from = part(blocks, column_, columns_) * kColumns;
-        const std::size_t to = part(blocks, column_ + 1, columns_) * kColumns;
+        const std::size_t from = plan_.first_column + part(blocks, column_, columns_) * kColumns;
+        const std::size_t to = plan_.first_column + part(blocks, column_ + 1, columns_) * kColumns;
         float* sums[2] = {reinterpret_cast<float*>(thread_memory_),
                           reinterpret_cast<float*>(thread_memory_) + kernel.rows * kColumns};
         Block previous;
@@ -149,7 +154,7 @@ public:
                 const std::byte* panel = panels_ + row / kernel.rows * plan_.panel_bytes;
                 for (std::size_t column = begin; column < end; column += kColumns, ++done) {
                     const Block block{row, std::min(kernel.rows, rows - row), column,
-                                      std::min(kColumns, weight.columns - column), sums[done % 2]};
+                                      std::min(kColumns, plan_.end_column - column), sums[done % 2]};
                     kernel.multiply(panel, weight.panel(column / kPanel) + slice, weight.panel_bytes(),
                                     plan_.padded_depth, block, done ? &previous : nullptr, epilogue);
                     previous = block;
@@ -326,11 +331,12 @@ namespace {
 
 void full_depth_gemm(const GemmCall& call) {
     const Plan plan = plan_of(call);
-    const double work = static_cast<double>(call.rows) * static_cast<double>(call.weight->columns) *
+    const std::size_t columns = plan.end_column - plan.first_column;
+    const double work = static_cast<double>(call.rows) * static_cast<double>(columns) *
                         static_cast<double>(std::max<std::size_t>(1, plan.depth));
     // Either one thread or all: libgomp ends the threads that a smaller region leaves idle, and restarting them takes
     // longer than the matmul.
-    const std::size_t bytes = call.weight->columns * plan.depth * bytes_of(call.weight->element);
+    const std::size_t bytes = columns * plan.depth * bytes_of(call.weight->element);
     const bool serial = work < kMinParallelWork && !(call.weight_in_memory && bytes >= kMinParallelBytes);
     const int threads = serial ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);

@@ -179,6 +179,9 @@ struct GemmCall {
     bool weight_in_memory = false;
     // Restricts the depth: inputs first_input.. (a multiple of kSlice), `inputs` of them, or all if 0.
     std::size_t first_input = 0, inputs = 0;
+    // Restricts the outputs: `columns` of them from first_column (a multiple of kColumns) on, or all if 0; not with a
+    // LayerNorm or a gated weight. Bias, scales and `out` are still those of all outputs.
+    std::size_t first_column = 0, columns = 0;
 };
 
 // The maximum depth that is accumulated in registers. Deeper matmuls without activation or LayerNorm (the gradient of a

@@ -88,7 +88,7 @@ class LayerBatch:
     offsets: Tensor | None = None
     token_indices: Tensor | None = None
     """int64 (rows,): the tokens whose output is computed, repetitions allowed; None: all, in their order. Attention
-    reads every token; what follows it is computed of these alone."""
+    reads every token; what follows it is computed of these alone, and in native inference the queries, too."""
     positions: LayerPositions | None = None
     """None where attention reads none."""
     shared: dict[object, Any] = field(default_factory=dict)
