@@ -37,6 +37,7 @@ QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
     "rerank": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "workloads": ("mixed",)},
     "generation": {"workloads": ("batch 16",)},
     "loading": {"workloads": ("first-sentence",)},
+    "scaling": {"contenders": ("fastbert fp32",), "workloads": ("latency-16",)},
     "serving": {"contenders": ("fastbert int8", "fp32, batching"), "workloads": ("single",)},
 }
 NOT_INSTALLED = "not installed"

@@ -174,6 +174,14 @@ PLAN = (
         needs=("sentence_transformers", "fastapi", "uvicorn", COMPILER, INFINITY),
     ),
     Planned(
+        benchmark="scaling",
+        module="bench_scaling",
+        arguments=("--rounds=5",),
+        minutes=9,
+        measures=_ENCODER,
+        needs=("transformers", "onnxruntime", "onnx"),
+    ),
+    Planned(
         benchmark="search",
         module="bench_search",
         minutes=3,

@@ -243,20 +243,26 @@ GOALS = (
     _training("base 32x128", 3.0),
     _training("wiki-en", 6.0),
     _training("demo", 3.0),
-    Goal(
-        what="two processes on shared cores: time relative to one after the other",
-        benchmark="shared-cores",
-        workload="two processes",
-        quantity=detail("relative_time"),
-        bound=1.15,
-        least=False,
+    *(
+        Goal(
+            what=f"two processes on shared cores, {batch}: time relative to one after the other",
+            benchmark="scaling",
+            workload=f"two processes, {batch}",
+            quantity=detail("relative_time"),
+            bound=1.15,
+            least=False,
+        )
+        for batch in ("latency-16", "full-64")
     ),
-    Goal(
-        what="threads, to the cores of a socket: speed relative to linear scaling",
-        benchmark="scaling",
-        workload="all cores",
-        quantity=detail("scaling"),
-        bound=0.9,
-        unit="%",
+    *(
+        Goal(
+            what=f"threads, to all cores, {batch}: speed relative to linear scaling",
+            benchmark="scaling",
+            workload=f"all cores, {batch}",
+            quantity=detail("scaling"),
+            bound=0.9,
+            unit="%",
+        )
+        for batch in ("full-128", "lognormal", "latency-16")
     ),
 )

@@ -57,6 +57,7 @@ SECTIONS = (
     Section("embed-xlm-roberta-base", "Embeddings in the shape of XLM-R", "Sentences of Wikipedia, random weights."),
     Section("embed-ray", "Embeddings by Ray", "MiniLM, two workers with one thread each beside one process with two."),
     Section("rerank", "Ranking", "A cross-encoder of MiniLM-L6's shape, one query with 100 texts."),
+    Section("scaling", "Threads and shared cores", "BERT-base on one thread to all, and in two processes at once."),
     Section("serving", "Servers", "Milliseconds per request at saturation; servers and clients share the cores."),
     Section("search", "Search", "Exact search of vectors; fastbert's default stores int8 and rescores in fp16."),
     Section("loading", "Loading", "BERT-base from a file in the page cache, in a new process."),
@@ -337,6 +338,10 @@ def _ratio(row: Row, peer: Row | None, *, judged: bool) -> str:
 def _rate(row: Row) -> str:
     """Return the work per second in the unit that says most."""
     details = row.get("details") or {}
+    if "relative_time" in details:
+        return f"{details['relative_time']:.2f}x the time of one after the other"
+    if "scaling" in details:
+        return f"{percent(details['scaling'])} of linear scaling"
     for value, unit in (
         (details.get("requests_per_second"), "requests/s"),
         (details.get("texts_per_second"), "texts/s"),

@@ -20,6 +20,7 @@ from fastbert.cli.bench_flags import (
     KernelsConfig,
     LoadingConfig,
     RerankConfig,
+    ScalingConfig,
     ServingConfig,
     TrainingConfig,
 )
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, tuple[type[BenchFlags], str]] = {
     "rerank": (RerankConfig, "cross-encoders from text to scores: scores, then milliseconds"),
     "generation": (GenerationConfig, "generation by GPT-2: texts, then tokens per second"),
     "loading": (LoadingConfig, "from a file to the first output: outputs, then time and memory"),
+    "scaling": (ScalingConfig, "speed over threads, and two processes on the same cores"),
     "serving": (ServingConfig, "servers: vectors, then requests per second and latency"),
 }
 SUBCOMMANDS: dict[str, tuple[type[Any], str]] = {
@@ -61,6 +63,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rerank": ("fastbert bench rerank --quick", "fastbert bench rerank --threads 2 --contenders fastbert openvino"),
     "generation": ("fastbert bench generation --quick", "fastbert bench generation --workloads small --json rows.json"),
     "loading": ("fastbert bench loading --quick", "fastbert bench loading --model base --workloads first-sentence"),
+    "scaling": ("fastbert bench scaling --quick", "fastbert bench scaling --workloads lognormal --json rows.json"),
     "serving": ("fastbert bench serving --quick", "fastbert bench serving --workloads single --infinity ENVIRONMENT"),
     "record": ("fastbert bench record --list", "fastbert bench record --only encoder matmuls --minutes 30"),
     "all": ("fastbert bench all --quick --json before", "fastbert bench all --quick --compare before"),

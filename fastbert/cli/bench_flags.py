@@ -296,6 +296,27 @@ class LoadingConfig(_Cpu, _LoadingModel, BenchFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _ScalingMeasurement(MeasurementFlags):
+    """The measurements and their settings."""
+
+    GROUP: ClassVar = MeasurementFlags.GROUP
+
+    contenders: tuple[str, ...] = ()
+    """Only contenders with one of these parts in their name (default: fastbert and, for two processes, transformers and
+    ONNX Runtime; bf16 where the processor multiplies it)."""
+    workloads: tuple[str, ...] = ()
+    """Only workloads with one of these parts in their name: "two processes" of latency-16 and full-64, "all cores" of
+    full-128, lognormal and latency-16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingConfig(_Cpu, _ScalingMeasurement, _EncoderModel, BenchFlags):
+    """Measure encoders with one thread to all, and two processes on the same cores: outputs first, then times."""
+
+    MODULE: ClassVar[str] = "bench_scaling"
+
+
+@dataclass(frozen=True, kw_only=True)
 class _ServingData:
     """The texts."""
 

@@ -121,6 +121,18 @@ def test_many_workloads_share_a_table_with_a_column_per_class() -> None:
     assert "| text 6 | fastbert | 2 (1.8-2.2), 1.50x ✓ other | unmeasured |" in page
 
 
+def test_processes_on_shared_cores_and_threads_show_what_they_are_judged_by() -> None:
+    rows = [
+        row("fastbert fp32", 5.0, "two processes, latency-16", relative_time=1.234),
+        row("fastbert fp32", 9.0, "all cores, full-128", scaling=0.876),
+    ]
+    page = sections.render({"scaling": {"avx2": record(*rows)}})
+    assert "| 1.23x the time of one after the other |" in lines_with(page, "| **avx2** | fastbert fp32 | 5 ")[0]
+    assert "| 88 % of linear scaling |" in lines_with(page, "| **avx2** | fastbert fp32 | 9 ")[0]
+    assert "avx2 1.23x ✗" in lines_with(page, "- Goal: two processes on shared cores, latency-16")[0]
+    assert "avx2 88 % ✗" in lines_with(page, "- Goal: threads, to all cores, full-128")[0]
+
+
 def test_a_benchmark_alone_has_no_peer_and_one_without_times_a_generic_table() -> None:
     scores = record(
         {"workload": "a|b", "score": 0.123456, "steps": 1200, "seeds": [1, 2], "device": "cpu", "quick": True},

@@ -67,6 +67,9 @@ def test_every_workload_runs(what: str, tmp_path: Path) -> None:
             # A server per dtype would take long to start; `test_bench_serving.py` starts them.
             if what == "serving" and not (case.dtype == "fp32" and case.workload.startswith("empty")):
                 continue
+            # `test_bench_scaling.py` starts the processes of one.
+            if case.workload.startswith("two processes"):
+                continue
             torch.set_num_threads(1)
             call = case.open(workshop)
             result = call.run(*(call.fresh() if call.fresh is not None else ()))

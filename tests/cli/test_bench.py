@@ -18,6 +18,7 @@ from fastbert.benchmarks import (
     bench_kernels,
     bench_loading,
     bench_rerank,
+    bench_scaling,
     bench_serving,
     bench_tokenizer,
     bench_tokenizers,
@@ -29,7 +30,7 @@ from fastbert.cli.bench import BENCHMARKS, SUBCOMMANDS
 MODULES = {
     "tokenizer": bench_tokenizer, "encoder": bench_encoder, "training": bench_training, "embed": bench_embed,
     "rerank": bench_rerank, "generation": bench_generation, "tokenizers": bench_tokenizers, "serving": bench_serving,
-    "kernels": bench_kernels, "loading": bench_loading,
+    "kernels": bench_kernels, "loading": bench_loading, "scaling": bench_scaling,
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Scaling over threads, and processes that share cores: measurements, and a model of more threads."""
