@@ -43,6 +43,7 @@ PAIRED, THREADED = "two processes", "all cores"
 # The other contenders of two processes unless some are named.
 PEERS = ("transformers sdpa", "onnxruntime")
 SHORT = [64] * 8
+DISTURBED = 0.25  # relative to the measured time: a greater error of the model, which is solved from it, is noted
 COPY_RATE = "copy_gigabytes_per_second"
 
 
@@ -158,7 +159,12 @@ def with_models(rows: Sequence[Row], workload: Workload, options: Options, say: 
         seconds = weight_bytes(options.config, row.dtype) / (row.details.get(COPY_RATE, float("inf")) * 1e9)
         times = row.details["rounds_ms_by_threads"]
         terms = model.describe(times, divide, costs, cores=cores(), bytes_seconds=seconds)
-        made.append(replace(row, details={**row.details, "model": terms}))
+        details = {**row.details, "model": terms}
+        predicted, two = terms["threads"]["2"]["predicted_ms"], row.details["ms_by_threads"]["2"]
+        if abs(predicted / two - 1.0) > DISTURBED:
+            note = f"the model has {predicted:,.3g} ms for 2 threads, {two:,.3g} measured: the machine was not steady"
+            details["notes"] = [*row.details.get("notes", ()), note]
+        made.append(replace(row, details=details))
     return made
 
 

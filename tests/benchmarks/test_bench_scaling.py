@@ -290,6 +290,12 @@ def test_models_follow_the_rows_or_say_why_not(monkeypatch: pytest.MonkeyPatch) 
     assert re.search(r"fastbert fp32 +2 .*\n +8 .*\n +32 ", printed.getvalue())
     assert "(an emulated topology)" in printed.getvalue()
 
+    # Other processes that use the cores make barriers take milliseconds.
+    assert "notes" not in made[0].details
+    monkeypatch.setattr(bench_scaling, "_cost", lambda threads: RegionCost(1e-2, 1e-3))
+    [disturbed] = bench_scaling.with_models(rows[:1], workload, options, said.append)
+    assert disturbed.details["notes"] == ["the model has 78 ms for 2 threads, 20 measured: the machine was not steady"]
+
     def fails(threads: int) -> RegionCost:
         raise ContenderFailed("no OpenMP runtime")
 
