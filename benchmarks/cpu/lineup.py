@@ -14,6 +14,7 @@ import numpy as np
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu import peak
 from fastbert.benchmarks.cpu.contender import environment
+from fastbert.benchmarks.cpu.limits import with_model, with_work
 from fastbert.benchmarks.cpu.peer_pythons import PeerPython
 from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.benchmarks.harness.command_line import Progress, Say
@@ -167,6 +168,7 @@ class Lineup:
             )
             for row in rows
         ]
+        rows = [with_model(row, workload.forward, peaks) if is_own(row.contender) else row for row in rows]
         return Result(with_ratios(rows), self._absent(workload.name, {row.contender for row in rows}))
 
     def measured(self, name: str) -> dict[str, Any]:
@@ -328,30 +330,6 @@ def compare(expected: np.ndarray, values: np.ndarray, dtype: str, reference: str
     details = {"reference": reference, "smallest_cosine": float(f"{cosine:.7g}"), "cosine_bound": bound}
     outputs = "equal" if worst == 0 else "close" if cosine >= bound else f"cosine {cosine:.3g} is below {bound}"
     return Verdict(outputs, float(f"{worst:.3g}"), details)
-
-
-def with_work(
-    row: Row,
-    workload: Workload,
-    peaks: Mapping[str, tuple[float, str]],
-    details: Mapping[str, Any],
-    more: Mapping[str, Any],
-) -> Row:
-    """Return the row with its rate of useful work, beside the peak of the machine, and with further details."""
-    rate = workload.operations / (row.median_ms / 1e3)
-    merged: dict[str, Any] = {**row.details, **details, **more, "gflops": float(f"{rate / 1e9:.4g}")}
-    notes = [str(part["note"]) for part in (row.details, details) if "note" in part]
-    if workload.note:
-        merged["workload"] = workload.note
-    if notes:
-        merged["note"] = "; ".join(notes)
-    if row.dtype in peaks:
-        limit, source = peaks[row.dtype]
-        merged |= {"share_of_peak": round(rate / limit, 4), "peak_gflops": float(f"{limit / 1e9:.4g}")}
-        merged["peak_source"] = source
-    if peak.COPY in peaks:
-        merged["copy_gigabytes_per_second"] = float(f"{peaks[peak.COPY][0] / 1e9:.3g}")
-    return replace(row, details=merged)
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:

@@ -21,6 +21,20 @@ MATMUL_ROWS = (4096, 1500, 128, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
+class ForwardWork:
+    """What a forward pass must compute and move, whatever the implementation."""
+
+    matmuls: float
+    """Multiplications and additions of matmuls with weights."""
+    attention: float
+    """Multiplications and additions of queries with keys, and of weights with values."""
+    weights: float
+    """Elements of the matrices, each read once."""
+    activations: float
+    """Elements of activations of all tokens, each counted when it is written and when it is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """The computation of one call, the same for every contender; stored as one file that all of them read."""
 
@@ -30,6 +44,8 @@ class Workload:
     """Useful multiplications and additions: of real tokens, in matmuls and attention."""
     arrays: dict[str, np.ndarray]
     note: str = ""
+    forward: ForwardWork | None = None
+    """The work of a forward pass by kind, for the model of its time; None for other calls."""
 
     def save(self, path: Path) -> None:
         """Write the arrays for `CpuContender.open`."""
@@ -58,6 +74,7 @@ def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig)
             "padded_to": np.asarray(padded_to, np.int64),
         },
         note=f"{tokens:,} real tokens, {tokens / (len(lengths) * padded_to):.0%} of {len(lengths)} x {padded_to}",
+        forward=forward_work(config, lengths),
     )
 
 
@@ -78,13 +95,35 @@ def layer_operations(config: BertConfig, lengths: Sequence[int]) -> float:
     sequence and layer."""
     width, inner = config.hidden_size, config.intermediate_size
     matmuls = sum(lengths) * (8 * width * width + 4 * width * inner)
-    attention = 4 * width * sum(length * length for length in lengths)
-    return float(config.num_hidden_layers * (matmuls + attention))
+    return float(config.num_hidden_layers * matmuls) + attention_operations(config, lengths)
+
+
+def attention_operations(config: BertConfig, lengths: Sequence[int]) -> float:
+    """Count the operations of attention in all layers: 4 S^2 H per sequence and layer."""
+    squares = sum(length * length for length in lengths)
+    return 4.0 * config.num_hidden_layers * config.hidden_size * squares
 
 
 def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
     """Count the operations of the layers, and 2 H^2 per sequence in the pooler."""
     return layer_operations(config, lengths) + 2.0 * config.hidden_size**2 * len(lengths)
+
+
+def forward_work(config: BertConfig, lengths: Sequence[int]) -> ForwardWork:
+    """Return the work of a forward pass by kind.
+
+    Per token a layer writes and reads 6 H elements of activations: its input, queries, keys and values, attention's
+    result, and that of its output projection. Those of the feed-forward network stay in the cache, since it runs over
+    some of the tokens at a time. The embeddings' H elements are read once.
+    """
+    width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    attention = attention_operations(config, lengths)
+    return ForwardWork(
+        matmuls=encoder_operations(config, lengths) - attention,
+        attention=attention,
+        weights=float(layers * (4 * width * width + 2 * width * inner) + width * width),
+        activations=float(sum(lengths) * width * (12 * layers + 1)),
+    )
 
 
 def unread_operations(config: BertConfig) -> float:

@@ -31,7 +31,9 @@ do not edit it. [Performance on a CPU](performance-cpu.md) explains what limits 
 - {met} and {missed} beside a ratio say whether fastbert is at least as fast; beside a figure of the goals, whether the
   goal is met.
 - *of the limit*: the share of the matmul peak, or for single short texts of a copy's bandwidth, at which the weights
-  were read; both measured in the same run. Above 100 %, the clock was slower while the peak was measured.
+  were read; both measured in the same run. Above 100 %, the clock was slower while the peak was measured. *of the
+  model*: the time of [a model](benchmarks.md#encoders-on-a-cpu) that adds matmuls, attention and the bytes to move,
+  relative to the measured time.
 """
 
 
@@ -362,6 +364,8 @@ def _limit(row: Row, *, brief: bool = False) -> str:
         parts.append(percent(peak) + ("" if brief else f" of {integer(details['peak_gflops'])} GFLOP/s"))
     if copied is not None and not brief:
         parts.append(f"{percent(copied)} of {number(details['copy_gigabytes_per_second'])} GB/s")
+    if "share_of_model" in details and not brief:
+        parts.append(f"{percent(details['share_of_model'])} of the model")
     if "weight_gigabytes_per_second" in details:
         parts.append(f"reads {number(details['weight_gigabytes_per_second'])} GB/s of weights")
     return "; ".join(parts)

@@ -195,6 +195,9 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
     assert good.details["reference"] == "fastbert fp32"
     assert good.details["gflops"] > 0
     assert good.details["share_of_peak"] > 0
+    assert "share_of_model" not in good.details
+    assert results["toy", "fastbert bf16"].details["share_of_model"] > 0
+    assert list(results["toy", "fastbert bf16"].details["model_ms"]) == ["matmuls", "attention", "bytes"]
     reasons = {(row.workload, row.contender): row.reason for row in result.absent}
     assert reasons["toy", "absent bf16"] == reasons["one", "absent bf16"] == "not installed (no module no_such_module)"
     assert reasons["toy", "unable fp32"] == reasons["one", "unable fp32"] == "NotImplementedError: no such instruction"

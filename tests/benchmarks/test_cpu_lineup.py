@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from cpu_rows import row
 
-from fastbert.benchmarks.cpu import lineup, peak, report
+from fastbert.benchmarks.cpu import limits, lineup, peak, report, workloads
 from fastbert.benchmarks.harness.measure import Timing
+from fastbert.config import BertConfig
 
 pytestmark = pytest.mark.usefixtures("threads")
 
@@ -94,3 +95,36 @@ def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) 
         "int8": 8 * 10**9,
     }
     assert actual["bf16"][1] == "bf16: the extension's own kernel"
+
+
+PEAKS = {"fp32": (1e9, ""), "bf16": (2e9, ""), "int8": (4e9, ""), "copy": (1e8, "")}
+
+
+def test_the_model_adds_matmuls_attention_and_bytes() -> None:
+    config = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+    work = workloads.batch("toy", [3, 7], 8, config)
+    assert work.forward is not None
+    assert work.forward.matmuls + work.forward.attention == work.operations
+    matrices = 2 * (4 * 64 * 64 + 2 * 64 * 96)
+    assert work.forward.matmuls == 2 * 10 * matrices + 2 * 2 * 64 * 64
+    assert work.forward.attention == 2 * 4 * 64 * (9 + 49)
+    assert work.forward.weights == matrices + 64 * 64
+    assert work.forward.activations == 10 * 64 * (2 * 2 * 6 + 1)
+    # An int8 model has bf16 activations, in attention too.
+    terms = limits.model_milliseconds(work.forward, "int8", PEAKS)
+    assert terms == {
+        "matmuls": 1e3 * work.forward.matmuls / 4e9,
+        "attention": 1e3 * work.forward.attention / 2e9,
+        "bytes": pytest.approx(1e3 * (work.forward.weights + 2 * work.forward.activations) / 1e8),
+    }
+    slow = limits.with_model(row("fastbert int8", 4 * sum(terms.values()), "int8"), work.forward, PEAKS)
+    assert slow.details["share_of_model"] == 0.25
+    assert slow.details["model_ms"] == {name: pytest.approx(value, rel=1e-3) for name, value in terms.items()}
+
+
+@pytest.mark.parametrize("lacking", ["int8", "bf16", "copy"])
+def test_without_a_rate_there_is_no_model(lacking: str) -> None:
+    work = workloads.batch("toy", [3], 3, BertConfig.preset("tiny")).forward
+    rates = {name: rate for name, rate in PEAKS.items() if name != lacking}
+    assert limits.with_model(row("fastbert int8", 1.0, "int8"), work, rates).details == {}
+    assert limits.with_model(row("fastbert int8", 1.0, "int8"), None, PEAKS).details == {}
