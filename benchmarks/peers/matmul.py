@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fastbert.benchmarks.peers import Arrays
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Of inputs, biases, and weights before they are prepared; int8 matmuls quantise them themselves.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 
 
 class Matmul:
@@ -53,6 +54,49 @@ class FastbertMatmul(Matmul):
         from fastbert import ops
 
         return ops.linear(self.x, weight, self.bias)
+
+
+class FastbertInt8Matmul(Matmul):
+    """fastbert's matmul of bf16 rows with a prepacked int8 weight, as a layer of an int8 model computes it: each row is
+    quantised, the result is bf16."""
+
+    def __init__(self, folder: None, *, dtype: str, threads: int, scratch: Path) -> None:
+        from fastbert import cpu_capability
+
+        super().__init__(folder, dtype=dtype, threads=threads, scratch=scratch)
+        self.dtype = torch.bfloat16
+        cpu_capability.apply()
+
+    def prepare(self, weight: Tensor) -> Any:
+        from fastbert.ops.native.matmul import prepack
+
+        return prepack(weight, "int8")
+
+    def matmul(self, weight: Any) -> Tensor:
+        from fastbert.ops.native.matmul import matmul
+
+        return matmul(self.x, weight, self.bias)
+
+
+class DynamicInt8Matmul(Matmul):
+    """torch's dynamically quantised linear layer of an engine: fp32 rows are quantised with one scale, fp32 results."""
+
+    def __init__(self, folder: None, *, dtype: str, engine: str, threads: int, scratch: Path) -> None:
+        super().__init__(folder, dtype=dtype, threads=threads, scratch=scratch)
+        if engine not in torch.backends.quantized.supported_engines:
+            raise NotImplementedError(f"this build of torch has no engine {engine}")
+        self.engine = engine
+
+    def prepare(self, weight: Tensor) -> Any:
+        torch.backends.quantized.engine = self.engine
+        scales, zeros = weight.abs().amax(1) / 127, torch.zeros(len(weight), dtype=torch.int64)
+        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        return torch.ops.quantized.linear_prepack(quantized, self.bias)
+
+    def matmul(self, weight: Any) -> Tensor:
+        # Inputs of 7 bits, the default of torch's layer: without VNNI, sums of 8 bits overflow.
+        values: Tensor = torch.ops.quantized.linear_dynamic(self.x, weight, True)
+        return values
 
 
 class TorchMatmul(Matmul):

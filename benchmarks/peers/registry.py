@@ -224,12 +224,15 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         for name, attribute in (("fastbert", "Fastbert"), ("torch", "Torch"))
     },
     "matmul": {
-        f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype})
-        for name, attribute, dtypes in (
-            ("fastbert", "FastbertMatmul", ("fp32", "bf16")),
-            ("torch", "TorchMatmul", ("fp32", "bf16")),
-            ("torch, oneDNN prepacked", "Prepacked", ("fp32", "bf16")),
-            ("torch, MKL prepacked", "PrepackedMkl", ("fp32",)),
+        f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype, **options})
+        for name, attribute, dtypes, options in (
+            ("fastbert", "FastbertMatmul", ("fp32", "bf16"), {}),
+            ("fastbert", "FastbertInt8Matmul", ("int8",), {}),
+            ("torch", "TorchMatmul", ("fp32", "bf16"), {}),
+            ("torch, oneDNN prepacked", "Prepacked", ("fp32", "bf16"), {}),
+            ("torch, MKL prepacked", "PrepackedMkl", ("fp32",), {}),
+            ("torch, FBGEMM dynamic", "DynamicInt8Matmul", ("int8",), {"engine": "fbgemm"}),
+            ("torch, oneDNN dynamic", "DynamicInt8Matmul", ("int8",), {"engine": "onednn"}),
         )
         for dtype in dtypes
     },

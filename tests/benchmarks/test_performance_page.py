@@ -1,15 +1,17 @@
 """docs/performance.md: the committed page is that of the records, and pages of a few synthetic ones."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastbert.benchmarks import performance_page
+from fastbert.benchmarks import bench_encoder, performance_page
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.performance import figures, sections
 from fastbert.benchmarks.performance.figures import CLASSES
 from fastbert.benchmarks.performance.goals import GOALS, Goal, Verdict, detail, judge, milliseconds, of_peak, over
+from fastbert.config import BertConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = {name: {"cpu": f"a processor with {name}", "usable_cores": 2.0} for name in CLASSES}
@@ -198,3 +200,14 @@ def test_a_short_text_is_beside_the_bandwidth_of_a_copy() -> None:
 def test_every_goal_is_for_classes_that_exist() -> None:
     assert [goal.what for goal in GOALS if not set(goal.classes) <= set(CLASSES)] == []
     assert len({goal.what for goal in GOALS}) == len(GOALS)
+
+
+@pytest.mark.parametrize(("measured", "kind"), [("encoder", "encoder"), ("matmuls", "matmul")])
+def test_goals_name_what_the_benchmark_measures(measured: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(BertConfig.preset("base"), num_hidden_layers=1)
+    monkeypatch.setattr(bench_encoder.Options, "config", shape)
+    options = bench_encoder.Options(matmuls=kind == "matmul")
+    known = {(workload.name, contender) for workload in options.chosen() for contender in ("", *options.names())}
+    named = {(goal.workload, goal.contender) for goal in GOALS if goal.benchmark == measured}
+    assert named
+    assert named <= known
