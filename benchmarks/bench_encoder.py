@@ -9,7 +9,8 @@
     python benchmarks/bench_encoder.py --peer-python zentorch=environment/bin/python
 
 Weights and tokens are random with a fixed seed; all contenders load the same folder. Others get padded batches with
-their attention mask, fastbert the same sequences packed. docs/benchmarks.md explains the measures and the columns.
+their attention mask, fastbert the same sequences packed. With a data folder (--data, else FASTBERT_DATA) there are
+batches with the lengths of real texts too. docs/benchmarks.md explains the measures and the columns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, families, report, workloads
+from fastbert.benchmarks.cpu import command, families, real_lengths, report, workloads
 from fastbert.benchmarks.cpu.command import PeerOptions, choose
 from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
@@ -30,6 +31,7 @@ from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.benchmarks.harness import command_line
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.suite import Case, Workshop, contender_cases
+from fastbert.benchmarks.harness.texts import find_data
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
@@ -46,6 +48,9 @@ class Options(PeerOptions):
     """Another family's encoder in its released shape, one of `FAMILIES`, beside transformers' own; None: BERT."""
     sweep: bool = False
     """Also measure full batches of a family, from one text of 8 tokens to 4,096 tokens."""
+    data: Path | None = None
+    """The data folder, for batches with the lengths of real texts; None: FASTBERT_DATA, else the one beside the
+    clone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,8 +89,12 @@ class Options(PeerOptions):
         if self.family is not None:
             made = families.batches(FAMILIES[self.family], self.quick)
             made += families.sweep(FAMILIES[self.family], self.quick) if self.sweep else []
+        elif self.matmuls:
+            made = workloads.matmuls(self.config, self.quick)
         else:
-            made = (workloads.matmuls if self.matmuls else workloads.batches)(self.config, self.quick)
+            data = find_data(self.data)
+            made = workloads.batches(self.config, self.quick)
+            made = made + ([] if data is None else real_lengths.batches(self.config, data, self.quick))
         by_name = {workload.name: workload for workload in made}
         return [by_name[name] for name in choose("workload", list(by_name), self.workloads)]
 
@@ -169,6 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
     parser.add_argument("--sweep", action="store_true", help="also full batches of the family, up to 4,096 tokens")
+    parser.add_argument("--data", type=Path, help="data folder, for lengths of real texts (default: FASTBERT_DATA)")
     command.add_peer_python(parser)
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
     return command_line.execute(parser, arguments, Options, run, show, publish)

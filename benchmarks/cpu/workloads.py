@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 
@@ -60,9 +61,10 @@ def lognormal_lengths(sequences: int, longest: int) -> list[int]:
     return [min(max(lengths[index], 1), longest) for index in order]
 
 
-def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig) -> Workload:
-    """Return a workload of random tokens in sequences of these lengths."""
+def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig, *, origin: str = "") -> Workload:
+    """Return a workload of random tokens in sequences of these lengths; `origin` says where the lengths are from."""
     tokens = sum(lengths)
+    size = f"{tokens:,} real tokens, {tokens / (len(lengths) * padded_to):.0%} of {len(lengths)} x {padded_to}"
     first = FIRST_ID if config.vocab_size > 2 * FIRST_ID else 0
     return Workload(
         name=name,
@@ -73,7 +75,7 @@ def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig)
             "lengths": np.asarray(lengths, np.int64),
             "padded_to": np.asarray(padded_to, np.int64),
         },
-        note=f"{tokens:,} real tokens, {tokens / (len(lengths) * padded_to):.0%} of {len(lengths)} x {padded_to}",
+        note=f"{size}; {origin}" if origin else size,
         forward=forward_work(config, lengths),
     )
 
@@ -140,15 +142,21 @@ def matmuls(config: BertConfig, quick: bool = False) -> list[Workload]:
     return [_matmul(m, k, n, config.num_hidden_layers) for k, n in shapes for m in rows]
 
 
-def _matmul(m: int, k: int, n: int, layers: int) -> Workload:
+@lru_cache
+def _weights(k: int, n: int, layers: int) -> np.ndarray:
     rng = np.random.default_rng(SEED)
+    return rng.standard_normal((layers, n, k), np.float32) * np.float32(0.02)
+
+
+def _matmul(m: int, k: int, n: int, layers: int) -> Workload:
+    rng = np.random.default_rng(SEED + 1)
     return Workload(
         name=f"{m} x {k} to {n}",
         tokens=m,
         operations=2.0 * m * k * n,
         arrays={
             "x": rng.standard_normal((m, k), np.float32),
-            "weight": rng.standard_normal((layers, n, k), np.float32) * np.float32(0.02),
+            "weight": _weights(k, n, layers),
             "bias": rng.standard_normal(n, np.float32),
         },
     )

@@ -118,7 +118,7 @@ PLAN = (
         measures=_ENCODER,
         needs=("transformers", "openvino", "onnxruntime", "onnx", COMPILER),
     ),
-    Planned(benchmark="matmuls", module="bench_encoder", arguments=("--matmuls",), minutes=3, measures=_MATMULS),
+    Planned(benchmark="matmuls", module="bench_encoder", arguments=("--matmuls",), minutes=5, measures=_MATMULS),
     Planned(
         benchmark="embed",
         module="bench_embed",

@@ -113,13 +113,24 @@ class _EncoderMeasurement(MeasurementFlags):
     GROUP: ClassVar = MeasurementFlags.GROUP
 
     workloads: tuple[str, ...] = ()
-    """Only workloads with one of these parts in their name: lognormal full-128 full-512 latency-16 latency-128."""
+    """Only workloads with one of these parts in their name: lognormal full-128 full-512 latency-16 latency-128, and
+    with data wiki-en squad queries."""
     matmuls: bool = False
     """Measure the encoder's matmuls instead of the whole encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(_Peers, _EncoderMeasurement, _EncoderModel, BenchFlags):
+class _EncoderData:
+    """The texts."""
+
+    GROUP: ClassVar = DATA
+
+    data: Path | None = None
+    """Folder of real text, whose lengths more batches have (default: FASTBERT_DATA)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(_Peers, _EncoderMeasurement, _EncoderModel, _EncoderData, BenchFlags):
     """Compare encoders on the CPU: hidden states first, then tokens per second and latency."""
 
     MODULE: ClassVar[str] = "bench_encoder"
