@@ -4,6 +4,7 @@
     python benchmarks/bench_encoder.py --json rows.json --chart rows.png
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
     python benchmarks/bench_encoder.py --matmuls
+    python benchmarks/bench_encoder.py --sweep --json rows.json
     python benchmarks/bench_encoder.py --family modernbert-base --json rows.json
     python benchmarks/bench_encoder.py --family deberta-v3-base --sweep --json rows.json
     python benchmarks/bench_encoder.py --peer-python zentorch=environment/bin/python
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, families, real_lengths, report, workloads
+from fastbert.benchmarks.cpu import command, families, growth, real_lengths, report, workloads
 from fastbert.benchmarks.cpu.command import PeerOptions, choose
 from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
@@ -47,7 +48,8 @@ class Options(PeerOptions):
     family: str | None = None
     """Another family's encoder in its released shape, one of `FAMILIES`, beside transformers' own; None: BERT."""
     sweep: bool = False
-    """Also measure full batches of a family, from one text of 8 tokens to 4,096 tokens."""
+    """BERT: measure how its time grows, with sequences, length, width and threads, instead. A family: also measure its
+    full batches, from one text of 8 tokens to 4,096 tokens."""
     data: Path | None = None
     """The data folder, for batches with the lengths of real texts; None: FASTBERT_DATA, else the one beside the
     clone."""
@@ -58,8 +60,8 @@ class Options(PeerOptions):
             raise UserError(f"--family {self.family} is not one of {', '.join(FAMILIES)}")
         if self.family is not None and (self.matmuls or self.model is not None):
             raise UserError("--family has one shape and whole encoders: leave out --model and --matmuls")
-        if self.sweep and self.family is None:
-            raise UserError("--sweep goes through the sizes of a family's batches: name one with --family")
+        if self.sweep and self.matmuls:
+            raise UserError("--sweep measures whole encoders: leave out --matmuls")
         self.names()
         self.chosen()
 
@@ -67,6 +69,18 @@ class Options(PeerOptions):
     def kind(self) -> str:
         """Return the kind of contender."""
         return "matmul" if self.matmuls else "encoder"
+
+    @property
+    def grows(self) -> bool:
+        """Return whether the growth of BERT's time is measured."""
+        return self.sweep and self.family is None
+
+    @property
+    def record(self) -> str:
+        """Return the name of the benchmark in its record."""
+        if self.family is not None:
+            return f"encoder-{self.family}"
+        return "encoder-growth" if self.grows else RECORDS[self.kind]
 
     @property
     def preset(self) -> str:
@@ -81,14 +95,18 @@ class Options(PeerOptions):
     def names(self) -> list[str]:
         """Return the selected contenders."""
         # The exports of other runtimes take minutes, and not every family has one: they take part when named.
-        contenders = self.contenders or (() if self.family is None else ("fastbert", "accelerated", "transformers"))
-        return choose("contender", peers.names(self.kind), contenders)
+        usual = () if self.family is None else ("fastbert", "accelerated", "transformers")
+        usual = growth.CONTENDERS if self.grows else usual
+        return choose("contender", peers.names(self.kind), self.contenders or usual)
 
-    def chosen(self) -> list[Workload]:
+    def chosen(self) -> Sequence[Workload]:
         """Return the selected workloads."""
-        if self.family is not None:
+        made: Sequence[Workload]
+        if self.grows:
+            made = growth.workloads(self.preset, self.thread_count, self.quick)
+        elif self.family is not None:
             made = families.batches(FAMILIES[self.family], self.quick)
-            made += families.sweep(FAMILIES[self.family], self.quick) if self.sweep else []
+            made = made + (families.sweep(FAMILIES[self.family], self.quick) if self.sweep else [])
         elif self.matmuls:
             made = workloads.matmuls(self.config, self.quick)
         else:
@@ -103,20 +121,34 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     pythons = options.pythons(options.kind)
-    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-        folder = Path(temporary)
-        model = None if options.matmuls else _model(folder / "model", options)
-        names, threads, isolate = options.names(), options.thread_count, options.isolate
-        lineup = Lineup(
+    progress = progress or (lambda *_: None)
+
+    def start(model: Path | None, threads: int, folder: Path) -> Lineup:
+        names, isolate = options.names(), options.isolate
+        return EncoderLineup(
             options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say, pythons=pythons
         )
 
-        def measure(workload: Workload) -> Result:
-            say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
-            return lineup.measure(workload, options.round_count)
+    def start_preset(preset: str, threads: int, folder: Path) -> Lineup:
+        return start(save_model(folder / "model", BertConfig.preset(preset)), threads, folder)
 
-        with lineup:
-            return measure_all(options.chosen(), measure, progress or (lambda *_: None))
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+        folder, rounds, chosen = Path(temporary), options.round_count, options.chosen()
+        if options.grows:
+            swept = [work for work in chosen if isinstance(work, growth.GrowthWorkload)]
+            return growth.measure_growth(swept, start_preset, rounds, folder, progress)
+        model = None if options.matmuls else _model(folder / "model", options)
+        with start(model, options.thread_count, folder) as lineup:
+            return measure_all(chosen, lambda workload: lineup.measure(workload, rounds), progress)
+
+
+class EncoderLineup(Lineup):
+    """The encoders or matmuls that take part."""
+
+    def measure(self, workload: Workload, rounds: int) -> Result:
+        """Say what is measured; compare, then time, every contender that can run here."""
+        self.say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
+        return super().measure(workload, rounds)
 
 
 def _model(folder: Path, options: Options) -> Path:
@@ -153,8 +185,7 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
     what = options.family or f"{'Matmuls of BERT' if options.matmuls else 'BERT'} {options.preset}"
-    benchmark = RECORDS[options.kind] if options.family is None else f"encoder-{options.family}"
-    command.publish(result, options, json, chart, benchmark=benchmark, packages=packages, what=what)
+    command.publish(result, options, json, chart, benchmark=options.record, packages=packages, what=what)
 
 
 def cases(full: bool) -> list[Case]:
@@ -177,7 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
-    parser.add_argument("--sweep", action="store_true", help="also full batches of the family, up to 4,096 tokens")
+    sweep = "growth over batches, lengths, widths and threads; with --family, also its full batches up to 4,096 tokens"
+    parser.add_argument("--sweep", action="store_true", help=sweep)
     parser.add_argument("--data", type=Path, help="data folder, for lengths of real texts (default: FASTBERT_DATA)")
     command.add_peer_python(parser)
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")

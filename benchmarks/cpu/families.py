@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fastbert.benchmarks.cpu import workloads
+from fastbert.benchmarks.cpu import growth, workloads
 from fastbert.benchmarks.cpu.workloads import LONGEST, Workload, batch, lognormal_lengths
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def sweep(family: Family, quick: bool = False) -> list[Workload]:
     tokens; `quick` ones have at most 8 sequences of 32."""
     config = family.config(quick)
     counts, lengths = ((1, 8), (8, 32)) if quick else ((1, 8, 32), (8, 32, 64, 128, 256, 512))
-    shapes = [(count, length) for count in counts for length in lengths if count * length <= MOST_SWEPT]
+    shapes = growth.shapes(counts, lengths, MOST_SWEPT)
     made = [batch(f"{count}x{length}", [length] * count, length, config) for count, length in shapes]
     return [_counted(workload, config) for workload in made]
 

@@ -114,11 +114,21 @@ PLAN = (
         arguments=("--rounds=5",),
         # Peers in bf16 take minutes per call there; fastbert's is measured everywhere.
         without_bf16=("--contenders", "fastbert", "fp32", "int8"),
-        minutes=18,
+        minutes=26,
         measures=_ENCODER,
-        needs=("transformers", "openvino", "onnxruntime", "onnx", COMPILER),
+        needs=(DATA, "transformers", "openvino", "onnxruntime", "onnx", COMPILER),
     ),
     Planned(benchmark="matmuls", module="bench_encoder", arguments=("--matmuls",), minutes=5, measures=_MATMULS),
+    Planned(
+        benchmark="encoder-growth",
+        module="bench_encoder",
+        arguments=("--sweep", "--rounds=3"),
+        with_bf16=("--contenders", "fastbert int8", "fastbert bf16", "openvino bf16"),
+        without_bf16=("--contenders", "fastbert int8", "fastbert fp32", "onnxruntime int8"),
+        minutes=9,
+        measures=_ENCODER,
+        needs=("transformers", "openvino", "onnxruntime", "onnx"),
+    ),
     Planned(
         benchmark="embed",
         module="bench_embed",

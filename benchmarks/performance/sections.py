@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from fastbert.benchmarks.harness import quietness, records
 from fastbert.benchmarks.performance import figures
+from fastbert.benchmarks.performance.cells import limit, rate
 from fastbert.benchmarks.performance.figures import ACCELERATED, CLASSES, DTYPES, Comparison, Record, Records, Row
 from fastbert.benchmarks.performance.generic import generic_tables
 from fastbert.benchmarks.performance.goals import GOALS, MET, MISSED, UNMEASURED, Goal, judge
-from fastbert.benchmarks.performance.markdown import integer, number, percent, table
+from fastbert.benchmarks.performance.markdown import number, table
 
 BUSY_MARK = "‡"
 MS = "ms (p20-p80)"
@@ -49,6 +50,9 @@ class Section(NamedTuple):
 SECTIONS = (
     Section("encoder", "Encoder", "BERT-base: hidden states of a batch, all cores."),
     Section("matmuls", "Matmuls of an encoder", "x W^T + b in the shapes of BERT-base, weights cold in cache."),
+    Section(
+        "encoder-growth", "Encoder: growth", "BERT-base unless a size is named; 8x128 is 8 sequences of 128 tokens."
+    ),
     Section("accelerate", "Accelerated transformers", "BERT-base in one line of code: `fastbert.accelerate`."),
     Section("encoder-mpnet-base", "Encoder: MPNet", "The released shape of mpnet-base."),
     Section("encoder-modernbert-base", "Encoder: ModernBERT", "The released shape of modernbert-base."),
@@ -86,7 +90,7 @@ HEADLINES = (
     ("tokenizers", "gpt2: wiki-en sentences, cold"), ("tokenizers", "xlm-roberta-base: wiki-en sentences, cold"),
     ("loading", "load"), ("search", "1,000,000"),
 )  # fmt: skip
-MOST_TABLES = 5  # one table has all workloads of a benchmark with more, or of a family
+MOST_TABLES = 8  # one table has all workloads of a benchmark with more, or of a family
 
 
 def render(everything: Records, goals: Sequence[Goal] = GOALS) -> str:
@@ -222,8 +226,8 @@ def _cells(comparison: Comparison, *, leading: bool) -> list[str]:
     return [
         f"{row['contender']}{wrong}",
         _time(row),
-        _rate(row),
-        _limit(row),
+        rate(row),
+        limit(row),
         _peer(same),
         _ratio(row, same, judged=True),
         "the same" if best is same and best is not None else _peer(best),
@@ -244,7 +248,7 @@ def _all_workloads(
             for comparison in found:
                 row = comparison.row
                 peer = comparison.same or comparison.best
-                parts = [_rate(row) if row.get("megabytes_per_second") else _time(row), _limit(row, brief=True)]
+                parts = [rate(row) if row.get("megabytes_per_second") else _time(row), limit(row, brief=True)]
                 if peer is not None:
                     parts.append(f"{_ratio(row, peer, judged=True)} {peer['contender']}")
                 wrong = "" if figures.agrees(row) else f"; {row['outputs']}"
@@ -335,40 +339,6 @@ def _ratio(row: Row, peer: Row | None, *, judged: bool) -> str:
         return ""
     text = f"{value:,.1f}x" if value >= 9.95 else f"{value:.2f}x"
     return f"{text} {MET if round(value, 2) >= 1 else MISSED}" if judged else text
-
-
-def _rate(row: Row) -> str:
-    """Return the work per second in the unit that says most."""
-    details = row.get("details") or {}
-    if "relative_time" in details:
-        return f"{details['relative_time']:.2f}x the time of one after the other"
-    if "scaling" in details:
-        return f"{percent(details['scaling'])} of linear scaling"
-    for value, unit in (
-        (details.get("requests_per_second"), "requests/s"),
-        (details.get("texts_per_second"), "texts/s"),
-        (row.get("megabytes_per_second"), "MB/s"),
-        (row.get("examples_per_second"), "examples/s"),
-        (row.get("tokens_per_second"), "tokens/s"),
-    ):
-        if value:
-            return f"{integer(value)} {unit}"
-    return ""
-
-
-def _limit(row: Row, *, brief: bool = False) -> str:
-    """Return the shares of the limits that were measured in the same run."""
-    details, parts = row.get("details") or {}, []
-    peak, copied = figures.share_of_peak(row), figures.share_of_copy(row)
-    if peak is not None:
-        parts.append(percent(peak) + ("" if brief else f" of {integer(details['peak_gflops'])} GFLOP/s"))
-    if copied is not None and not brief:
-        parts.append(f"{percent(copied)} of {number(details['copy_gigabytes_per_second'])} GB/s")
-    if "share_of_model" in details and not brief:
-        parts.append(f"{percent(details['share_of_model'])} of the model")
-    if "weight_gigabytes_per_second" in details:
-        parts.append(f"reads {number(details['weight_gigabytes_per_second'])} GB/s of weights")
-    return "; ".join(parts)
 
 
 def _busy(record: Record) -> str:

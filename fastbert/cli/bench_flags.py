@@ -117,6 +117,8 @@ class _EncoderMeasurement(MeasurementFlags):
     with data wiki-en squad queries."""
     matmuls: bool = False
     """Measure the encoder's matmuls instead of the whole encoder."""
+    sweep: bool = False
+    """Measure how the time grows with sequences, length, width and threads instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class EncoderConfig(_Peers, _EncoderMeasurement, _EncoderModel, _EncoderData, Be
 
     @property
     def benchmark(self) -> str:
-        return "matmuls" if self.matmuls else super().benchmark
+        return "encoder-growth" if self.sweep else "matmuls" if self.matmuls else super().benchmark
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,10 @@
 
 import io
 import json
-import lzma
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from rich.console import Console
 from fastbert import _C
 from fastbert.benchmarks import bench_encoder, peers
 from fastbert.benchmarks.bench_encoder import Options
-from fastbert.benchmarks.cpu import lineup, peak, real_lengths, report, workloads
+from fastbert.benchmarks.cpu import lineup, peak, report, workloads
 from fastbert.benchmarks.cpu.contender import CpuContender
 from fastbert.benchmarks.cpu.lineup import Absent, Result
 from fastbert.benchmarks.harness import command_line, measure, records
@@ -81,48 +79,6 @@ def test_operations_are_those_that_torch_counts(lengths: list[int], model: Path)
 def test_quick_workloads_have_the_names_of_the_others() -> None:
     names = [workload.name for workload in workloads.batches(TOY, quick=True)]
     assert names == ["lognormal", "full-128", "full-512", "latency-16", "latency-128"]
-
-
-def write_data(folder: Path) -> Path:
-    """A data folder of three sentences of Wikipedia, and of SQuAD two paragraphs of 600 and 2 words and a question."""
-    for name in ("wiki-en", "finetune", "vocab"):
-        (folder / name).mkdir(parents=True)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
-    (folder / real_lengths.VOCABULARY).write_bytes(lzma.compress("".join(f"{word}\n" for word in words).encode()))
-    (folder / real_lengths.WIKIPEDIA).write_bytes(lzma.compress(b"a\n\na a\na a a\n"))
-    paragraphs = [{"context": "a " * count, "qas": [{"question": " a a a a"}]} for count in (600, 2)]
-    content = json.dumps({"data": [{"paragraphs": paragraphs}]}).encode()
-    with tarfile.open(folder / real_lengths.SQUAD, "w:xz") as archive:
-        member = tarfile.TarInfo(real_lengths.SQUAD_MEMBER)
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    return folder
-
-
-def test_real_lengths_are_those_of_texts_over_the_whole_file(tmp_path: Path) -> None:
-    data = write_data(tmp_path / "data")
-    made = {work.name: work for work in real_lengths.batches(BertConfig.preset("tiny"), data, quick=True)}
-    lengths = {name: work.arrays["lengths"].tolist() for name, work in made.items()}
-    assert lengths == {
-        "wiki-en sentences": [3, 3, 4, 5],
-        "squad paragraphs": [512, 512, 4, 4],  # the first is cut
-        "queries": [6, 6, 6, 6],
-    }
-    assert made["squad paragraphs"].note == "1,032 real tokens, 50% of 4 x 512; lengths of 4 paragraphs of SQuAD"
-    full = real_lengths.batches(BertConfig.preset("tiny"), data)
-    assert [len(work.arrays["lengths"]) for work in full] == [32, 32, 32]
-
-
-def test_real_lengths_need_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = write_data(tmp_path / "data")
-    (data / real_lengths.SQUAD).unlink()
-    names = [work.name for work in Options(quick=True, data=data).chosen()]
-    assert names[5:] == ["wiki-en sentences"]
-    monkeypatch.setattr(bench_encoder, "find_data", lambda named: None)
-    assert [work.name for work in Options(quick=True).chosen()] == names[:5]
-    monkeypatch.undo()
-    with pytest.raises(UserError, match=r"--data .*none: no such folder"):
-        Options(quick=True, data=tmp_path / "none")
 
 
 # Adapters
