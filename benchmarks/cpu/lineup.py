@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import peak
+from fastbert.benchmarks.cpu import memory_needs, peak
 from fastbert.benchmarks.cpu.contender import environment
 from fastbert.benchmarks.cpu.limits import with_model, with_work
 from fastbert.benchmarks.cpu.peer_pythons import PeerPython
 from fastbert.benchmarks.cpu.workloads import Workload
+from fastbert.benchmarks.harness import process_memory
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
 from fastbert.benchmarks.harness.measure import (
@@ -102,6 +103,7 @@ class Lineup:
         self.pythons = dict(pythons or {})
         self.versions: dict[str, dict[str, Any]] = {}  # details of the row, by contender
         self.exported: set[str] = set()
+        self.size: memory_needs.BatchSize | None = None  # of the workload
         self.isolate, self.folder, self.say = isolate, folder, say
         self.members: dict[str, Contender] = {}
         self.reasons: dict[str, str] = {}  # contenders that cannot run here
@@ -138,6 +140,7 @@ class Lineup:
         """Compare, then time, every contender that can run here."""
         path = self.folder / "workload.npz"
         workload.save(path)
+        self.size = workload.size
         details = {name: opened for name in self.names if (opened := self._open(name, path, workload.name)) is not None}
         verdicts = self._compare(list(details), path, workload.name)
         active = [name for name in details if name in self.members]
@@ -180,6 +183,10 @@ class Lineup:
         constructed is not tried again."""
         if name in self.reasons:
             return None
+        lack = memory_needs.lack(self.size, name, dtype_of(self.kind, name), self._held(name))
+        if lack is not None:
+            self._drop(name, workload, ContenderFailed(lack))
+            return None
         try:
             if name not in self.members:
                 self._export(name)
@@ -195,6 +202,11 @@ class Lineup:
             self._drop(name, workload, error)
             return None
         return details
+
+    def _held(self, name: str) -> int:
+        """Return the resident bytes of a contender's process; 0 if it does not run or they are not known."""
+        member = self.members.get(name)
+        return (process_memory.resident(member.process.pid) or 0) if isinstance(member, Isolated) else 0
 
     def _export(self, name: str) -> None:
         """Write the files that a contender reads besides the model, in a process of fastbert's environment: what the

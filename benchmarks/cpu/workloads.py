@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from fastbert.benchmarks.cpu.memory_needs import BatchSize
 from fastbert.config import BertConfig
 
 SEED = 20
@@ -47,6 +48,8 @@ class Workload:
     note: str = ""
     forward: ForwardWork | None = None
     """The work of a forward pass by kind, for the model of its time; None for other calls."""
+    size: BatchSize | None = None
+    """The sizes from which memory is predicted; None: it is not."""
 
     def save(self, path: Path) -> None:
         """Write the arrays for `CpuContender.open`."""
@@ -77,6 +80,7 @@ def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig,
         },
         note=f"{size}; {origin}" if origin else size,
         forward=forward_work(config, lengths),
+        size=BatchSize.of(config, len(lengths), tokens, padded_to),
     )
 
 
