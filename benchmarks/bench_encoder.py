@@ -5,6 +5,7 @@
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
     python benchmarks/bench_encoder.py --matmuls
     python benchmarks/bench_encoder.py --sweep --json rows.json
+    python benchmarks/bench_encoder.py --largest-batch --memory-gb 8
     python benchmarks/bench_encoder.py --family modernbert-base --json rows.json
     python benchmarks/bench_encoder.py --family deberta-v3-base --sweep --json rows.json
     python benchmarks/bench_encoder.py --peer-python zentorch=environment/bin/python
@@ -21,15 +22,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command, families, growth, real_lengths, report, workloads
+from fastbert.benchmarks.cpu import command, families, growth, largest_batch, real_lengths, report, workloads
 from fastbert.benchmarks.cpu.command import PeerOptions, choose
 from fastbert.benchmarks.cpu.families import FAMILIES
 from fastbert.benchmarks.cpu.lineup import Lineup, Result, measure_all
 from fastbert.benchmarks.cpu.workloads import Workload
-from fastbert.benchmarks.harness import command_line
+from fastbert.benchmarks.harness import command_line, records
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.suite import Case, Workshop, contender_cases
 from fastbert.benchmarks.harness.texts import find_data
@@ -50,6 +52,10 @@ class Options(PeerOptions):
     sweep: bool = False
     """BERT: measure how its time grows, with sequences, length, width and threads, instead. A family: also measure its
     full batches, from one text of 8 tokens to 4,096 tokens."""
+    largest_batch: bool = False
+    """Measure how many sequences of 128 and of 512 tokens fit into memory instead."""
+    memory_gb: float | None = None
+    """That memory in 10^9 bytes; None: what is available."""
     data: Path | None = None
     """The data folder, for batches with the lengths of real texts; None: FASTBERT_DATA, else the one beside the
     clone."""
@@ -62,6 +68,13 @@ class Options(PeerOptions):
             raise UserError("--family has one shape and whole encoders: leave out --model and --matmuls")
         if self.sweep and self.matmuls:
             raise UserError("--sweep measures whole encoders: leave out --matmuls")
+        if self.largest_batch and (self.matmuls or self.sweep or self.family is not None or not self.isolate):
+            raise UserError(
+                "--largest-batch measures BERT's encoders, each in a process: leave out --matmuls, --sweep, --family"
+                " and --no-isolate"
+            )
+        if self.memory_gb is not None and not (self.largest_batch and self.memory_gb > 0):
+            raise UserError(f"--memory-gb {self.memory_gb:g} must be more than 0, and is for --largest-batch")
         self.names()
         self.chosen()
 
@@ -80,6 +93,8 @@ class Options(PeerOptions):
         """Return the name of the benchmark in its record."""
         if self.family is not None:
             return f"encoder-{self.family}"
+        if self.largest_batch:
+            return "encoder-memory"
         return "encoder-growth" if self.grows else RECORDS[self.kind]
 
     @property
@@ -104,6 +119,8 @@ class Options(PeerOptions):
         made: Sequence[Workload]
         if self.grows:
             made = growth.workloads(self.preset, self.thread_count, self.quick)
+        elif self.largest_batch:
+            made = largest_batch.workloads(self.config)
         elif self.family is not None:
             made = families.batches(FAMILIES[self.family], self.quick)
             made = made + (families.sweep(FAMILIES[self.family], self.quick) if self.sweep else [])
@@ -138,6 +155,13 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             swept = [work for work in chosen if isinstance(work, growth.GrowthWorkload)]
             return growth.measure_growth(swept, start_preset, rounds, folder, progress)
         model = None if options.matmuls else _model(folder / "model", options)
+        if options.largest_batch:
+            memory = largest_batch.memory_bytes(options.memory_gb)
+            with largest_batch.MemoryLineup(
+                options.kind, options.names(), options.thread_count, model=model, isolate=True, folder=folder, say=say,
+                pythons=pythons, memory=memory, config=options.config,
+            ) as memories:  # fmt: skip
+                return measure_all(chosen, lambda workload: memories.measure(workload, rounds), progress)
         with start(model, options.thread_count, folder) as lineup:
             return measure_all(chosen, lambda workload: lineup.measure(workload, rounds), progress)
 
@@ -178,12 +202,19 @@ def save_model(folder: Path, config: BertConfig) -> Path:
     return folder
 
 
-show = report.show
+def show(result: Result, console: Any = None) -> None:
+    """Print the tables, and the contenders that were not measured."""
+    fits = any(largest_batch.DETAIL in row.details for row in result.rows)
+    (largest_batch.show if fits else report.show)(result, console)
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
     """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
+    if options.largest_batch:
+        if json is not None:
+            records.write(json, records.record(options.record, largest_batch.record_rows(result), packages))
+        return
     what = options.family or f"{'Matmuls of BERT' if options.matmuls else 'BERT'} {options.preset}"
     command.publish(result, options, json, chart, benchmark=options.record, packages=packages, what=what)
 
@@ -210,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--family", metavar="NAME", help=f"another family: {', '.join(FAMILIES)}")
     sweep = "growth over batches, lengths, widths and threads; with --family, also its full batches up to 4,096 tokens"
     parser.add_argument("--sweep", action="store_true", help=sweep)
+    parser.add_argument("--largest-batch", action="store_true", help="measure what fits into memory instead")
+    parser.add_argument("--memory-gb", type=float, metavar="GB", help="the memory (default: what is available)")
     parser.add_argument("--data", type=Path, help="data folder, for lengths of real texts (default: FASTBERT_DATA)")
     command.add_peer_python(parser)
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")

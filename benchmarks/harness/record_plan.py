@@ -130,6 +130,16 @@ PLAN = (
         needs=("transformers", "openvino", "onnxruntime", "onnx"),
     ),
     Planned(
+        benchmark="encoder-memory",
+        module="bench_encoder",
+        arguments=("--largest-batch", "--memory-gb=8"),
+        with_bf16=("--contenders", "fastbert", "transformers", "onnxruntime", "openvino", "ctranslate2"),
+        without_bf16=("--contenders", "fastbert", "fp32", "int8"),
+        minutes=8,
+        measures=_ENCODER,
+        needs=("transformers", "openvino", "onnxruntime", "onnx"),
+    ),
+    Planned(
         benchmark="embed",
         module="bench_embed",
         kind="embed",

@@ -119,6 +119,10 @@ class _EncoderMeasurement(MeasurementFlags):
     """Measure the encoder's matmuls instead of the whole encoder."""
     sweep: bool = False
     """Measure how the time grows with sequences, length, width and threads instead."""
+    largest_batch: bool = False
+    """Measure how many sequences of 128 and of 512 tokens fit into memory instead."""
+    memory_gb: float | None = None
+    """The memory for --largest-batch in 10^9 bytes (default: what is available)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,8 @@ class EncoderConfig(_Peers, _EncoderMeasurement, _EncoderModel, _EncoderData, Be
 
     @property
     def benchmark(self) -> str:
+        if self.largest_batch:
+            return "encoder-memory"
         return "encoder-growth" if self.sweep else "matmuls" if self.matmuls else super().benchmark
 
 
