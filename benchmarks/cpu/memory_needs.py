@@ -15,6 +15,7 @@ ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 # Contenders that compute attention's scores of all heads at once, and how many copies they hold.
 SCORES = {"transformers eager": 2, "onnxruntime": 1, "ctranslate2": 1}
 PACKED = ("fastbert", "llama.cpp")  # the others compute padding too
+PREPACKED = ("fastbert", "accelerated")
 PROCESS_BYTES = 200 << 20  # of an interpreter with its libraries
 
 
@@ -29,6 +30,8 @@ class BatchSize:
     intermediate_size: int
     heads: int
     parameters: int
+    matrices: int
+    """Those of the parameters that layers multiply by."""
 
     @staticmethod
     def of(config: BertConfig, sequences: int, tokens: int, padded_to: int) -> BatchSize:
@@ -44,6 +47,7 @@ class BatchSize:
             intermediate_size=inner,
             heads=config.num_attention_heads,
             parameters=config.num_hidden_layers * layer + rows * width + width * width,
+            matrices=config.num_hidden_layers * (4 * width * width + 2 * width * inner),
         )
 
 
@@ -58,7 +62,15 @@ def needed(size: BatchSize, contender: str, dtype: str) -> int:
     activations = rows * (6 * size.hidden_size + (0 if packed else size.intermediate_size)) * element
     copies = next((count for name, count in SCORES.items() if contender.startswith(name)), 0)
     scores = copies * size.sequences * size.heads * size.padded_to**2 * element
-    return PROCESS_BYTES + size.parameters * ELEMENT_BYTES[dtype] + activations + scores
+    return PROCESS_BYTES + _weights(size, contender, dtype) + activations + scores
+
+
+def _weights(size: BatchSize, contender: str, dtype: str) -> int:
+    """Return the bytes of weights; fastbert keeps the original ones beside the prepacked matrices."""
+    if not contender.startswith(PREPACKED):
+        return size.parameters * ELEMENT_BYTES[dtype]
+    original = 4 if dtype == "fp32" or (dtype == "int8" and contender.startswith("accelerated")) else 2
+    return size.parameters * original + size.matrices * ELEMENT_BYTES[dtype]
 
 
 def available() -> int | None:

@@ -25,13 +25,26 @@ def test_parameters_are_those_of_the_model() -> None:
 
 def test_padding_counts_where_it_is_computed_and_scores_where_they_are_held() -> None:
     full, ragged = size_of([128] * 8, 128), size_of([16] * 8, 128)
-    needs = {name: memory_needs.needed(ragged, f"{name} fp32", "fp32") for name in ("fastbert", "transformers sdpa")}
-    assert needs["fastbert"] < needs["transformers sdpa"]
-    assert memory_needs.needed(full, "transformers sdpa fp32", "fp32") == needs["transformers sdpa"]
-    assert memory_needs.needed(full, "fastbert fp32", "fp32") > needs["fastbert"]
+
+    def more(contender: str) -> int:
+        return memory_needs.needed(full, contender, "fp32") - memory_needs.needed(ragged, contender, "fp32")
+
+    assert more("transformers sdpa fp32") == more("onnxruntime fp32") == 0
+    assert more("fastbert fp32") == 7 * 128 * 6 * TINY.hidden_size * 4
     scores = 2 * 8 * TINY.num_attention_heads * 128**2 * 4
-    eager = memory_needs.needed(full, "transformers eager fp32", "fp32")
-    assert eager - needs["transformers sdpa"] == scores
+    eager, sdpa = (memory_needs.needed(full, f"transformers {name} fp32", "fp32") for name in ("eager", "sdpa"))
+    assert eager - sdpa == scores
+
+
+def test_prepacked_matrices_count_beside_the_original_weights() -> None:
+    size = size_of([8], 8)
+    matrices = TINY.num_hidden_layers * 12 * TINY.hidden_size**2
+    assert size.matrices == matrices
+    own = memory_needs.needed(size, "fastbert fp32", "fp32")
+    other = memory_needs.needed(size, "llama.cpp fp32", "fp32")
+    assert own - other == 4 * matrices
+    int8 = memory_needs.needed(size, "fastbert int8", "int8"), memory_needs.needed(size, "llama.cpp int8", "int8")
+    assert int8[0] - int8[1] == size.parameters + matrices
 
 
 def test_what_does_not_fit_is_said_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
