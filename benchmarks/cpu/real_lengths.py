@@ -22,7 +22,7 @@ from fastbert.benchmarks.harness.texts import ENGLISH, UNCASED, packed_lines
 from fastbert.config import BertConfig
 
 LONGEST = 512
-SEQUENCES, QUICK_SEQUENCES = 32, 4
+SEQUENCES, LONG_SEQUENCES, QUICK_SEQUENCES = 32, 8, 4
 FIRST_TEXTS = 3200  # of a file, over which the choice is spread
 WIKIPEDIA, SQUAD = "wiki-en/wiki_en.sent.txt.xz", "finetune/squad.tar.xz"
 SQUAD_MEMBER = "squad/train-v1.1.prefix.json"
@@ -30,11 +30,13 @@ VOCABULARY = f"vocab/{UNCASED}-vocab.txt.xz"
 
 
 class Source(NamedTuple):
-    """The texts of a workload: their file in the data folder, the function that reads them, and what they are."""
+    """The texts of a workload: their file in the data folder, the function that reads them, what they are, and how many
+    of them are a batch."""
 
     file: str
     read: Callable[[Path], Sequence[str]]
     words: str
+    sequences: int = SEQUENCES
 
 
 def sentences(path: Path) -> list[str]:
@@ -54,17 +56,17 @@ def questions(path: Path) -> list[str]:
 
 SOURCES = {
     ENGLISH: Source(WIKIPEDIA, sentences, "sentences of Wikipedia"),
-    "squad paragraphs": Source(SQUAD, paragraphs, "paragraphs of SQuAD"),
+    "squad paragraphs": Source(SQUAD, paragraphs, "paragraphs of SQuAD", LONG_SEQUENCES),
     "queries": Source(SQUAD, questions, "questions of SQuAD"),
 }
 
 
 def batches(config: BertConfig, data: Path, quick: bool = False) -> list[Workload]:
-    """Return a batch of 32 sequences per source whose file is in the data folder; `quick` ones have four."""
-    count = QUICK_SEQUENCES if quick else SEQUENCES
+    """Return a batch per source whose file is in the data folder; `quick` ones have four sequences."""
     made = []
     for name, source in SOURCES.items():
         if not missing(data, source):
+            count = QUICK_SEQUENCES if quick else source.sequences
             lengths = [min(length, config.max_position_embeddings) for length in lengths_of(name, data, count)]
             origin = f"lengths of {count} {source.words}"
             made.append(batch(name, lengths, max(lengths), config, origin=origin))
