@@ -48,7 +48,7 @@ def test_real_lengths_are_those_of_texts_over_the_whole_file(tmp_path: Path) -> 
     }
     assert made["squad paragraphs"].note == "1,032 real tokens, 50% of 4 x 512; lengths of 4 paragraphs of SQuAD"
     full = real_lengths.batches(BertConfig.preset("tiny"), data)
-    assert [len(work.arrays["lengths"]) for work in full] == [32, 32, 32]
+    assert [len(work.arrays["lengths"]) for work in full] == [32, 8, 32]
 
 
 def test_real_lengths_need_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
