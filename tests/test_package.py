@@ -101,7 +101,7 @@ def test_importing_fastbert_is_quick_and_leaves_torch_alone(tmp_path: Path) -> N
     )
     answers = [run_python(code, tmp_path).split() for _ in range(3)]
     assert all(len(answer) == 1 for answer in answers), f"import fastbert imports {answers[0][1:]}"
-    assert min(float(answer[0]) for answer in answers) < 0.3 * PATIENCE
+    assert min(float(answer[0]) for answer in answers) < 0.3 * max(PATIENCE, measured())
 
 
 def test_all_public_names_add_little_to_torch(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from patience import PATIENCE, children_seconds
+from patience import PATIENCE, children_seconds, measured
 
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
@@ -463,6 +463,7 @@ def test_the_answer_comes_at_once(train: str, tmp_path: Path) -> None:
         before = children_seconds()
         assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 2
         times.append(children_seconds() - before)
-        if times[-1] < 0.75 * PATIENCE:
+        # The machine may have become slower since the tests began.
+        if times[-1] < 0.75 * PATIENCE or times[-1] < 0.75 * measured():
             return
     pytest.fail(f"took {min(times):.2f} s")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import interpreter
 import pytest
-from patience import PATIENCE
+from patience import PATIENCE, measured
 
 from fastbert.benchmarks.gpu import attention as gpu_attention
 from fastbert.benchmarks.gpu import fused as gpu_fused
@@ -144,7 +144,7 @@ def test_a_dry_run_leaves_few_files_and_judges_nothing(dry_run: tuple[Path, str,
     assert last[0].split() == ["goal", "target", "measured", "verdict"]
     assert last[1].endswith("unmeasured: figures of a dry run mean nothing")
     assert "met" not in printed.replace("unmet", "")
-    assert seconds < 80 * PATIENCE
+    assert seconds < 80 * max(PATIENCE, measured()), "the machine may have become slower since the tests began"
 
 
 # Found by every process of a run before all others: importing torch is slow, attention with positions hangs.
