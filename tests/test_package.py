@@ -128,8 +128,8 @@ def test_help_answers_at_once(command: str, tmp_path: Path) -> None:
         times.append(children_seconds() - before)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("usage: fastbert")
-        # The machine may have become slower since the tests began.
-        if times[-1] < 0.5 * PATIENCE or times[-1] < 0.5 * measured():
+        # The machine may have become slower since the tests began, and change from one process to the next.
+        if times[-1] < 0.5 * PATIENCE or times[-1] < 0.6 * measured():
             return
     pytest.fail(f"fastbert {command} --help took {min(times):.2f} s")
 

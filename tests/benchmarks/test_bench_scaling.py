@@ -258,9 +258,13 @@ def test_reading_the_weights_limits_many_threads() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_a_region_takes_time() -> None:
-    answer = regions.child("2")
-    assert 0 <= answer["barrier"] < 0.1
-    assert 0 < answer["region"] < 0.1
+    for _ in range(5):
+        answer = regions.child("2")
+        assert 0 <= answer["barrier"] < 0.1
+        assert 0 <= answer["region"] < 0.1
+        if answer["region"]:  # on a busy machine the call alone may have taken longer
+            return
+    pytest.fail("a region of two threads takes no longer than a call")
 
 
 # The benchmark

@@ -463,7 +463,7 @@ def test_the_answer_comes_at_once(train: str, tmp_path: Path) -> None:
         before = children_seconds()
         assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 2
         times.append(children_seconds() - before)
-        # The machine may have become slower since the tests began.
-        if times[-1] < 0.75 * PATIENCE or times[-1] < 0.75 * measured():
+        # The machine may have become slower since the tests began, and change from one process to the next.
+        if times[-1] < 0.75 * PATIENCE or times[-1] < 0.9 * measured():
             return
     pytest.fail(f"took {min(times):.2f} s")
