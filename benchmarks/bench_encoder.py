@@ -73,8 +73,10 @@ class Options(PeerOptions):
                 "--largest-batch measures BERT's encoders, each in a process: leave out --matmuls, --sweep, --family"
                 " and --no-isolate"
             )
-        if self.memory_gb is not None and not (self.largest_batch and self.memory_gb > 0):
-            raise UserError(f"--memory-gb {self.memory_gb:g} must be more than 0, and is for --largest-batch")
+        if self.memory_gb is not None and not self.largest_batch:
+            raise UserError(f"--memory-gb {self.memory_gb:g} is for --largest-batch: add it, or leave this flag out")
+        if self.memory_gb is not None and not self.memory_gb > 0:
+            raise UserError(f"--memory-gb {self.memory_gb:g} must be more than 0")
         self.names()
         self.chosen()
 

@@ -206,8 +206,8 @@ def cases(full: bool) -> list[Case]:
         return Call(run=pair.compute, tokens=calls * workload.tokens, operations=calls * workload.operations)
 
     threaded = [name for name in made if name.startswith(THREADED)]
-    found = contender_cases(KIND, ENCODER, threaded, build)
-    return found + [
+    by_thread = contender_cases(KIND, ENCODER, threaded, build)
+    return by_thread + [
         Case(
             benchmark=KIND,
             workload=name,

@@ -73,9 +73,9 @@ def measure_growth(
             if setting != (workload.preset, workload.threads):
                 stack.close()  # processes of other settings would keep their memory
                 setting = workload.preset, workload.threads
-                place = folder / f"{workload.preset}-{workload.threads}"
-                place.mkdir()
-                lineup = stack.enter_context(start(*setting, place))
+                subfolder = folder / f"{workload.preset}-{workload.threads}"
+                subfolder.mkdir()
+                lineup = stack.enter_context(start(*setting, subfolder))
             return lineup.measure(workload, rounds)
 
         return measure_all(chosen, measure, progress)

@@ -86,7 +86,9 @@ def find_data(named: Path | None) -> Path | None:
     if folder is not None:
         if not folder.is_dir():
             flag = "--data" if named is not None else "FASTBERT_DATA"
-            raise UserError(f"{flag} {folder}: no such folder; without one Python's own documentation is used")
+            raise UserError(
+                f"{flag} {folder}: no such folder; correct it, or leave it out to measure without these texts"
+            )
         return folder
     default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     return default if default.is_dir() else None
