@@ -22,6 +22,7 @@ from typing import Any
 from fastbert.benchmarks.harness import comparison, records
 from fastbert.benchmarks.harness.comparison import is_own
 from fastbert.benchmarks.harness.measure import AGREEING
+from fastbert.benchmarks.harness.record_plan import BF16_CLASSES
 from fastbert.benchmarks.harness.tables import Column, console_of, number, print_table
 from fastbert.errors import UserError
 
@@ -32,13 +33,22 @@ QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
     "tokenizers": {"measures": ("warm", "load"), "families": ("gpt2", "xlm-roberta", "BPE", "Unigram")},
     "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
     "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "sdpa", "onnxruntime int8")},
-    "training": {"workloads": ("wiki-en",), "contenders": ("fastbert", "transformers bf16")},
-    "embed": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "texts": ("200",)},
-    "rerank": {"contenders": ("fastbert", "sentence-transformers fp32 by 32"), "workloads": ("mixed",)},
-    "generation": {"workloads": ("batch 16",)},
+    "training": {"workloads": ("wiki-en",), "contenders": ("fastbert bf16", "transformers bf16")},
+    "embed": {"contenders": ("fastbert fp32", "fastbert int8", "sentence-transformers fp32 by 32"), "texts": ("200",)},
+    "rerank": {
+        "contenders": ("fastbert fp32", "fastbert int8", "sentence-transformers fp32 by 32"),
+        "workloads": ("mixed",),
+    },
+    "generation": {"workloads": ("batch 16",), "contenders": ("bf16",)},
     "loading": {"workloads": ("first-sentence",)},
-    "scaling": {"contenders": ("fastbert fp32",), "workloads": ("latency-16",)},
+    "scaling": {"contenders": ("fastbert fp32",), "workloads": ("two processes, latency-16",)},
     "serving": {"contenders": ("fastbert int8", "fp32, batching"), "workloads": ("single",)},
+}
+# Instead, where processors only emulate bf16 and other libraries take seconds per call in it.
+QUICK_WITHOUT_BF16: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "encoder": {"contenders": ("fastbert fp32", "fastbert int8", "sdpa fp32", "onnxruntime int8")},
+    "training": {"contenders": ("fastbert fp32", "transformers fp32")},
+    "generation": {"contenders": ("fastbert fp32", "transformers fp32")},
 }
 NOT_INSTALLED = "not installed"
 
@@ -160,9 +170,13 @@ def run_one(name: str, file: Path, options: Options) -> Outcome:
 
 def flags(name: str, options: Options) -> list[str]:
     """Return the flags of one benchmark's command."""
-    words, chosen = [], dict(QUICK.get(name, {})) if options.quick else {}
+    words: list[str] = []
+    chosen: dict[str, Sequence[str]] = {}
     if options.quick:
         words.append("--quick")
+        chosen.update(QUICK.get(name, {}))
+        if records.machine_class(records.machine()) not in BF16_CLASSES:
+            chosen.update(QUICK_WITHOUT_BF16.get(name, {}))
     if options.contenders:
         chosen["contenders"] = options.contenders
     for flag, values in chosen.items():

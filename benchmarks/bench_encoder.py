@@ -99,16 +99,6 @@ class Options(PeerOptions):
             return "encoder-memory"
         return "encoder-growth" if self.grows else RECORDS[self.kind]
 
-    @property
-    def preset(self) -> str:
-        """Return the model's name."""
-        return self.model or ("tiny" if self.quick else "base")
-
-    @property
-    def config(self) -> BertConfig:
-        """Return the model's configuration."""
-        return BertConfig.preset(self.preset)
-
     def names(self) -> list[str]:
         """Return the selected contenders."""
         # The exports of other runtimes take minutes, and not every family has one: they take part when named.

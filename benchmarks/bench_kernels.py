@@ -30,7 +30,6 @@ from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.harness.suite import Case, contender_cases
 from fastbert.benchmarks.harness.tables import Column, Notes, console_of, milliseconds, number, print_table, span
-from fastbert.config import BertConfig
 
 BENCHMARK = "kernels"
 COLUMNS = (
@@ -56,18 +55,13 @@ class Options(CpuOptions):
         self.names()
         self.chosen()
 
-    @property
-    def preset(self) -> str:
-        """Return the model's name."""
-        return self.model or ("tiny" if self.quick else "base")
-
     def names(self) -> list[str]:
         """Return the selected contenders."""
         return choose("contender", peers.names(KIND), self.contenders)
 
     def chosen(self) -> list[OperationWorkload]:
         """Return the selected workloads."""
-        made = operations.workloads(BertConfig.preset(self.preset), self.quick)
+        made = operations.workloads(self.config, self.quick)
         by_name = {workload.name: workload for workload in made}
         return [by_name[name] for name in choose("workload", list(by_name), self.workloads)]
 

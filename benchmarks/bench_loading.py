@@ -30,7 +30,6 @@ from fastbert.benchmarks.harness import child_process, command_line, process_mem
 from fastbert.benchmarks.harness.command_line import Progress, Say
 from fastbert.benchmarks.harness.measure import FASTBERT, ContenderFailed, Row, Timing, make_rows
 from fastbert.benchmarks.harness.suite import Call, Case, Workshop
-from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
 KIND = "loading"
@@ -48,17 +47,14 @@ CLOSE = 2e-5
 class Options(CpuOptions):
     """The selection and size of the measurement; the default model is base, with `quick` mini."""
 
+    QUICK_PRESET = "mini"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.isolate:
             raise UserError("--no-isolate: every measurement needs a new process: leave it out")
         self.names()
         self.chosen()
-
-    @property
-    def preset(self) -> str:
-        """Return the model's name."""
-        return self.model or ("mini" if self.quick else "base")
 
     def names(self) -> list[str]:
         """Return the selected contenders."""
@@ -74,7 +70,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     names, progress, result = options.chosen(), progress or (lambda *_: None), Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-        folder = save_model(Path(temporary), BertConfig.preset(options.preset))
+        folder = save_model(Path(temporary), options.config)
         for step, workload in enumerate(names):
             progress(step, len(names), workload)
             measured = measure(workload, options, folder, say)
@@ -187,7 +183,7 @@ def cases(full: bool) -> list[Case]:
     options = Options(quick=not full)
 
     def open_workload(workload: str, workshop: Workshop) -> Call:
-        config = BertConfig.preset(options.preset)
+        config = options.config
         folder = workshop.once("model", lambda folder: save_model(folder, config))
         return Call(
             run=lambda: child(FASTBERT, workload, str(folder), str(workshop.threads)),

@@ -58,16 +58,6 @@ class Options(CpuOptions):
         choose("contender", peers.names(ENCODER), self.contenders)
         self.chosen()
 
-    @property
-    def preset(self) -> str:
-        """Return the model's name."""
-        return self.model or ("tiny" if self.quick else "base")
-
-    @property
-    def config(self) -> BertConfig:
-        """Return the model's configuration."""
-        return BertConfig.preset(self.preset)
-
     def names(self) -> list[str]:
         """Return the selected contenders: without a selection fastbert and a few others, in bf16 only where the
         processor multiplies it."""

@@ -15,7 +15,7 @@ from fastbert.benchmarks.cpu.lineup import Lineup, Result
 from fastbert.benchmarks.cpu.peer_pythons import PeerPython
 from fastbert.benchmarks.harness import command_line, records
 from fastbert.benchmarks.harness.command_line import Say
-from fastbert.config import PRESETS
+from fastbert.config import PRESETS, BertConfig
 from fastbert.errors import UserError
 
 MOST_THREADS = 1024
@@ -24,6 +24,8 @@ MOST_THREADS = 1024
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions:
     """The selection and size of the measurement."""
+
+    QUICK_PRESET: ClassVar = "tiny"
 
     quick: bool = False
     """A small workload, three rounds, and the tiny model unless a model is named."""
@@ -51,6 +53,16 @@ class CpuOptions:
             raise UserError(f"--threads {self.threads} must be from 1 to {MOST_THREADS}")
         if self.rounds is not None and self.rounds < 1:
             raise UserError(f"--rounds {self.rounds} must be at least 1")
+
+    @property
+    def preset(self) -> str:
+        """Return the model's name: unless one is named base, with `quick` `QUICK_PRESET`."""
+        return self.model or (self.QUICK_PRESET if self.quick else "base")
+
+    @property
+    def config(self) -> BertConfig:
+        """Return the model's configuration."""
+        return BertConfig.preset(self.preset)
 
     @property
     def thread_count(self) -> int:

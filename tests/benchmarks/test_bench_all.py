@@ -97,14 +97,18 @@ def test_wrong_options_are_named(tmp_path: Path, commands: list[list[str]]) -> N
         Options(compare=tmp_path / "none")
 
 
-def test_the_quick_selection_names_workloads_that_exist() -> None:
+@pytest.mark.parametrize("bf16", [True, False])
+def test_the_quick_selection_names_workloads_that_exist(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of `all --quick` is one that its benchmark accepts."""
     from importlib import import_module
 
     from fastbert.cli.bench import BENCHMARKS, subcommand
     from fastbert.cli.flags import parse
 
-    assert bench_all.QUICK.keys() <= BENCHMARKS.keys()
+    monkeypatch.setattr(records, "machine_class", lambda machine: "amx" if bf16 else "avx2")
+    assert bench_all.QUICK_WITHOUT_BF16.keys() <= bench_all.QUICK.keys() <= BENCHMARKS.keys()
+    emulated = [word for name in BENCHMARKS for word in bench_all.flags(name, Options(quick=True)) if "bf16" in word]
+    assert bool(emulated) == bf16
     for name in BENCHMARKS:
         words = bench_all.flags(name, Options(quick=True, threads=1, rounds=2))
         config = parse(subcommand(name), f"bench {name}", words)
