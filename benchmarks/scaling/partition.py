@@ -1,8 +1,9 @@
 """How the native kernels divide a forward pass among threads: the share of the time in which threads work.
 
 This follows `csrc/cpu/gemm/gemm.cpp` (the grid of threads, rows taken dynamically), `csrc/cpu/attention/attention.cpp`
-(items taken longest first) and `csrc/cpu/encoder_layer` (five matmuls and an attention per layer; few tokens in one
-region with barriers). A test compares the constants with the sources.
+(items taken longest first), `csrc/cpu/encoder_layer` (four matmuls and an attention per layer; few tokens in one job with
+barriers) and `csrc/cpu/runtime/parallel.cpp` (a pass is one region, in which every job begins and ends with a barrier).
+A test compares the constants with the sources.
 """
 
 from __future__ import annotations
@@ -200,17 +201,18 @@ def divide_pass(config: BertConfig, lengths: Sequence[int], dtype: str, kernel: 
         rows = min(LAYER_CHUNK, tokens - first)
         matmuls += [Matmul("intermediate", rows, width, inner), Matmul("output", rows, inner, width, True)]
     times: dict[str, list[float]] = {}  # on one thread, and on these threads
-    regions = barriers = 0
+    jobs, barriers = 1, 0  # attention
     for matmul in matmuls:
         division = divide(matmul, kernel, ELEMENT_BYTES[dtype], threads)
         _add(times, matmul.name, matmul.operations, division.balance(threads) * threads)
         quantizes = dtype == "int8" and matmul.rows // 2 >= QUANTIZE_GRAIN // matmul.depth + 1
-        regions += 1 + quantizes
+        jobs += 1 + quantizes
         barriers += division.barriers
     attention = divide_attention(lengths, config.num_attention_heads, threads)
     operations = 4.0 * width * sum(length * length for length in lengths)
     _add(times, "attention", operations, attention.balance(threads) * threads)
-    return _partition(times, threads, (regions + 1) * config.num_hidden_layers, barriers * config.num_hidden_layers)
+    barriers = (barriers + 2 * jobs) * config.num_hidden_layers + 1
+    return _partition(times, threads, 1, barriers if threads > 1 else 0)
 
 
 def _divide_short(config: BertConfig, lengths: Sequence[int], threads: int) -> Partition:

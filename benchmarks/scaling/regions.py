@@ -1,8 +1,9 @@
-"""Measure what a parallel region and a barrier of the OpenMP runtime cost, in a process with a number of threads.
+"""Measure what a parallel region of the OpenMP runtime and a barrier of fastbert's cost, in a process with a number of
+threads.
 
 The runtime is the one that torch loads, whose regions the native kernels use (`csrc/cpu/runtime/parallel.cpp`). A
-region here runs a function of the runtime itself: one that returns at once, or a barrier. With more threads than cores
-the threads take turns, which costs more than it would on as many cores: an upper bound.
+region here runs a function of the runtime itself that returns at once. With more threads than cores the threads take
+turns, which costs more than it would on as many cores: an upper bound.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fastbert import _C
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import child_process
 
@@ -38,31 +40,28 @@ def child(threads: str) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(int(threads))
-    parallel, empty, barrier = _runtime()
-    call = _seconds(lambda: parallel(empty, None, 1, 0))
-    region = _seconds(lambda: parallel(empty, None, int(threads), 0))
-    with_barrier = _seconds(lambda: parallel(barrier, None, int(threads), 0))
-    return {"region": max(0.0, region - call), "barrier": max(0.0, with_barrier - region)}
+    parallel, empty = _runtime()
+    call = _percentile(_seconds(lambda: parallel(empty, None, 1, 0)))
+    region = _percentile(_seconds(lambda: parallel(empty, None, int(threads), 0)))
+    return {"region": max(0.0, region - call), "barrier": _percentile(_C.barrier_seconds(CALLS))}
 
 
-def _runtime() -> tuple[Callable[..., None], ctypes.c_void_p, ctypes.c_void_p]:
-    """Return GOMP_parallel, and the addresses of a function that returns at once and of the barrier."""
+def _runtime() -> tuple[Callable[..., None], ctypes.c_void_p]:
+    """Return GOMP_parallel, and the address of a function that returns at once."""
     for name in LIBRARIES:
         try:
             library = ctypes.PyDLL(name)
-            parallel = library.GOMP_parallel
-            functions = library.omp_get_thread_num, library.GOMP_barrier
+            parallel, empty = library.GOMP_parallel, library.omp_get_thread_num
         except (OSError, AttributeError):
             continue
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         parallel.restype = None
-        empty, barrier = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
-        return parallel, empty, barrier
+        return parallel, ctypes.cast(empty, ctypes.c_void_p)
     raise RuntimeError("no OpenMP runtime with GOMP_parallel is loaded")
 
 
-def _seconds(run: Callable[[], None]) -> float:
-    """Return the 20th percentile of the times of a call: what other processes disturb takes longer."""
+def _seconds(run: Callable[[], None]) -> list[float]:
+    """Return the times of calls."""
     times: list[float] = []
     for _ in range(REPEATS):
         began = time.perf_counter()
@@ -72,7 +71,12 @@ def _seconds(run: Callable[[], None]) -> float:
             times.append(time.perf_counter() - start)
             if time.perf_counter() - began > SECONDS:
                 break
-    return sorted(times)[len(times) // 5]
+    return times
+
+
+def _percentile(seconds: Sequence[float]) -> float:
+    """Return the 20th percentile: what other processes disturb takes longer."""
+    return sorted(seconds)[len(seconds) // 5]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

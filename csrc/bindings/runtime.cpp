@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "common/cpu_features.h"
+#include "cpu/runtime/barrier.h"
 #include "cpu/runtime/crc32c.h"
 #include "cpu/runtime/fingerprint.h"
 #include "cpu/runtime/cpu_capability.h"
@@ -90,6 +92,20 @@ py::dict by_name(const CpuFeatures& features) {
     return named;
 }
 
+std::vector<double> barrier_seconds(std::size_t count) {
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> seconds(count);
+    Barrier barrier;
+    parallel(parallel_threads(), [&](int thread, int running) {
+        for (double& each : seconds) {
+            const auto begin = Clock::now();
+            barrier.wait(running);
+            if (thread == 0) each = std::chrono::duration<double>(Clock::now() - begin).count();
+        }
+    });
+    return seconds;
+}
+
 void bind_allocator(py::module_& module) {
     module.def("allocate_tensor", &allocate_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"),
                py::arg("bits"), py::pos_only(), "Return a DLPack capsule over memory of the caching allocator.");
@@ -122,6 +138,8 @@ void bind_cpu_capability(py::module_& module) {
     module.def("override_cpu_features", &override_features, py::arg("names"),
                "For tests: replace the processor's features; an empty list restores the detected ones.");
     module.def("parallel_threads", &parallel_threads, "Return the number of threads of a kernel called here.");
+    module.def("barrier_seconds", &barrier_seconds, py::arg("count"), py::call_guard<py::gil_scoped_release>(),
+               "Return the seconds of each of `count` barriers of the threads of a kernel called here.");
 }
 
 void bind_checksums(py::module_& module) {

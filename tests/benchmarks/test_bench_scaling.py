@@ -203,9 +203,10 @@ def test_few_tokens_wait_once_more_where_heads_do_not_divide() -> None:
     assert (uneven.regions, uneven.barriers) == (1, 5 * 12)
     assert uneven.operations["attention"] == pytest.approx(12 / 16)
     assert uneven.operations["intermediate"] == 1.0
-    # int8 quantizes the rows of each of the four matmuls in a region of its own.
+    # int8 quantizes the rows of each of the four matmuls in a job of its own; two barriers each, and one at the end.
     fp32, int8 = (partition.divide_pass(BASE, [64] * 8, dtype, KERNELS["avx2"], 2) for dtype in ("fp32", "int8"))
-    assert (fp32.regions, int8.regions) == (5 * 12, 9 * 12)
+    assert (fp32.regions, int8.regions) == (1, 1)
+    assert (fp32.barriers, int8.barriers) == (2 * 5 * 12 + 1, 2 * 9 * 12 + 1)
 
 
 # The model

@@ -9,8 +9,10 @@
 #include "cpu/attention/attention.h"
 #include "cpu/encoder_layer/selected_queries.h"
 #include "cpu/encoder_layer/short_stack.h"
+#include "cpu/gemm/kernel_table.h"
 #include "cpu/gemm/quantize.h"
 #include "cpu/rowwise/rowwise.h"
+#include "cpu/runtime/parallel.h"
 
 namespace fastbert {
 namespace {
@@ -186,10 +188,7 @@ void run_attention(const LayerCall& call, const LayerWeights& weights, const Sel
     attention(attention_call);
 }
 
-}  // namespace
-
-void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors) {
-    if (call.outputs == 0) return;
+void run_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors) {
     const std::optional<SelectedQueries> selection = select_queries(call);
     const SelectedQueries* selected = selection ? &*selection : nullptr;
     ScratchLayout sizing(nullptr);
@@ -237,8 +236,7 @@ void encoder_layer(const LayerCall& call, const LayerWeights& weights, const Lay
     release_large_arena();
 }
 
-void encoder_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
-    if (is_short_stack(call, layers)) return short_stack(call, layers);
+void run_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
     const std::size_t width = layers[0].weights.attention_output->columns;
     const std::size_t state = call.tokens * width * size_of(call.y_dtype);
     LayerCall layer_call = call;
@@ -250,11 +248,31 @@ void encoder_stack(const LayerCall& call, std::span<const StackLayer> layers, vo
         layer_call.y = is_last ? call.y : static_cast<std::byte*>(states) + (i % 2) * state;
         layer_call.attention_eps = layer.attention_eps;
         layer_call.output_eps = layer.output_eps;
-        encoder_layer(layer_call, layer.weights, layer.vectors);
+        if (layer_call.outputs) run_layer(layer_call, layer.weights, layer.vectors);
         layer_call.x = layer_call.y;
         layer_call.x_dtype = call.y_dtype;
         layer_call.x_stride = width;
     }
+}
+
+// The threads of a session: all if a matmul of a layer is divided among them.
+int threads_of(const LayerCall& call, const LayerWeights& weights) {
+    const PrepackedWeight& largest = *weights.intermediate;
+    const double work = static_cast<double>(call.tokens) * static_cast<double>(largest.columns) *
+                        static_cast<double>(largest.depth);
+    return work < kMinParallelWork ? 1 : parallel_threads();
+}
+
+}  // namespace
+
+void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors) {
+    if (call.outputs == 0) return;
+    parallel_session(threads_of(call, weights), [&] { run_layer(call, weights, vectors); });
+}
+
+void encoder_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
+    if (is_short_stack(call, layers)) return short_stack(call, layers);
+    if (call.tokens) parallel_session(threads_of(call, layers[0].weights), [&] { run_stack(call, layers, states); });
 }
 
 }  // namespace fastbert

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 
+#include "cpu/runtime/barrier.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/gemm/kernel_table.h"
 
@@ -234,41 +236,44 @@ void run_dynamic(const Plan& plan, Worker& worker, std::size_t groups, std::atom
     }
 }
 
-void run_static(const Plan& plan, Worker& worker, const Grid& grid, int group, int threads) {
+// `barrier` is that of the group's threads.
+void run_static(const Plan& plan, Worker& worker, const Grid& grid, int group, Barrier& barrier) {
     const std::size_t groups = static_cast<std::size_t>(grid.rows), step = plan.kernel.row_step;
     const std::size_t steps = (plan.call.rows + step - 1) / step;
     const auto bound = [&](int index) {
         return std::min(plan.call.rows, part(steps, static_cast<std::size_t>(index), groups) * step);
     };
-    const bool idle = group >= grid.rows;
-    const std::size_t begin = idle ? 0 : bound(group), end = idle ? 0 : bound(group + 1);
-    // Every thread passes as many barriers as the group with the most rows.
-    const std::size_t longest = std::min(plan.call.rows, (steps + groups - 1) / groups * step);
-    for (std::size_t done = 0; done < longest; done += plan.chunk_rows) {
-        const std::size_t first = std::min(end, begin + done), rows = std::min(plan.chunk_rows, end - first);
-        if (rows) worker.pack_rows(first, rows);
-        if (grid.columns > 1) parallel_barrier(threads);
-        if (rows) worker.multiply(first, rows);
-        if (grid.columns > 1) parallel_barrier(threads);
-        if (rows && plan.norm_stride) worker.norm(first, rows);
+    const std::size_t begin = bound(group), end = bound(group + 1);
+    const auto meet = [&] {
+        if (grid.columns > 1) barrier.wait(grid.columns);
+    };
+    for (std::size_t first = begin; first < end; first += plan.chunk_rows) {
+        const std::size_t rows = std::min(plan.chunk_rows, end - first);
+        worker.pack_rows(first, rows);
+        meet();
+        worker.multiply(first, rows);
+        meet();
+        if (plan.norm_stride) worker.norm(first, rows);
     }
 }
 
-void run(const Plan& plan, std::byte* memory, int thread, int threads, std::atomic<std::size_t>& next_row) {
+// `barriers`: one per thread; `memory`: the groups' and the threads'.
+void run(const Plan& plan, Barrier* barriers, std::byte* memory, int thread, int threads,
+         std::atomic<std::size_t>& next_row) {
     const Grid grid = grid_of(plan, threads);
     const int group = thread / grid.columns;
-    const bool idle = group >= grid.rows;
+    if (group >= grid.rows) return;
     const std::size_t groups = static_cast<std::size_t>(grid.rows);
     std::byte* thread_memory =
         memory + groups * plan.group_bytes + static_cast<std::size_t>(thread) * plan.thread_bytes;
-    Worker worker(plan, grid, idle ? 0 : thread, memory, thread_memory);
-    if (!idle && plan.kernel.enter) plan.kernel.enter();
+    Worker worker(plan, grid, thread, memory, thread_memory);
+    if (plan.kernel.enter) plan.kernel.enter();
     if (grid.columns == 1 && groups > 1 && plan.call.rows >= kMinDynamicPanels * groups * plan.kernel.rows) {
-        if (!idle) run_dynamic(plan, worker, groups, next_row);
+        run_dynamic(plan, worker, groups, next_row);
     } else {
-        run_static(plan, worker, grid, group, threads);
+        run_static(plan, worker, grid, group, barriers[group]);
     }
-    if (!idle && plan.kernel.leave) plan.kernel.leave();
+    if (plan.kernel.leave) plan.kernel.leave();
 }
 
 }  // namespace
@@ -339,10 +344,13 @@ void full_depth_gemm(const GemmCall& call) {
     const std::size_t bytes = columns * plan.depth * bytes_of(call.weight->element);
     const bool serial = work < kMinParallelWork && !(call.weight_in_memory && bytes >= kMinParallelBytes);
     const int threads = serial ? 1 : parallel_threads();
-    const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
-    std::byte* memory = gemm_scratch(size);
+    const auto count = static_cast<std::size_t>(threads);
+    std::byte* scratch = gemm_scratch(count * (sizeof(Barrier) + plan.group_bytes + plan.thread_bytes));
+    auto* barriers = reinterpret_cast<Barrier*>(scratch);
+    std::uninitialized_value_construct_n(barriers, count);
+    std::byte* memory = scratch + count * sizeof(Barrier);
     std::atomic<std::size_t> next_row = 0;
-    parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running, next_row); });
+    parallel(threads, [&](int thread, int running) { run(plan, barriers, memory, thread, running, next_row); });
 }
 
 // Each slice adds to the sum of those before it; the last one applies the epilogue.

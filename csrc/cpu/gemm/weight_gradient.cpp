@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/runtime/barrier.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/gemm/kernel_table.h"
 #include "cpu/gemm/pack_kernel.h"
@@ -81,8 +82,9 @@ Grid grid_of(const Plan& plan, std::size_t threads) {
 
 class Worker {
 public:
-    Worker(const Plan& plan, std::size_t thread, std::size_t threads, std::byte* memory)
+    Worker(const Plan& plan, std::size_t thread, std::size_t threads, std::byte* memory, Barrier& barrier)
         : plan_(plan),
+          barrier_(barrier),
           thread_(thread),
           threads_(threads),
           shared_(memory),
@@ -107,7 +109,7 @@ public:
             for (std::size_t token = 0; token < call.tokens; token += plan_.chunk, ++step) {
                 b_ = shared_ + step % 2 * plan_.b_bytes;
                 pack_b(token, column);
-                parallel_barrier(static_cast<int>(threads_));
+                barrier_.wait(static_cast<int>(threads_));
                 multiply(token, column);
             }
         }
@@ -195,6 +197,7 @@ private:
     }
 
     const Plan& plan_;
+    Barrier& barrier_;  // of all threads
     std::size_t thread_, threads_;
     std::byte *shared_, *thread_memory_, *b_ = nullptr;
     std::size_t first_row_ = 0, last_row_ = 0, column_ = 0, columns_ = 1;
@@ -214,8 +217,9 @@ void weight_gradient(const WeightGradientCall& call) {
                         static_cast<double>(std::max<std::size_t>(1, call.columns));
     const int threads = work < kMinParallelWork ? 1 : parallel_threads();
     std::byte* memory = gemm_scratch(2 * plan.b_bytes + static_cast<std::size_t>(threads) * plan.thread_bytes);
+    Barrier barrier;
     parallel(threads, [&](int thread, int running) {
-        Worker(plan, static_cast<std::size_t>(thread), static_cast<std::size_t>(running), memory).run();
+        Worker(plan, static_cast<std::size_t>(thread), static_cast<std::size_t>(running), memory, barrier).run();
     });
 }
 

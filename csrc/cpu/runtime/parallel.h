@@ -17,8 +17,9 @@ int parallel_threads();
 // argument `threads` is the actual number. The body must not throw.
 void parallel_run(int threads, void (*body)(void* context, int thread, int threads), void* context);
 
-// Wait for all threads of the current `parallel_run`, of which there are `threads`.
-void parallel_barrier(int threads);
+// Run body(context) on the calling thread; its parallel regions share one region of the runtime. Exceptions of `body`
+// propagate.
+void parallel_session_run(int threads, void (*body)(void* context), void* context);
 
 // Run body(thread, threads) on `threads` threads; all must pass the same barriers.
 template <typename Body>
@@ -26,6 +27,16 @@ void parallel(int threads, Body&& body) {
     using Type = std::remove_reference_t<Body>;
     parallel_run(
         threads, [](void* context, int thread, int count) { (*static_cast<Type*>(context))(thread, count); },
+        const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+}
+
+// Run body() with `threads` threads for the parallel regions that it starts, one after the other. Between regions the
+// other threads wait at a barrier of ours, which leaves the cores to other processes sooner than the runtime's.
+template <typename Body>
+void parallel_session(int threads, Body&& body) {
+    using Type = std::remove_reference_t<Body>;
+    parallel_session_run(
+        threads, [](void* context) { (*static_cast<Type*>(context))(); },
         const_cast<void*>(static_cast<const void*>(std::addressof(body))));
 }
 
