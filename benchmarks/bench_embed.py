@@ -45,13 +45,15 @@ PYTHON = "Python docs, sentences"
 LEARNED_VOCABULARY, CASE_VOCABULARY = 8000, 700
 LEARNED_FROM = 2000  # texts
 WIKIPEDIA = "wiki-en/wiki_en.sent.txt.xz"
-COUNT, QUICK_COUNT = 20_000, 500
+COUNT, QUICK_COUNT = 500, 200
+# Other batch sizes than the library's default take part only when named.
+NAMED_ONLY = ("sentence-transformers fp32 by 64", "sentence-transformers fp32 by 128")
 QUERY = "query"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(FolderOptions, PeerOptions):
-    """The selection and size of the measurement: `quick` uses 500 texts; without a folder the model is MiniLM, with
+    """The selection and size of the measurement: `quick` uses 200 texts; without a folder the model is MiniLM, with
     random weights if its package is not installed."""
 
     KIND: ClassVar = KIND
@@ -63,7 +65,7 @@ class Options(FolderOptions, PeerOptions):
     data: Path | None = None
     """The data folder; None: FASTBERT_DATA, else the one beside the clone."""
     texts: int | None = None
-    """The number of texts; None: 20,000, with `quick` 500."""
+    """The number of texts; None: 500, with `quick` 200."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,6 +75,11 @@ class Options(FolderOptions, PeerOptions):
             raise UserError("--shape and --folder both name a model: leave one out")
         if self.texts is not None and self.texts < 1:
             raise UserError(f"--texts {self.texts} must be at least 1")
+
+    def names(self) -> list[str]:
+        """Return the selected contenders: other batch sizes of sentence-transformers only if a part names them."""
+        named = any("by 64" in part or "by 128" in part for part in self.contenders)
+        return [name for name in super().names() if named or name not in NAMED_ONLY]
 
     @property
     def count(self) -> int:
@@ -217,13 +224,13 @@ def test_speed(case: Case, measured: Callable[[Case], None]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
+    parser = command.parser(__doc__, quick="200 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM)")
     parser.add_argument("--shape", choices=SHAPES, help="random weights and the data folder's tokenizer, not --folder")
     parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     command.add_peer_python(parser)
-    parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")
+    parser.add_argument("--texts", type=int, help="number of texts (default: 500, quick 200)")
     return command_line.execute(parser, arguments, Options, run, show, publish)
 
 

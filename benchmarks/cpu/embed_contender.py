@@ -25,6 +25,7 @@ class EmbedLineup(Lineup):
     """The embedders that take part."""
 
     class_path = "fastbert.benchmarks.cpu.contender:TextContender"
+    warms = False  # the first texts and the values that are compared have done it
 
     def measure(self, workload: Workload, rounds: int) -> Result:
         """Compare, then time, every contender that can run here, with its texts per second."""

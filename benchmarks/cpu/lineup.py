@@ -84,6 +84,8 @@ class Lineup:
 
     class_path = CLASS_PATH
     """The class of a contender's object in its process."""
+    warms = True
+    """Whether rounds that are not counted come first."""
     reports_memory = True
     """Whether a row has the memory of the contender's process."""
 
@@ -147,7 +149,12 @@ class Lineup:
         measures: dict[str, Callable[[], Timing]] = {name: self._timing(name) for name in active}
         units = self._peak()
         measures |= {f"{PEAK}{what}": self._timing(PEAK, what=what) for what in units}
-        timings = interleave(measures, rounds, failed=lambda name, error: self._drop(name, workload.name, error))
+        timings = interleave(
+            measures,
+            rounds,
+            warming=self.warms,
+            failed=lambda name, error: self._drop(name, workload.name, error),
+        )
         peak_timings = {what: timings.pop(f"{PEAK}{what}", []) for what in units}
         peaks, moved = peak.best(units, peak_timings), peak.movement(units, peak_timings)
         common = {} if moved is None else {"frequency": moved}

@@ -230,7 +230,7 @@ class _EmbedData:
     data: Path | None = None
     """Folder of real text (default: FASTBERT_DATA)."""
     texts: int | None = None
-    """Number of texts (default: 20000; with --quick 500)."""
+    """Number of texts (default: 500; with --quick 200)."""
 
 
 @dataclass(frozen=True, kw_only=True)
