@@ -1,7 +1,7 @@
 """How the native kernels divide a forward pass among threads: the share of the time in which threads work.
 
 This follows `csrc/cpu/gemm/gemm.cpp` (the grid of threads, rows taken dynamically), `csrc/cpu/attention/attention.cpp`
-(items taken longest first), `csrc/cpu/encoder_layer` (four matmuls and an attention per layer; few tokens in one job with
+(items taken longest first), `csrc/cpu/encoder_layer` (four matmuls and an attention per layer; few tokens at once, with
 barriers) and `csrc/cpu/runtime/parallel.cpp` (a pass is one region, in which every job begins and ends with a barrier).
 A test compares the constants with the sources.
 """
