@@ -29,16 +29,17 @@ from fastbert.errors import UserError
 # What `quick` measures of each benchmark, to end within minutes: processes that import torch and export or compile
 # models take most of the time. `--contenders` replaces those here.
 QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "tokenizer": {"measures": ("cold", "warm", "load")},
-    "tokenizers": {"measures": ("warm", "load"), "families": ("gpt2", "xlm-roberta", "BPE", "Unigram")},
-    "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
-    "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "sdpa", "onnxruntime int8")},
-    "training": {"workloads": ("wiki-en",), "contenders": ("fastbert bf16", "transformers bf16")},
-    "embed": {"contenders": ("fastbert fp32", "fastbert int8", "sentence-transformers fp32 by 32"), "texts": ("200",)},
-    "rerank": {
-        "contenders": ("fastbert fp32", "fastbert int8", "sentence-transformers fp32 by 32"),
-        "workloads": ("mixed",),
+    "tokenizer": {"measures": ("cold", "warm", "load"), "workloads": ("sentences",)},
+    "tokenizers": {
+        "measures": ("warm", "load"),
+        "families": ("gpt2", "xlm-roberta", "BPE", "Unigram"),
+        "workloads": ("sentences",),
     },
+    "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
+    "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "eager", "onnxruntime int8")},
+    "training": {"workloads": ("wiki-en",), "contenders": ("fastbert bf16", "transformers bf16")},
+    "embed": {"contenders": ("fastbert int8", "sentence-transformers fp32 by 32"), "workloads": ("sentences",)},
+    "rerank": {"contenders": ("fastbert int8", "sentence-transformers fp32 by 32"), "workloads": ("mixed",)},
     "generation": {"workloads": ("batch 16",), "contenders": ("bf16",)},
     "loading": {"workloads": ("first-sentence",)},
     "scaling": {"contenders": ("fastbert fp32",), "workloads": ("two processes, latency-16",)},
@@ -46,7 +47,7 @@ QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 # Instead, where processors only emulate bf16 and other libraries take seconds per call in it.
 QUICK_WITHOUT_BF16: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "encoder": {"contenders": ("fastbert fp32", "fastbert int8", "sdpa fp32", "onnxruntime int8")},
+    "encoder": {"contenders": ("fastbert fp32", "fastbert int8", "eager fp32", "onnxruntime int8")},
     "training": {"contenders": ("fastbert fp32", "transformers fp32")},
     "generation": {"contenders": ("fastbert fp32", "transformers fp32")},
 }

@@ -130,13 +130,11 @@ class _Models:
     def measure(self, workload: str, batch: int, options: Options) -> Result:
         """Compare the texts of every contender, then time them in turns."""
         count, prompts = options.new_tokens, _prompts(self.shape, batch)
-        absent = dict(self.absent)
-        calls: dict[str, Callable[[], Any]] = {}
-        for name, model in self.models.items():
-            if name.startswith(UNCACHED) and batch > 1:
-                absent[name] = "measured at batch 1 alone"
-                continue
-            calls[name] = _call(name, model, prompts, count)
+        calls: dict[str, Callable[[], Any]] = {
+            name: _call(name, model, prompts, count)
+            for name, model in self.models.items()
+            if batch == 1 or not name.startswith(UNCACHED)  # seconds per text
+        }
         verdicts = {name: self._verdict(name, call(), prompts) for name, call in calls.items()}
         for name, verdict in verdicts.items():
             if verdict.outputs not in ("equal", "close"):
@@ -152,7 +150,7 @@ class _Models:
             outputs={name: verdict.outputs for name, verdict in verdicts.items()},
         )
         rows = [_with_work(row, verdicts[row.contender], self.reference, batch, count) for row in rows]
-        missing = [Absent(workload, name, CONTENDERS[name], reason) for name, reason in absent.items()]
+        missing = [Absent(workload, name, CONTENDERS[name], reason) for name, reason in self.absent.items()]
         return Result(with_ratios(rows), missing)
 
     def _verdict(self, name: str, texts: Any, prompts: Any) -> Verdict:

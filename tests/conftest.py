@@ -36,6 +36,10 @@ os.environ["PYTHONSAFEPATH"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
+# Hundreds of interpreters that tests start import torch or transformers: the first keeps the compiled modules.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # torch's cache of traced graphs does not know the operators' formulas: those of an earlier version would run.
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 

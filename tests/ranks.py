@@ -47,6 +47,7 @@ class Ranks:
 
         `kill`: the rank that gets a signal once the file `after` exists; `signal`: its number, SIGKILL by default.
         `keep_store`: the processes meet in a store that outlives them, as those that an agent of torchrun starts again.
+        `before`: the code that each rank runs before its command.
         """
         codes = self._server.ask({"commands": list(commands), **ending})
         return Ended(codes, [_output(self.folder, rank).read_text() for rank in range(len(codes))])
@@ -69,7 +70,7 @@ def _serve(folder: Path) -> None:
         for rank, words in enumerate(request["commands"]):
             child = os.fork()
             if not child:
-                _work(folder, words, rank, size, port, keep)
+                _work(folder, words, rank, size, port, keep, request.get("before", [""] * size)[rank])
             children.append(child)
         if request.get("kill") is not None:
             after = Path(request["after"])
@@ -109,12 +110,13 @@ def _ended(child: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
-def _work(folder: Path, words: list[str], rank: int, size: int, port: int, keep: bool) -> NoReturn:
+def _work(folder: Path, words: list[str], rank: int, size: int, port: int, keep: bool, before: str) -> NoReturn:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": str(keep),
     }  # fmt: skip
     write_to(_output(folder, rank))
+    exec(before, {})
     from fastbert.cli import main
 
     end_with(lambda: main(words))

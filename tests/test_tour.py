@@ -71,9 +71,10 @@ def test_every_cell_runs(build: ModuleType, tmp_path: Path, monkeypatch: pytest.
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     torch.set_num_threads(1)  # several threads are slower for so small models
-    monkeypatch.setenv("FASTBERT_TOUR_SCALE", "0.02")
+    monkeypatch.setenv("FASTBERT_TOUR_SCALE", "0.01")
     with matplotlib.rc_context():
         tour = module("tour")
+        matplotlib.rcParams["figure.constrained_layout.use"] = False  # takes longer than the figures
         monkeypatch.setattr(tour, "CACHE", tmp_path / "cache")
         monkeypatch.setattr(tour, "VOCABULARY", 512)
         shape = replace(tour.SHAPE, vocab_size=512, hidden_size=48, intermediate_size=96)

@@ -54,8 +54,7 @@ class Device:
         return Sample(seconds, seconds, False)
 
     def free(self) -> None:
-        """Release unused memory."""
-        gc.collect()
+        """Release unused memory of a GPU."""
 
     def peak_bytes(self, call: Callable[[], Any]) -> int | None:
         """Return the peak memory of a call beyond what was allocated before, its results included; None if the device

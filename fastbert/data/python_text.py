@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -67,9 +68,7 @@ def _topics() -> Iterator[list[str]]:
 
 def _docstrings(folder: Path) -> Iterator[list[str]]:
     """Yield one document per source file, and one per class (with its methods) and function at its top level."""
-    for path in sorted(folder.rglob("*.py")):
-        if SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts[:-1]):
-            continue
+    for path in _source_files(folder):
         try:
             source = path.read_text(encoding="utf-8")
             with warnings.catch_warnings():
@@ -81,6 +80,21 @@ def _docstrings(folder: Path) -> Iterator[list[str]]:
         for definition in _definitions(tree.body):
             docstrings = [ast.get_docstring(node) for node in (definition, *_definitions(definition.body))]
             yield from _document("\n\n".join(text for text in docstrings if text))
+
+
+def _source_files(folder: Path) -> Iterator[Path]:
+    """Yield the source files below a folder in the order of their paths; each folder is read when its turn comes."""
+    try:
+        with os.scandir(folder) as entries:
+            members = sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return
+    for member in members:
+        if member.is_dir(follow_symlinks=False):
+            if member.name not in SKIPPED_FOLDERS:
+                yield from _source_files(Path(member.path))
+        elif member.name.endswith(".py"):
+            yield Path(member.path)
 
 
 def _definitions(statements: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:

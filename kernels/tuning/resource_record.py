@@ -117,9 +117,12 @@ def entries(target: str, cases: Iterable[Case]) -> list[Entry]:
     return list(unique.values())
 
 
-def shipped() -> list[Entry]:
+@functools.cache
+def shipped() -> tuple[Entry, ...]:
     """Return what the record holds of the default configurations, by target."""
-    return [entry for target in TARGETS for entry in entries(target, cases() if target in COMPLETE else brief_cases())]
+    return tuple(
+        entry for target in TARGETS for entry in entries(target, cases() if target in COMPLETE else brief_cases())
+    )
 
 
 def first() -> list[Entry]:

@@ -18,6 +18,7 @@ from rich.console import Console
 from fastbert import _C
 from fastbert.benchmarks import bench_encoder, peers
 from fastbert.benchmarks.bench_encoder import Options
+from fastbert.benchmarks.cpu import contender as cpu_contender
 from fastbert.benchmarks.cpu import lineup, peak, report, workloads
 from fastbert.benchmarks.cpu.contender import CpuContender
 from fastbert.benchmarks.cpu.lineup import Absent, Result
@@ -38,6 +39,11 @@ COMPILED = ("torch.compile fp32", "torch.compile bf16")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bench_encoder.save_model(tmp_path_factory.mktemp("model"), TOY)
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_contender, "TURN_SECONDS", 0.003)
 
 
 @pytest.fixture

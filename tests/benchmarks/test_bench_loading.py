@@ -14,6 +14,8 @@ if sys.platform != "linux":
 
 from fastbert.benchmarks import bench_loading
 from fastbert.benchmarks.bench_loading import Options
+from fastbert.benchmarks.harness import child_process
+from fastbert.benchmarks.harness.measure import ContenderFailed
 
 
 def test_both_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +56,15 @@ def test_outputs_that_differ_are_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert said == ["fastbert: first-batch: differs by 0.1, more than 2e-05"]
 
 
-def test_a_contender_that_fails_is_left_out_and_says_why(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("threads")
+def test_a_contender_that_fails_is_left_out_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_this_process(contender: str, workload: str, folder: Path, threads: int) -> dict[str, Any]:
+        try:
+            return bench_loading.child(contender, workload, str(folder), str(threads))
+        except Exception as error:
+            raise ContenderFailed(str(error)) from error
+
+    monkeypatch.setattr(bench_loading, "_in_a_process", in_this_process)
     said: list[str] = []
     result = bench_loading.measure(
         "load", Options(model="tiny", threads=1, rounds=1, contenders=("fastbert",)), tmp_path / "none", said.append
@@ -64,3 +74,8 @@ def test_a_contender_that_fails_is_left_out_and_says_why(tmp_path: Path) -> None
     assert (absent.workload, absent.contender) == ("load", "fastbert")
     assert "no such folder" in absent.reason
     assert said == [f"fastbert: left out of load: {absent.reason}"]
+
+
+def test_a_process_that_fails_says_why_in_its_last_line() -> None:
+    with pytest.raises(ContenderFailed, match=r"No such file or directory: 'in'$"):
+        child_process.ask("json.tool", ("in", "out"))

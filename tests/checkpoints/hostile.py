@@ -6,6 +6,7 @@ python -m checkpoints.hostile FOLDER     all of them, with little more memory th
 import json
 import os
 import resource
+import shutil
 import struct
 import sys
 import time
@@ -267,8 +268,9 @@ def main(root: Path) -> None:
     """Refuse everything with 200 MB more memory than the interpreter takes now."""
     folders = {}
     for form, (base, damages) in FORMS.items():
+        whole = save(root / f"whole-{form}", base)
         for name, damage in damages.items():
-            folders[form, name] = save(root / f"{form}-{len(folders)}", base)
+            folders[form, name] = shutil.copytree(whole, root / f"{form}-{len(folders)}")
             damage(folders[form, name])
     with torch.no_grad():
         BertModel.from_pretrained(save(root / "whole"))

@@ -1,6 +1,9 @@
 """The `fastbert` command: help, wrong input in one line, exit codes. tests/test_package.py runs the console script."""
 
+import contextlib
 import dataclasses
+import functools
+import io
 import logging
 import re
 import shlex
@@ -352,21 +355,28 @@ def test_the_usage_of_evaluate_shows_what_takes_the_place_of_what() -> None:
     ]
 
 
+@functools.cache
+def completion(shell: str) -> str:
+    """Return a shell's completion script."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert cli.main(["--completion", shell]) == 0
+    return printed.getvalue()
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_knows_commands_flags_and_choices(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_a_completion_script_knows_commands_flags_and_choices(shell: str) -> None:
+    script = completion(shell)
     assert [word for word in (*PLAIN, "--early-stopping", "slanted-triangular", "--quiet") if word not in script] == []
     assert "'None'" not in script
 
 
-def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes(tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("bash is not installed")
-    assert cli.main(["--completion", "bash"]) == 0
     script = tmp_path / "fastbert.bash"
-    script.write_text(capsys.readouterr().out)
+    script.write_text(completion("bash"))
     code = (
         f"source {script}; function=$(complete -p fastbert | sed 's/.*-F \\([^ ]*\\).*/\\1/');"
         'COMP_WORDS=(fastbert finetune --schedule ""); COMP_CWORD=3; COMP_LINE="fastbert finetune --schedule ";'

@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from embedding import random_texts, saved
+from ranks import Ranks
 from reranking_models import model_folder
 from torch.distributed import HashStore
 
@@ -19,68 +18,40 @@ from fastbert import cli
 from fastbert.distributed.shares import Share, ended_by_torchrun
 from fastbert.distributed.world import PeerFailure, World
 
-# Runs several commands, one after the other, as torchrun would start them.
-DRIVER = """
-import json, os, sys
-from fastbert import cli
+SPOILT = """
 from fastbert.embeddings import embed
 from fastbert.errors import UserError
 
 def fail(*_):
     raise UserError("the vectors of process 1 are cursed")
 
-for call in json.loads(sys.argv[1]):
-    os.environ["MASTER_PORT"] = str(call["port"])
-    if call["ends"] == "elsewhere":
-        os.chdir("rank-" + os.environ["RANK"])
-    elif os.environ["RANK"] == "1" and call["ends"]:
-        embed.check_finite = fail if call["ends"] == "error" else lambda *_: os._exit(9)
-    print("code", cli.main(call["words"]), flush=True)
+embed.check_finite = fail
 """
+KILLED = "import os; from fastbert.embeddings import embed; embed.check_finite = lambda *_: os._exit(9)"
 
 
-def run(processes: int, calls: list[tuple[list[str], str]], folder: Path) -> list[tuple[list[int], list[str]]]:
-    """Run commands in several processes; return the exit codes and the errors of each process."""
-    sockets = [socket.socket() for _ in calls]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    described = [{"words": words, "ends": ends, "port": port} for (words, ends), port in zip(calls, ports, strict=True)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", DRIVER, json.dumps(described)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "127.0.0.1",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        for rank in range(processes)
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    running = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield running
+    running.close()
+
+
+def run(ranks: Ranks, words: list[str], folders: list[Path], before: str = "") -> tuple[list[int], list[list[str]]]:
+    """Run a command in a process per folder; return the exit codes and the errors of each process. `before` is what
+    process 1 runs first."""
+    code = [
+        f"import os; os.chdir({str(folder)!r})\n{before if rank == 1 else ''}" for rank, folder in enumerate(folders)
     ]
-    try:
-        outputs = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [
-        (
-            [int(line.split()[1]) for line in out.splitlines() if line.startswith("code")],
-            [line for line in err.splitlines() if line.startswith("fastbert: error")],
-        )
-        for out, err in outputs
+    ended = ranks.run([words] * len(folders), before=code)
+    return ended.codes, [
+        [line for line in output.splitlines() if line.startswith("fastbert: error")] for output in ended.outputs
     ]
 
 
-def test_several_processes_write_the_file_of_one(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_write_the_file_of_one(
+    tmp_path: Path, ranks: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dense, head = saved(tmp_path / "model", seed), model_folder(tmp_path / "head", "BertForMaskedLM", seed)
     (tmp_path / "many.txt").write_text("".join(f"{text}\n" for text in random_texts(seed, 500, most=12)))
     (tmp_path / "two.txt").write_text("one text\nand another one\n")
@@ -94,43 +65,58 @@ def test_several_processes_write_the_file_of_one(tmp_path: Path, seed: int, monk
     }
     (tmp_path / "one").mkdir()
     (tmp_path / "all").mkdir()
-    calls = [(["embed", *flags, *common, f"--out=all/{name}"], "") for name, flags in commands.items()]
-    calls.append((["embed", f"--model={dense}", "--text=-", *common, "--out=all/stdin.npy"], ""))
-    for rank in range(3):  # a folder for each machine, one of which has another text
-        (tmp_path / f"rank-{rank}").mkdir()
-        (tmp_path / f"rank-{rank}" / "own.txt").write_text("one\ntwo\n" if rank == 1 else "one\n\ntwo\n")
-    calls.append((["embed", f"--model={dense}", "--text=own.txt", *common, "--out=own.npy"], "elsewhere"))
-    results = run(3, calls, tmp_path)
-    assert [codes for codes, _ in results] == [[0, 0, 0, 0, 0, 2, 2]] * 3, results
+    for name, flags in commands.items():
+        codes, errors = run(ranks, ["embed", *flags, *common, f"--out=all/{name}"], [tmp_path] * 3)
+        assert codes == [0, 0, 0], errors
     monkeypatch.chdir(tmp_path)
     for name, flags in commands.items():
         assert cli.main(["embed", *flags, *common, f"--out=one/{name}"]) == 0
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "all" / name).read_bytes(), name
     assert sorted(path.name for path in (tmp_path / "all").iterdir()) == sorted(commands)
-    [refused, differs], *others = [errors for _, errors in results]
-    assert "process 1 of 3 has a SHA-256 of --text=" in differs
-    assert differs.endswith("give all processes the same files, and devices of one kind")
-    assert not list(tmp_path.glob("rank-*/own.npy"))
+    codes, [[refused], *others] = run(
+        ranks, ["embed", f"--model={dense}", "--text=-", *common, "--out=all/x.npy"], [tmp_path] * 3
+    )
+    assert codes == [2, 2, 2]
     assert refused.endswith("standard input cannot be shared by several processes; name a file")
     assert others == [[], []]
+    folders = [tmp_path / f"rank-{rank}" for rank in range(3)]
+    for rank, folder in enumerate(folders):  # a folder for each machine, one of which has another text
+        folder.mkdir()
+        (folder / "own.txt").write_text("one\ntwo\n" if rank == 1 else "one\n\ntwo\n")
+    codes, [[differs], *others] = run(
+        ranks, ["embed", f"--model={dense}", "--text=own.txt", *common, "--out=own.npy"], folders
+    )
+    assert codes == [2, 2, 2]
+    assert "process 1 of 3 has a SHA-256 of --text=" in differs
+    assert differs.endswith("give all processes the same files, and devices of one kind")
+    assert others == [[], []]
+    assert not list(tmp_path.glob("rank-*/own.npy"))
 
 
 @pytest.mark.parametrize(
-    ("ends", "message"),
+    ("fault", "message"),
     [
-        ("error", "process 1 of 2 has ended: the vectors of process 1 are cursed; nothing was written; repeat the"),
-        pytest.param("kill", "another process of the run has ended without a message", marks=pytest.mark.slow),
+        pytest.param(
+            SPOILT,
+            "process 1 of 2 has ended: the vectors of process 1 are cursed; nothing was written; repeat the",
+            id="error",
+        ),
+        pytest.param(
+            KILLED, "another process of the run has ended without a message", marks=pytest.mark.slow, id="kill"
+        ),
     ],
 )
-def test_a_process_that_fails_ends_the_others(tmp_path: Path, seed: int, ends: str, message: str) -> None:
+def test_a_process_that_fails_ends_the_others(
+    tmp_path: Path, ranks: Ranks, seed: int, fault: str, message: str
+) -> None:
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in random_texts(seed, 700, most=12)))
     (tmp_path / "out").mkdir()
     words = ["embed", f"--model={saved(tmp_path / 'model', seed)}", "--text=texts.txt", "--out=out/vectors.npy"]
-    first, second = run(2, [([*words, "--device=cpu", "--dtype=fp32", "--quiet"], ends)], tmp_path)
-    assert first[0] == [2]
-    assert message in first[1][0]
-    if ends == "error":
-        assert second == ([2], ["fastbert: error: the vectors of process 1 are cursed"])
+    codes, errors = run(ranks, [*words, "--device=cpu", "--dtype=fp32", "--quiet"], [tmp_path] * 2, fault)
+    assert codes == [2, 2 if fault == SPOILT else 9]
+    assert message in errors[0][0]
+    if fault == SPOILT:
+        assert errors[1] == ["fastbert: error: the vectors of process 1 are cursed"]
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -25,29 +25,48 @@ SOURCES = [
     *(file for folder in FOLDERS for file in sorted(CSRC.glob(f"{folder}/*.cpp"))),
     CSRC / "common/cpu_features.cpp",
 ]
+# Files that cannot be compiled together with the others: variants of one function, and names of their own.
+APART = ("_avx2", "_avx512", "_neon", "offset_trimming")
 CHECKS = [HERE / f"{name}.cpp" for name in ("checks", "wordpiece_checks", "byte_level_checks", "unigram_checks")]
 TARGETS = ("wordpiece", "byte_level", "unigram", "charsmap")
 FLAGS = ["-std=c++20", "-O1", "-g", "-pthread", "-fno-omit-frame-pointer", f"-I{CSRC}", f"-I{HERE}"]
 ADDRESS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
-def build(target: Path, main: str, flags: Sequence[str], compiler: str) -> None:
-    """Compile the core, the checks and a main program; raises CalledProcessError with the compiler's messages."""
-    sources = [*SOURCES, *CHECKS, HERE / main]
+def build(target: Path, main: str, flags: Sequence[str], compiler: str, checks: Sequence[str] | None = None) -> None:
+    """Compile the core, the checks and a main program; raises CalledProcessError with the compiler's messages.
+
+    `checks` are flags of the checks, where they are others.
+    """
+    sources = [*joined(target), HERE / main, *CHECKS]
     objects = [target.with_name(f"{target.name}-{source.stem}-{index}.o") for index, source in enumerate(sources)]
 
     def compile_one(source: Path, output: Path) -> None:
-        subprocess.run([compiler, *FLAGS, *flags, "-c", str(source), "-o", str(output)], check=True)
+        own = flags if checks is None or source not in CHECKS else checks
+        subprocess.run([compiler, *FLAGS, *own, "-c", str(source), "-o", str(output)], check=True)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, sources, objects))
     subprocess.run([compiler, *FLAGS, *flags, *map(str, objects), "-o", str(target)], check=True)
 
 
-def check(folder: Path, seed: int, texts: int, flags: Sequence[str] = ()) -> int:
-    """Random texts under AddressSanitizer and UBSan."""
+def joined(target: Path) -> list[Path]:
+    """Write files that include those of the core: what headers define is compiled a few times instead of forty."""
+    groups: dict[str, list[Path]] = {}
+    for source in SOURCES:
+        group = next((ending for ending in APART if source.stem.endswith(ending)), "")
+        groups.setdefault(group, []).append(source)
+    files = []
+    for group, sources in groups.items():
+        files.append(target.with_name(f"{target.name}-core{group}.cpp"))
+        files[-1].write_text("".join(f'#include "{source}"\n' for source in sources))
+    return files
+
+
+def check(folder: Path, seed: int, texts: int, flags: Sequence[str] = (), checks: Sequence[str] | None = None) -> int:
+    """Random texts under AddressSanitizer and UBSan; `flags` are further ones, `checks` those of the checks instead."""
     program = folder / "check"
-    build(program, "check_texts.cpp", [*ADDRESS, *flags], os.environ.get("CXX", "c++"))
+    build(program, "check_texts.cpp", [*ADDRESS, *flags], os.environ.get("CXX", "c++"), checks)
     return subprocess.run([program, str(seed), str(texts)]).returncode
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -35,10 +36,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory, seed: int) -> Path:
     return home
 
 
+class Questioned(module._Worker):
+    """A process whose original side is asked for what it cannot do before it ends, as each takes seconds to start."""
+
+    answers: ClassVar[list[str]] = []
+
+    def __exit__(self, *error: object) -> None:
+        for method, arguments in (
+            ("load", {"settings": self.settings | {"model": "nothing-here"}, "texts": ["a"]}),
+            ("nonsense", {}),
+        ):
+            if not self.settings["accelerate"]:
+                with pytest.raises(UserError) as caught:
+                    self.call(method, **arguments)
+                self.answers.append(str(caught.value))
+        super().__exit__(*error)
+
+
 @pytest.fixture(scope="module")
 def report(folder: Path) -> VerifyReport:
     told: list[tuple[str, int, int]] = []
-    made = verify(folder, TEXTS, batch_size=2, threads=1, rounds=2, progress=lambda *step: told.append(step))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "_Worker", Questioned)
+        made = verify(folder, TEXTS, batch_size=2, threads=1, rounds=2, progress=lambda *step: told.append(step))
     assert [stage for stage, done, total in told if done == total] == ["loading", "comparing", "timing"]
     return made
 
@@ -65,6 +85,12 @@ def test_both_sides_are_measured(report: VerifyReport) -> None:
     assert report.speedup == pytest.approx(report.original.seconds / report.accelerated.seconds)
     assert report.to_dict()["agrees"] is True
     assert set(report.versions) == {"fastbert", "torch", "transformers"}
+
+
+def test_what_goes_wrong_in_a_process_is_told(report: VerifyReport) -> None:
+    refused, ended = Questioned.answers
+    assert re.search(r"nothing-here: transformers cannot load it .* nothing is downloaded", refused)
+    assert re.search(r"process of the original model ended with code 1: \w+Error: .*nonsense", ended)
 
 
 @pytest.mark.parametrize(
@@ -173,19 +199,15 @@ def test_without_transformers_there_is_a_cure(monkeypatch: pytest.MonkeyPatch) -
         verify("folder", ["a"])
 
 
-def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
-    settings = {"model": str(tmp_path / "nothing-here"), "device": "cpu", "threads": 1}
-    with module._Worker(settings, str(tmp_path), accelerate=False) as worker:
-        with pytest.raises(UserError, match=r"nothing-here: transformers cannot load it .* nothing is downloaded"):
-            worker.call("load", settings=worker.settings, texts=["a"])
-        (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
-        merges = '{"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "a"]]}'
-        for added, words in (("", "KeyError: 'added_tokens'"), (', "added_tokens": []', "Exception: ")):
-            (tmp_path / "tokenizer.json").write_text(f'{{"model": {merges}{added}}}')
-            with pytest.raises(UserError, match=rf"{tmp_path}: transformers cannot load it \({words}"):
-                worker.call("load", settings=worker.settings | {"model": str(tmp_path)}, texts=["a"])
-        with pytest.raises(UserError, match=r"process of the original model ended with code 1: \w+Error: .*nonsense"):
-            worker.call("nonsense")
+def test_a_folder_that_transformers_cannot_load_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing-here: transformers cannot load it .* nothing is downloaded"):
+        side(tmp_path / "nothing-here")
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    merges = '{"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "a"]]}'
+    for added, words in (("", "KeyError: 'added_tokens'"), (', "added_tokens": []', "Exception: ")):
+        (tmp_path / "tokenizer.json").write_text(f'{{"model": {merges}{added}}}')
+        with pytest.raises(UserError, match=rf"{tmp_path}: transformers cannot load it \({words}"):
+            side(tmp_path)
 
 
 @pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification"])

@@ -200,6 +200,8 @@ def firsts(output: Any) -> Tensor:
     "place", ["encoder", "encoder.layer.1", "encoder.layer.1.output", "encoder.layer.1.output.dense"]
 )
 def test_hooks_see_every_token(place: str, backend: str, seed: int) -> None:
+    if backend == "triton" and place != "encoder.layer.1.output":
+        pytest.skip("hooks are found before a backend is, and interpreted kernels take long")
     model, batch = BertForPreTraining(CONFIG).eval(), random_batch(LENGTHS, 120, 9, seed)
     with torch.no_grad(), use_backend(backend):
         before, seen = model(batch).loss, []

@@ -70,11 +70,11 @@ def assert_close(first: Path, second: Path) -> None:
 def test_losses_do_not_depend_on_the_number_of_processes(
     prepared: PretrainConfig, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """DDP with 2 and 4 processes, and FSDP2, with micro-batches of which the last process has fewer. A killed run
-    continues with 3 in a test of its own."""
+    """DDP with 4 processes, and FSDP2, with micro-batches of which the last process has fewer. A killed run of 2
+    processes continues with 3 in a test of its own."""
     pretrain(prepared)
     uneven = ("--parallel=fsdp", "--micro-batch=3")
-    for name, size, flags in (("two", 2, ()), ("four", 4, ()), ("shards", 2, uneven)):
+    for name, size, flags in (("four", 4, ()), ("shards", 2, uneven)):
         ended = ranks.run([words(prepared, tmp_path / name, *flags)] * size)
         assert ended.codes == [0] * size, ended.outputs
         assert "validation: masked-LM loss" in ended.outputs[0]

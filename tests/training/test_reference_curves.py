@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -70,7 +70,11 @@ def test_a_band_lies_between_its_runs() -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_says_where_it_stands_beside_an_earlier_one(
-    config: PretrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: list[Any]
+    config: PretrainConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    drawn: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = replace(config, eval_every=3)
     pretrain(first)
@@ -100,8 +104,9 @@ def test_a_run_says_where_it_stands_beside_an_earlier_one(
     pretrain(replace(first, steps=15, compare="mini", resume=True))
     assert json.loads((first.out / "config.json").read_text())["run"]["compare"] == "mini"
     written = tmp_path / "curves.json"
-    command = [sys.executable, str(WRITER), "--name", "toy", "--about", "a toy", "--out", str(written), "--runs"]
-    subprocess.run([*command, str(first.out), str(again.out)], check=True, capture_output=True)
+    command = [str(WRITER), "--name", "toy", "--about", "a toy", "--out", str(written), "--runs"]
+    monkeypatch.setattr(sys, "argv", [*command, str(first.out), str(again.out)])
+    runpy.run_path(str(WRITER), run_name="__main__")
     assert json.loads(written.read_text())["toy"]["masked"]["about"] == "a toy"
     with pytest.raises(UserError, match=r"was trained with --objective mlm\+nsp, this run with ltr"):
         find_reference(str(again.out), "ltr")

@@ -163,7 +163,7 @@ class Faults(importlib.abc.MetaPathFinder):
             return None
         self.names.remove(name)
         if name == "torch":
-            time.sleep(3)
+            time.sleep(0.5)
             return None
         spec = importlib.util.find_spec(name)
         run = spec.loader.exec_module
