@@ -32,10 +32,10 @@ QUICK: Mapping[str, Mapping[str, Sequence[str]]] = {
     "tokenizer": {"measures": ("cold", "warm", "load"), "workloads": ("sentences",)},
     "tokenizers": {
         "measures": ("warm", "load"),
-        "families": ("gpt2", "xlm-roberta", "BPE", "Unigram"),
+        "families": ("gpt2", "BPE"),
         "workloads": ("sentences",),
     },
-    "kernels": {"workloads": ("full-128, forward and", "norm, forward and", "width to inner, forward and", "adamw")},
+    "kernels": {"workloads": ("full-128, forward and", "adamw")},
     "encoder": {"workloads": ("lognormal", "latency-16"), "contenders": ("fastbert", "eager", "onnxruntime int8")},
     "training": {"workloads": ("wiki-en",), "contenders": ("fastbert bf16", "transformers bf16")},
     "embed": {"contenders": ("fastbert int8", "sentence-transformers fp32 by 32"), "workloads": ("sentences",)},

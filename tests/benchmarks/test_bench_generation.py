@@ -34,7 +34,9 @@ def test_all_contenders_write_the_same_texts_and_rows_say_how_fast(tmp_path: Pat
         name: {row.contender: row for row in result.rows if row.workload == name} for name in options.selected()
     }
     for name, rows in by_workload.items():
-        assert {*rows, *(each.contender for each in result.absent if each.workload == name)} == {*CONTENDERS}
+        named = {*rows, *(each.contender for each in result.absent if each.workload == name)}
+        uncached = {"uncached fastbert fp32"} if name == "mini, batch 16" else set()  # for one text alone
+        assert named == {*CONTENDERS} - uncached
     assert not said
     for row in result.rows:
         assert row.agrees, row
