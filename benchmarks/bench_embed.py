@@ -77,9 +77,12 @@ class Options(FolderOptions, PeerOptions):
             raise UserError(f"--texts {self.texts} must be at least 1")
 
     def names(self) -> list[str]:
-        """Return the selected contenders: other batch sizes of sentence-transformers only if a part names them."""
-        named = any("by 64" in part or "by 128" in part for part in self.contenders)
-        return [name for name in super().names() if named or name not in NAMED_ONLY]
+        """Return the selected contenders: other batch sizes of sentence-transformers only if nothing else has the part
+        in its name."""
+        names = super().names()
+        usual = [name for name in names if name not in NAMED_ONLY]
+        alone = [part for part in self.contenders if not any(part in name for name in usual)]
+        return [name for name in names if name in usual or any(part in name for part in alone)]
 
     @property
     def count(self) -> int:

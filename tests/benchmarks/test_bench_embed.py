@@ -197,6 +197,14 @@ def test_wrong_options_are_named(options: dict, words: str) -> None:
         Options(**options)
 
 
+def test_other_batch_sizes_take_part_when_only_they_are_meant() -> None:
+    every = Options().names()
+    assert "sentence-transformers fp32 by 32" in every
+    assert not {*bench_embed.NAMED_ONLY} & {*every, *Options(contenders=("fp32", "sentence")).names()}
+    assert Options(contenders=("by 128",)).names() == [bench_embed.NAMED_ONLY[1]]
+    assert Options(contenders=("128", "fp32 by 64")).names() == list(bench_embed.NAMED_ONLY)
+
+
 def test_a_shape_needs_its_tokenizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FASTBERT_DATA", str(tmp_path))
     text = tmp_path / "t.txt"

@@ -22,7 +22,8 @@ public:
         const std::uint32_t generation = generation_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(threads)) {
             arrived_.store(0, std::memory_order_relaxed);
-            generation_.store(generation + 1, std::memory_order_release);
+            // Not only release: `notify_all` must not look for sleeping threads before the others can see this.
+            generation_.store(generation + 1, std::memory_order_seq_cst);
             generation_.notify_all();
             return;
         }

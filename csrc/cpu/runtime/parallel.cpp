@@ -89,7 +89,7 @@ public:
         job_ = {body, context, std::min(threads, threads_)};
         team = nullptr;  // a region inside of a job is serial
         barrier_.wait(threads_);
-        body(context, 0, job_.threads);
+        call(0);
         barrier_.wait(threads_);
         team = this;
     }
@@ -98,11 +98,14 @@ public:
     static thread_local Team* team;
 
 private:
+    // An exception would leave the other threads waiting.
+    void call(int thread) noexcept { job_.body(job_.context, thread, job_.threads); }
+
     void serve(int thread, int running) {
         for (;;) {
             barrier_.wait(running);
             if (!job_.body) return;
-            if (thread < job_.threads) job_.body(job_.context, thread, job_.threads);
+            if (thread < job_.threads) call(thread);
             barrier_.wait(running);
         }
     }

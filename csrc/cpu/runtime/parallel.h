@@ -9,8 +9,9 @@
 
 namespace fastbert {
 
-// The number of threads of a parallel region started here: torch.get_num_threads() of the calling thread, or 1 inside
-// another parallel region, and in a fork's child on the thread that forked if it had run a parallel region before.
+// The number of threads of a parallel region started here: torch.get_num_threads() of the calling thread, in a session
+// those that it has, or 1 inside another parallel region, and in a fork's child on the thread that forked if it had run a
+// parallel region before.
 int parallel_threads();
 
 // Run body(context, thread, threads) on `threads` threads, the caller being thread 0. The runtime may grant fewer: the
@@ -21,7 +22,7 @@ void parallel_run(int threads, void (*body)(void* context, int thread, int threa
 // propagate.
 void parallel_session_run(int threads, void (*body)(void* context), void* context);
 
-// Run body(thread, threads) on `threads` threads; all must pass the same barriers.
+// Run body(thread, threads) on `threads` threads.
 template <typename Body>
 void parallel(int threads, Body&& body) {
     using Type = std::remove_reference_t<Body>;
