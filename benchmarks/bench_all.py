@@ -119,8 +119,8 @@ class Outcome:
     @property
     def failures(self) -> list[str]:
         """Return what failed: the benchmark, or rows of fastbert."""
-        own = [row for row in self.rows if is_own(row["contender"]) and row["outputs"] not in AGREEING]
-        failed = [f"{row['workload']}, {row['contender']}: {_reason(row)}" for row in own]
+        wrong = [row for row in self.rows if is_own(row["contender"]) and row["outputs"] not in AGREEING]
+        failed = [f"{row['workload']}, {row['contender']}: {_reason(row)}" for row in wrong]
         return [*([f"exit code {self.code}"] if self.code else []), *failed]
 
     @property

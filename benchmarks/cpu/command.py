@@ -123,9 +123,10 @@ class FolderOptions(CpuOptions):
 def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
     """Return the names that contain one of the parts, or all names without parts. Raises `UserError` for a part that no
     name contains."""
+    separator = "; " if any("," in name for name in names) else ", "
     for part in parts:
         if not any(part in name for name in names):
-            raise UserError(f"no {what} has {part!r} in its name; there are {', '.join(names)}")
+            raise UserError(f"no {what} has {part!r} in its name; there are {separator.join(names)}")
     return [name for name in names if not parts or any(part in name for part in parts)]
 
 

@@ -49,6 +49,7 @@ ALIASES = {
     "warmup": "warmup-ratio warmup-steps warmup-proportion",
 }
 _CLOSE = 0.7
+_MOST_COMMANDS = 3  # a flag of more commands tells nothing about the one that is meant
 
 
 def unknown_flags(words: Sequence[str], listed: Sequence[Flag], command: str, configs: Configs) -> str:
@@ -65,10 +66,13 @@ def unknown_flags(words: Sequence[str], listed: Sequence[Flag], command: str, co
     close = [guess for name in unknown if (guess := _closest(name, known))]
     if close:
         return f"{message}; did you mean {', '.join(f'--{name}' for name in dict.fromkeys(close))}?"
+    for flag in listed:
+        if flag.positional and unknown[0] in (flag.field, flag.field.removesuffix("s")):
+            return f"{message}; give {flag.name} without a flag: `fastbert {command} {flag.name}`"
     others = [
         other for other, config in configs().items() if any(flag.name == f"--{unknown[0]}" for flag in flags_of(config))
     ]
-    if others:
+    if 0 < len(others) <= _MOST_COMMANDS:
         return f"{message}, which `fastbert {'` and `fastbert '.join(others)}` {'has' if len(others) == 1 else 'have'}"
     return f"{message}; `fastbert {command} --help` shows the flags"
 

@@ -142,6 +142,10 @@ def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) 
             "try --max_seq_length 3", "unknown flag --max-seq-length; did you mean --max-length?", id="alias_"
         ),
         pytest.param("try --top-p 3", "unknown flag --top-p, which `fastbert generate` has", id="of-another-command"),
+        pytest.param(
+            "serve --model x", "unknown flag --model; give MODELS without a flag: `fastbert serve MODELS`", id="named"
+        ),
+        pytest.param("doctor --model x", "unknown flag --model; `fastbert doctor --help`", id="of-many-commands"),
         pytest.param("finetune --learning-rate 1", "unknown flag --learning-rate; did you mean --lr?", id="lr"),
         pytest.param("finetune --num-epochs=1", "unknown flag --num-epochs; did you mean --epochs?", id="num-epochs"),
         pytest.param("finetune --output x", "unknown flag --output; did you mean --out?", id="output"),

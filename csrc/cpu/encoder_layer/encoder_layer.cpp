@@ -255,11 +255,11 @@ void run_stack(const LayerCall& call, std::span<const StackLayer> layers, void* 
     }
 }
 
-// The threads of a session: all if a matmul of a layer is divided among them.
+// The threads of a session: all if the network's first matmul, mostly the largest, is divided among them.
 int threads_of(const LayerCall& call, const LayerWeights& weights) {
-    const PrepackedWeight& largest = *weights.intermediate;
-    const double work = static_cast<double>(call.tokens) * static_cast<double>(largest.columns) *
-                        static_cast<double>(largest.depth);
+    const PrepackedWeight& weight = *weights.intermediate;
+    const double work =
+        static_cast<double>(call.tokens) * static_cast<double>(weight.columns) * static_cast<double>(weight.depth);
     return work < kMinParallelWork ? 1 : parallel_threads();
 }
 
