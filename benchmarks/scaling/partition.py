@@ -37,6 +37,7 @@ class Kernel:
     row_step: int = 1
     memory_rows: int = 16
     chunk_bytes: int = 0
+    bf16_chunk_rows: int = 512
 
 
 KERNELS = {
@@ -48,7 +49,7 @@ KERNELS = {
     "avx512_bf16": Kernel(14),
     "int8_avx512": Kernel(6, row_step=2, memory_rows=6),
     "int8_vnni": Kernel(14, row_step=2, memory_rows=28),
-    "amx": Kernel(32, row_step=16, memory_rows=128, chunk_bytes=3 << 18),
+    "amx": Kernel(32, row_step=16, memory_rows=128, chunk_bytes=3 << 18, bf16_chunk_rows=320),
 }
 
 
@@ -146,7 +147,7 @@ def _chunk_rows(matmul: Matmul, kernel: Kernel, element_bytes: int) -> int:
         row_bytes = depth * element_bytes
         sums = _ceil(matmul.columns, COLUMNS) * COLUMNS * 4 if matmul.norm else 0
         rows = min(kernel.chunk_bytes // row_bytes, kernel.chunk_bytes * 5 // 3 // (row_bytes + sums))
-        rows = min(max(rows, 64), 512)
+        rows = min(max(rows, 64), kernel.bf16_chunk_rows if element_bytes == 2 else 512)
     else:
         rows = min(max((1 << 20) // (depth * 4), 56), 256)
     return _ceil(min(rows, matmul.rows), kernel.rows) * kernel.rows

@@ -138,7 +138,10 @@ def test_the_constants_are_those_of_the_sources() -> None:
         meaning = {"I::kRows": kernel.rows, "kRows": kernel.rows, "2 * kRows": 2 * kernel.rows, "kMemoryRows": 128}
         assert kernel.memory_rows == (meaning[memory[1]] if memory else 16), name
         assert bool(kernel.chunk_bytes) == (".chunk_bytes" in text), name
-    assert constants("gemm/amx.cpp")["kChunkBytes"] == KERNELS["amx"].chunk_bytes
+    amx = constants("gemm/amx.cpp")
+    assert (amx["kChunkBytes"], amx["kBf16ChunkRows"]) == (KERNELS["amx"].chunk_bytes, KERNELS["amx"].bf16_chunk_rows)
+    assert "kInt8ChunkRows = 512" in (GEMM / "gemm/amx.cpp").read_text(encoding="utf-8")
+    assert "std::size_t chunk_rows = 512;" in (GEMM / "gemm/gemm.h").read_text(encoding="utf-8")
 
 
 def test_the_kernel_is_that_of_the_capability() -> None:

@@ -47,7 +47,8 @@ std::size_t default_rows(const Plan& plan, std::size_t depth) {
     const std::size_t bytes = plan.kernel.chunk_bytes;
     if (!bytes) return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256);
     const std::size_t row_bytes = depth * bytes_of(plan.weight.element), sums_bytes = plan.norm_stride * 4;
-    return std::clamp<std::size_t>(std::min(bytes / row_bytes, bytes * 5 / 3 / (row_bytes + sums_bytes)), 64, 512);
+    return std::clamp<std::size_t>(std::min(bytes / row_bytes, bytes * 5 / 3 / (row_bytes + sums_bytes)), 64,
+                                   plan.kernel.chunk_rows);
 }
 
 std::size_t default_columns(const Plan& plan, std::size_t depth) {
@@ -148,15 +149,25 @@ public:
         const std::size_t to = plan_.first_column + part(blocks, column_ + 1, columns_) * kColumns;
         float* sums[2] = {reinterpret_cast<float*>(thread_memory_),
                           reinterpret_cast<float*>(thread_memory_) + kernel.rows * kColumns};
+        const bool prefetches = kernel.prefetch_rows && rows >= kernel.prefetch_rows;
         Block previous;
         std::size_t done = 0;
         for (std::size_t begin = from; begin < to; begin += plan_.block_columns) {
             const std::size_t end = std::min(to, begin + plan_.block_columns);
+            // After the last columns the next chunk's rows read the first ones.
+            const std::size_t next = end < to ? end : from, panels = (rows + kernel.rows - 1) / kernel.rows;
             for (std::size_t row = 0; row < rows; row += kernel.rows) {
                 const std::byte* panel = panels_ + row / kernel.rows * plan_.panel_bytes;
                 for (std::size_t column = begin; column < end; column += kColumns, ++done) {
-                    const Block block{row, std::min(kernel.rows, rows - row), column,
-                                      std::min(kColumns, plan_.end_column - column), sums[done % 2]};
+                    Block block{row, std::min(kernel.rows, rows - row), column,
+                                std::min(kColumns, plan_.end_column - column), sums[done % 2]};
+                    if (prefetches && next != begin && next + (column - begin) < to) {
+                        // Each row panel prefetches an even share of the depth.
+                        const std::size_t steps = plan_.padded_depth * bytes_of(weight.element) / kStep;
+                        const std::size_t first = part(steps * kPanel, row / kernel.rows, panels) * kStep;
+                        block.next_weights = weight.panel((next + column - begin) / kPanel) + slice + first;
+                        block.next_bytes = part(steps * kPanel, row / kernel.rows + 1, panels) * kStep - first;
+                    }
                     kernel.multiply(panel, weight.panel(column / kPanel) + slice, weight.panel_bytes(),
                                     plan_.padded_depth, block, done ? &previous : nullptr, epilogue);
                     previous = block;

@@ -86,6 +86,10 @@ struct Epilogue {
 struct Block {
     std::size_t first_row = 0, rows = 0, first_column = 0, columns = 0;
     float* sums = nullptr;
+    // The part of a later block's weights, in bytes of either panel, that a kernel with `prefetch_rows` moves to
+    // L2 meanwhile; null for none.
+    const std::byte* next_weights = nullptr;
+    std::size_t next_bytes = 0;
 };
 
 // The micro-kernel of one CPU capability for one element type.
@@ -128,6 +132,10 @@ struct MicroKernel {
     // Of the L2 cache: bytes of a chunk of packed rows (at most two thirds more with their sums before a LayerNorm), and
     // of the columns of the weight used for all of them. The first 0: up to 256 rows whose elements as floats take 1 MB.
     std::size_t chunk_bytes = 0, column_bytes = std::size_t{1} << 19;
+    // The maximum number of rows of such a chunk.
+    std::size_t chunk_rows = 512;
+    // The number of rows from which `multiply` receives `next_weights`; 0 for never.
+    std::size_t prefetch_rows = 0;
 };
 
 // The micro-kernel for an element type at the current CPU capability (cpu_capability.h).
