@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,7 @@ def _record(
 def _run(command: Sequence[str], log: Path, data: Path | None, seconds: float) -> int | None:
     """Run a program in a process group of its own and return its exit code; None if it had to be stopped."""
     variables = {**os.environ, **({"FASTBERT_DATA": str(data.absolute())} if data is not None else {})}
-    with log.open("wb") as stream:
+    with log.open("wb") as stream, _sigterm_raises():
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=variables, start_new_session=True
         )
@@ -288,6 +289,23 @@ def _run(command: Sequence[str], log: Path, data: Path | None, seconds: float) -
             return None
         finally:  # its contenders too, which may have outlived it
             _end(process)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit` meanwhile, so that what was started ends, too."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
