@@ -64,7 +64,7 @@ def compiled(name: str, *flags: str) -> Path:
     """The shared library of `native/name`, compiled once for all processes and kept under the system's temp folder."""
     command = ["c++", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", *flags]
     key = hashlib.sha256(repr(command).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(path for path in SOURCES.iterdir() if path.is_file()):
         key.update(source.name.encode() + source.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"fastbert-emulator-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
