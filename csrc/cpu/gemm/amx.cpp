@@ -297,7 +297,7 @@ constexpr std::size_t kMemoryRows = 128;
 // Tokens whose row panel takes 48 KB.
 constexpr std::size_t kChunk = 768;
 // Fewer rows multiply a weight in less time than it takes to prefetch the next columns.
-constexpr std::size_t kPrefetchRows = 97;
+constexpr std::size_t kPrefetchRows = 3 * kRows + 1;
 // Of an L2 cache of 2 MB. Taller chunks read weights less often, but leave less of it to the output.
 constexpr std::size_t kBf16ChunkRows = 320, kInt8ChunkRows = 512;
 constexpr std::size_t kChunkBytes = std::size_t{3} << 18, kColumnBytes = std::size_t{1} << 18;
