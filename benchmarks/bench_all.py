@@ -10,7 +10,6 @@ the seconds and the rows of each, fastbert's ratio to the fastest other contende
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.harness import comparison, records
+from fastbert.benchmarks.harness import comparison, records, termination
 from fastbert.benchmarks.harness.comparison import is_own
 from fastbert.benchmarks.harness.measure import AGREEING
 from fastbert.benchmarks.harness.record_plan import BF16_CLASSES
 from fastbert.benchmarks.harness.tables import Column, console_of, number, print_table
+from fastbert.benchmarks.harness.texts import environment_with, find_data
 from fastbert.errors import UserError
 
 # What `quick` measures of each benchmark, to end within minutes: processes that import torch and export or compile
@@ -78,6 +78,8 @@ class Options:
     """Rounds per contender; None: each benchmark's own."""
     threads: int | None = None
     """Threads of every contender; None: each benchmark's own."""
+    data: Path | None = None
+    """The folder of real text; None: FASTBERT_DATA."""
     json: Path | None = None
     """The folder to write a file per benchmark to."""
     compare: Path | None = None
@@ -87,6 +89,7 @@ class Options:
         for flag, value in (("rounds", self.rounds), ("threads", self.threads)):
             if value is not None and value < 1:
                 raise UserError(f"--{flag} {value} must be at least 1")
+        find_data(self.data)  # raises for a missing folder
         if self.compare is not None and not self.compare.is_dir():
             raise UserError(f"--compare {self.compare}: is not a folder; name the folder of an earlier --json")
 
@@ -153,7 +156,7 @@ def run_one(name: str, file: Path, options: Options) -> Outcome:
     words = [sys.executable, "-P", "-m", "fastbert", "bench", name, *flags(name, options), "--json", str(file)]
     file.unlink(missing_ok=True)
     began = time.monotonic()
-    code = subprocess.run(words, check=False).returncode
+    code = termination.run(words, environment_with(options.data))
     outcome = Outcome(benchmark=name, code=code, seconds=time.monotonic() - began)
     if not code:
         outcome.rows = json.loads(file.read_text(encoding="utf-8"))["rows"]

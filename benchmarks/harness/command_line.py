@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fastbert.benchmarks.harness.termination import sigterm_raises
 from fastbert.errors import UserError
 from fastbert.io.figures import PICTURES
 
@@ -63,7 +64,8 @@ def execute(
     try:
         options = make(**values)
         check_files(json, chart)
-        measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
+        with sigterm_raises():
+            measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
     except UserError as error:
         flags.exit(2, f"{flags.prog}: error: {error}\n")
     except KeyboardInterrupt:

@@ -90,8 +90,12 @@ def describe_setting(setting: Mapping[str, Any]) -> str:
     return f"other processes used {busy:.2g} of {setting['cores']:g} cores"
 
 
-def warn(say: Callable[[str], None]) -> None:
-    """Pass a line about the load to `say` if the machine is busy, after half a second."""
+def warn(say: Callable[[str], None], threads: int | None = None) -> None:
+    """Pass a line to `say` if there are fewer cores than threads, and one about the load if the machine is busy, after
+    half a second."""
+    cores = len(os.sched_getaffinity(0))
+    if threads is not None and threads > cores:
+        say(f"--threads {threads}: the process may use {cores} cores; threads will wait for each other")
     load = measure_load(BRIEF_SECONDS)
     if load is not None and load.busy:
         say(f"the machine is busy: {describe(load)}; figures and ratios will be disturbed")

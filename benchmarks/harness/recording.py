@@ -12,10 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,14 @@ from fastbert.benchmarks.harness import quietness, records, staleness
 from fastbert.benchmarks.harness.measure import AGREEING
 from fastbert.benchmarks.harness.record_plan import PLAN, Elsewhere, Planned, cures, named
 from fastbert.benchmarks.harness.staleness import MISSING, OLDER, UNKNOWN, Age
-from fastbert.benchmarks.harness.texts import find_data
+from fastbert.benchmarks.harness.termination import end_group
+from fastbert.benchmarks.harness.texts import environment_with, find_data
 from fastbert.errors import UserError
 
 Say = Callable[[str], None]
 DONE, FAILED, SKIPPED = "done", "failed", "skipped"
 PACKAGE = "fastbert.benchmarks"  # of the programs
+WITHOUT_DATA = "to make the records that need no texts"
 _EXPECTED = (*AGREEING, "not measured")
 
 
@@ -181,7 +181,7 @@ def _place(options: Options) -> Place:
     else:
         assert repository is not None
         folder = repository / records.RESULTS
-    return Place(folder=folder, repository=repository, machine_class=machine_class, data=find_data(options.data))
+    return Place(folder=folder, repository=repository, machine_class=machine_class, data=find_data(options.data, without=WITHOUT_DATA))
 
 
 def _age(planned: Planned, place: Place) -> Age:
@@ -278,40 +278,16 @@ def _record(
 
 def _run(command: Sequence[str], log: Path, data: Path | None, seconds: float) -> int | None:
     """Run a program in a process group of its own and return its exit code; None if it had to be stopped."""
-    variables = {**os.environ, **({"FASTBERT_DATA": str(data.absolute())} if data is not None else {})}
-    with log.open("wb") as stream, _sigterm_raises():
+    with log.open("wb") as stream:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=variables, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment_with(data), start_new_session=True
         )
         try:
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:  # its contenders too, which may have outlived it
-            _end(process)
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise `SystemExit` meanwhile, so that what was started ends, too."""
-    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
-        yield
-        return
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            end_group(process)
 
 
 def _reason(code: int) -> str:

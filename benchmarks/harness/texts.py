@@ -24,6 +24,7 @@ LANGUAGES = ("zho-CN", "kor", "hin", "arb", "rus", "jpn", "tha")
 QUICK_LANGUAGES = ("kor",)
 PARAGRAPH_SENTENCES = 5
 PYTHON_VOCABULARY = 8000
+DATA_VARIABLE = "FASTBERT_DATA"
 ENGLISH = "wiki-en sentences"
 PYTHON = ("Python docs, sentences", "Python docs, paragraphs")
 DERIVED = ("one long document", "source code", "hostile mixture")
@@ -79,19 +80,23 @@ class Workload:
         return sum(len(text.encode()) for text in self.texts)
 
 
-def find_data(named: Path | None) -> Path | None:
-    """Return the data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it exists."""
-    variable = os.environ.get("FASTBERT_DATA")
+def find_data(named: Path | None, *, without: str = "to measure without these texts") -> Path | None:
+    """Return the data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it exists. Raises
+    `UserError` for a missing folder; `without` says what happens if none is named."""
+    variable = os.environ.get(DATA_VARIABLE)
     folder = named if named is not None else Path(variable) if variable else None
     if folder is not None:
         if not folder.is_dir():
-            flag = "--data" if named is not None else "FASTBERT_DATA"
-            raise UserError(
-                f"{flag} {folder}: no such folder; correct it, or leave it out to measure without these texts"
-            )
+            flag = "--data" if named is not None else DATA_VARIABLE
+            raise UserError(f"{flag} {folder}: no such folder; correct it, or leave it out {without}")
         return folder
     default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     return default if default.is_dir() else None
+
+
+def environment_with(data: Path | None) -> dict[str, str]:
+    """Return the environment of a benchmark that finds this data folder; None: this process's own."""
+    return {**os.environ, **({} if data is None else {DATA_VARIABLE: str(data.absolute())})}
 
 
 def text_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:

@@ -122,8 +122,13 @@ def check(config: BenchFlags | RecordConfig | AllConfig | CompareConfig) -> None
 
 def run(config: BenchFlags | RecordConfig | AllConfig | CompareConfig, *, quiet: bool = False) -> int:
     """Measure, print the table, write the files, or make records; return 1 if something became slower than in
-    `--compare`."""
+    `--compare`. SIGTERM meanwhile ends what was started."""
     # By name, since fastbert.benchmarks lies outside of the package in the source tree.
+    with import_module("fastbert.benchmarks.harness.termination").sigterm_raises():
+        return _run(config, quiet)
+
+
+def _run(config: BenchFlags | RecordConfig | AllConfig | CompareConfig, quiet: bool) -> int:
     comparison = import_module("fastbert.benchmarks.harness.comparison")
     if isinstance(config, CompareConfig):
         compared = comparison.compare(*map(comparison.read, config.files))
@@ -141,7 +146,7 @@ def run(config: BenchFlags | RecordConfig | AllConfig | CompareConfig, *, quiet:
     import_module("fastbert.benchmarks.harness.command_line").check_files(config.json, config.chart)
     old = None if config.compare is None else comparison.read_for(config.compare, config.benchmark)
     with Bars(quiet) as bars:
-        import_module("fastbert.benchmarks.harness.quietness").warn(bars.message)
+        import_module("fastbert.benchmarks.harness.quietness").warn(bars.message, config.threads)
         result = bench.run(options, bars.message, partial(bars.count, "measuring", unit="workloads"))
     bench.show(result)
     bench.publish(result, options, config.json, config.chart)

@@ -29,6 +29,16 @@ class _AllMeasurement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _AllData:
+    """The texts."""
+
+    GROUP: ClassVar = DATA
+
+    data: Path | None = None
+    """Folder of real text for the benchmarks that have a use for it (default: FASTBERT_DATA)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _AllOutput:
     """The folders."""
 
@@ -41,7 +51,7 @@ class _AllOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllConfig(MachineFlags, _AllOutput, _AllMeasurement):
+class AllConfig(MachineFlags, _AllOutput, _AllData, _AllMeasurement):
     """Run every benchmark, one after the other, each in a process of its own."""
 
 

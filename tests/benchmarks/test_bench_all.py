@@ -1,6 +1,6 @@
 """`fastbert bench all`: a process per benchmark, failures that do not stop the others, the table, earlier files."""
 
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from fastbert import cli
 from fastbert.benchmarks import bench_all
 from fastbert.benchmarks.bench_all import Options, Outcome
-from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness import records, texts
 from fastbert.errors import UserError
 
 MACHINE = {"cpu": "Example 9000", "features": ["avx2"], "cpu_capability": "avx2", "usable_cores": 2.0}
@@ -28,7 +28,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines that were run: `encoder` fails, `embed` has a wrong row, others succeed."""
     seen: list[list[str]] = []
 
-    def run(words: list[str], check: bool) -> Any:
+    def run(words: list[str], environment: dict[str, str]) -> int:
+        assert environment.get(texts.DATA_VARIABLE) == os.environ.get(texts.DATA_VARIABLE)
         seen.append(words[words.index("bench") + 1 :])
         name, file = seen[-1][0], Path(words[words.index("--json") + 1])
         if name != "encoder":
@@ -39,9 +40,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                 made[1]["outputs"] = "cosine 0.2"
             record = {"schema": 1, "benchmark": name, "machine": MACHINE, "versions": {}, "commit": "abc"}
             records.write(file, record | {"rows": made})
-        return subprocess.CompletedProcess(words, 2 if name == "encoder" else 0)
+        return 2 if name == "encoder" else 0
 
-    monkeypatch.setattr(bench_all.subprocess, "run", run)
+    monkeypatch.setattr(bench_all.termination, "run", run)
     monkeypatch.setattr(records, "machine", lambda: MACHINE)
     return seen
 
@@ -95,6 +96,16 @@ def test_wrong_options_are_named(tmp_path: Path, commands: list[list[str]]) -> N
         Options(threads=0)
     with pytest.raises(UserError, match="is not a folder; name the folder of an earlier --json"):
         Options(compare=tmp_path / "none")
+    with pytest.raises(UserError, match="--data .*none: no such folder"):
+        Options(data=tmp_path / "none")
+    assert not commands
+
+
+def test_a_data_folder_reaches_every_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(bench_all.termination, "run", lambda words, environment: seen.append(environment) or 2)
+    assert cli.main(["bench", "all", "--only", "embed", "kernels", "--data", str(tmp_path)]) == 1
+    assert [environment[texts.DATA_VARIABLE] for environment in seen] == [str(tmp_path)] * 2
 
 
 @pytest.mark.parametrize("bf16", [True, False])

@@ -69,6 +69,13 @@ def test_a_warning_is_a_line_or_nothing(busy: float, monkeypatch: pytest.MonkeyP
     said: list[str] = []
     quietness.warn(said.append)
     assert [line.partition(":")[0] for line in said] == ["the machine is busy"] * (busy > 1)
+    said.clear()
+    cores = len(os.sched_getaffinity(0))
+    quietness.warn(said.append, threads=cores)
+    quietness.warn(said.append, threads=cores + 1)
+    assert [line for line in said if line.startswith("--threads")] == [
+        f"--threads {cores + 1}: the process may use {cores} cores; threads will wait for each other"
+    ]
 
 
 def test_this_machine_is_read() -> None:

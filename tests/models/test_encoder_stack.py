@@ -98,6 +98,38 @@ def test_few_tokens_have_the_same_bits_with_every_kernel(level: str, runs: Itera
                     compared(model, batch, made, token_indices=torch.tensor([0, 4, 2]))
 
 
+MANY = {
+    "even": (64,) * 8,
+    "lengths of all kinds": (150, 7, 0, 90, 1, 40, 33, 12, 60, 200, 0, 0, 128, 17, 5, 81, 64, 3, 29, 110),
+    "one longer than a group": (400, 100, 90, 200, 33, 128, 60, 17, 5, 3, 29, 110),
+    "uneven": (400, 20, 3),
+    "a single one": (300,),
+    "short ones": (3,) * 200,
+}
+
+
+@pytest.mark.parametrize("level", cpu_kernels.KERNELS)
+def test_many_tokens_have_the_same_bits_with_every_kernel(level: str, runs: Iterator[list[bool]], seed: int) -> None:
+    """Threads compute whole layers of groups of sequences, if these can be shared evenly."""
+    made, threads = next(runs), torch.get_num_threads()
+    model = bert(seed, max_position_embeddings=400)
+    with cpu_kernels.running(level), torch.no_grad(), use_backend("native" if level == "portable" else None):
+        for dtype, kind in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, "int8")):
+            model.to(dtype).quantize(kind)
+            for name, lengths in MANY.items():
+                tokens = sum(lengths)
+                batch = batch_of(lengths, torch.randint(5, 99, (tokens,)))
+                try:
+                    for count in (1, 2, 3):
+                        torch.set_num_threads(count)
+                        compared(model, batch, made)
+                        compared(model, batch, made, token_indices=torch.tensor([0, tokens - 1, tokens // 2]))
+                except AssertionError as error:
+                    raise AssertionError(f"{name}, {count} threads, {dtype}, {kind}") from error
+                finally:
+                    torch.set_num_threads(threads)
+
+
 def test_a_token_may_be_read_more_often_than_there_are_tokens(seed: int) -> None:
     model, batch = bert(seed), batch_of((3, 2), torch.randint(5, 99, (5,)))
     assert freeze_layers(model)

@@ -1,7 +1,5 @@
 // Cross-entropy kernels, generic over the vector type. Included inside a target region, after row_loops.h.
 
-#define FASTBERT_INLINE_BODY __attribute__((always_inline))
-
 FASTBERT_INLINE float value_of(float x) { return x; }
 FASTBERT_INLINE float value_of(BFloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 
@@ -75,5 +73,3 @@ template <class V>
 CrossEntropyKernel cross_entropy_of(Dtype dtype) {
     return dtype == Dtype::fp32 ? &cross_entropy_rows<V, float> : &cross_entropy_rows<V, BFloat16>;
 }
-
-#undef FASTBERT_INLINE_BODY

@@ -7,6 +7,7 @@
 
 #include "cpu/runtime/arena.h"
 #include "cpu/attention/attention.h"
+#include "cpu/encoder_layer/grouped_stack.h"
 #include "cpu/encoder_layer/selected_queries.h"
 #include "cpu/encoder_layer/short_stack.h"
 #include "cpu/gemm/kernel_table.h"
@@ -236,23 +237,32 @@ void run_layer(const LayerCall& call, const LayerWeights& weights, const LayerVe
     release_large_arena();
 }
 
-void run_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
+// The calls of a stack's layers, each for all tokens.
+std::vector<LayerCall> calls_of(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
     const std::size_t width = layers[0].weights.attention_output->columns;
     const std::size_t state = call.tokens * width * size_of(call.y_dtype);
-    LayerCall layer_call = call;
+    std::vector<LayerCall> calls;
+    LayerCall next = call;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-        const StackLayer& layer = layers[i];
         const bool is_last = i + 1 == layers.size();
-        layer_call.rows = is_last ? call.rows : nullptr;
-        layer_call.outputs = is_last ? call.outputs : call.tokens;
-        layer_call.y = is_last ? call.y : static_cast<std::byte*>(states) + (i % 2) * state;
-        layer_call.attention_eps = layer.attention_eps;
-        layer_call.output_eps = layer.output_eps;
-        if (layer_call.outputs) run_layer(layer_call, layer.weights, layer.vectors);
-        layer_call.x = layer_call.y;
-        layer_call.x_dtype = call.y_dtype;
-        layer_call.x_stride = width;
+        next.rows = is_last ? call.rows : nullptr;
+        next.outputs = is_last ? call.outputs : call.tokens;
+        next.y = is_last ? call.y : static_cast<std::byte*>(states) + (i % 2) * state;
+        next.attention_eps = layers[i].attention_eps;
+        next.output_eps = layers[i].output_eps;
+        calls.push_back(next);
+        next.x = next.y;
+        next.x_dtype = call.y_dtype;
+        next.x_stride = width;
     }
+    return calls;
+}
+
+void run_stack(const LayerCall& call, std::span<const StackLayer> layers, void* states) {
+    const std::vector<LayerCall> calls = calls_of(call, layers, states);
+    if (grouped_stack(calls, layers)) return;
+    for (std::size_t i = 0; i < layers.size(); ++i)
+        if (calls[i].outputs) run_layer(calls[i], layers[i].weights, layers[i].vectors);
 }
 
 // The threads of a session: all if the network's first matmul, mostly the largest, is divided among them.

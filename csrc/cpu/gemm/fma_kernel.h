@@ -139,7 +139,38 @@ void widen_row(const BFloat16* from, std::size_t count, float* to) {
         store_some<V>(to + i, load_some<V>(from + i, count - i), count - i);
 }
 
-// Two-pass mean and variance of a row in L1.
+// The sum of term(vector) over a row of whole vectors, in two chains: those of even and of odd vectors.
+template <class V, class Term>
+FASTBERT_INLINE float sum_of_row(const float* row, std::size_t padded, const Term& term) {
+    typename V::Float even = V::zero(), odd = V::zero();  // an array would be kept in memory
+    std::size_t i = 0;
+    for (; i + 2 * V::kLanes <= padded; i += 2 * V::kLanes) {
+        even = term(V::load(row + i), even);
+        odd = term(V::load(row + i + V::kLanes), odd);
+    }
+    if (i < padded) even = term(V::load(row + i), even);
+    return V::sum(V::add(even, odd));
+}
+
+// out = (row - mean) * scale * weight + bias.
+template <class V, class Out>
+FASTBERT_INLINE void write_normed(const float* row, std::size_t count, float mean, float scale, const FusedNorm& norm,
+                                  Out* out) {
+    using F = typename V::Float;
+    const F middle = V::broadcast(mean), factor = V::broadcast(scale);
+    const auto write = [&](std::size_t i, F weight, F shift) FASTBERT_INLINE_BODY {
+        return V::fma(V::mul(V::sub(V::load(row + i), middle), factor), weight, shift);
+    };
+    std::size_t i = 0;
+    for (; i + V::kLanes <= count; i += V::kLanes)
+        V::store(out + i, write(i, V::load(norm.weight + i), norm.bias ? V::load(norm.bias + i) : V::zero()));
+    if (const std::size_t left = count - i) {
+        const F shift = norm.bias ? V::load_part(norm.bias + i, left) : V::zero();
+        V::store_part(out + i, write(i, V::load_part(norm.weight + i, left), shift), left);
+    }
+}
+
+// Two-pass mean and variance of a row in L1 or L2.
 template <class V>
 void norm_row(float* row, std::size_t count, const FusedNorm& norm, void* out, Dtype dtype) {
     using F = typename V::Float;
@@ -147,29 +178,16 @@ void norm_row(float* row, std::size_t count, const FusedNorm& norm, void* out, D
     const float share = 1.0F / static_cast<float>(count);
     // The padding of the last vector contributes nothing: it is zero first, then the mean.
     std::fill(row + count, row + padded, 0.0F);
-    F sums[2] = {V::zero(), V::zero()};
-    for (std::size_t i = 0; i < padded; i += V::kLanes) {
-        F& sum = sums[i / V::kLanes % 2];
-        sum = V::add(sum, V::load(row + i));
-    }
-    const float mean = V::sum(V::add(sums[0], sums[1])) * share;
+    const float mean = share * sum_of_row<V>(row, padded, [&](F x, F sum) FASTBERT_INLINE_BODY { return V::add(sum, x); });
     std::fill(row + count, row + padded, mean);
-    F squares[2] = {V::zero(), V::zero()};
-    for (std::size_t i = 0; i < padded; i += V::kLanes) {
-        F& square = squares[i / V::kLanes % 2];
-        const F difference = V::sub(V::load(row + i), V::broadcast(mean));
-        square = V::fma(difference, difference, square);
-    }
-    const float variance = V::sum(V::add(squares[0], squares[1])) * share;
-    const F scale = V::broadcast(1.0F / std::sqrt(variance + norm.eps));
-    for (std::size_t i = 0; i < count; i += V::kLanes) {
-        const std::size_t left = count - i;
-        const F shift = norm.bias ? load_some<V>(norm.bias + i, left) : V::zero();
-        const F x = V::mul(V::sub(V::load(row + i), V::broadcast(mean)), scale);
-        const F y = V::fma(x, load_some<V>(norm.weight + i, left), shift);
-        if (dtype == Dtype::bf16)
-            store_some<V>(static_cast<BFloat16*>(out) + i, y, left);
-        else
-            store_some<V>(static_cast<float*>(out) + i, y, left);
-    }
+    const F middle = V::broadcast(mean);
+    const float variance = share * sum_of_row<V>(row, padded, [&](F x, F sum) FASTBERT_INLINE_BODY {
+        const F difference = V::sub(x, middle);
+        return V::fma(difference, difference, sum);
+    });
+    const float scale = 1.0F / std::sqrt(variance + norm.eps);
+    if (dtype == Dtype::bf16)
+        write_normed<V>(row, count, mean, scale, norm, static_cast<BFloat16*>(out));
+    else
+        write_normed<V>(row, count, mean, scale, norm, static_cast<float*>(out));
 }

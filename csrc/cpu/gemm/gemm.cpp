@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "common/buffer.h"
 #include "cpu/runtime/barrier.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/gemm/kernel_table.h"
@@ -336,9 +337,12 @@ std::byte* gemm_scratch(std::size_t size) {
     if (size > capacity) {
         memory.reset();
         capacity = 0;
-        memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, round_up(size, 64))));
+        const bool large = size >= kHugePage / 2;
+        const std::size_t step = large ? kHugePage : 64, rounded = round_up(size, step);
+        memory.reset(static_cast<std::byte*>(std::aligned_alloc(step, rounded)));
         if (!memory) throw std::bad_alloc();
-        capacity = size;
+        if (large) advise_huge_pages(memory.get(), rounded);
+        capacity = rounded;
     }
     return memory.get();
 }

@@ -39,9 +39,6 @@ struct PartialVector {
     }
 };
 
-// A loop is vectorised only if its body is inlined.
-#define FASTBERT_INLINE_BODY __attribute__((always_inline))
-
 template <class V>
 constexpr bool kInOneRegister = !requires(typename V::Float x) { x.half; };
 

@@ -39,3 +39,5 @@
 #define FASTBERT_AMX "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8,avx2,fma"
 
 #define FASTBERT_INLINE inline __attribute__((always_inline))
+// For lambdas: a loop is vectorised only if its body is inlined.
+#define FASTBERT_INLINE_BODY __attribute__((always_inline))
