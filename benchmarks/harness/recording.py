@@ -181,7 +181,8 @@ def _place(options: Options) -> Place:
     else:
         assert repository is not None
         folder = repository / records.RESULTS
-    return Place(folder=folder, repository=repository, machine_class=machine_class, data=find_data(options.data, without=WITHOUT_DATA))
+    data = find_data(options.data, without=WITHOUT_DATA)
+    return Place(folder=folder, repository=repository, machine_class=machine_class, data=data)
 
 
 def _age(planned: Planned, place: Place) -> Age:
@@ -280,7 +281,12 @@ def _run(command: Sequence[str], log: Path, data: Path | None, seconds: float) -
     """Run a program in a process group of its own and return its exit code; None if it had to be stopped."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment_with(data), start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment_with(data),
+            start_new_session=True,
         )
         try:
             return process.wait(timeout=seconds)

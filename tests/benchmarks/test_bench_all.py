@@ -96,7 +96,7 @@ def test_wrong_options_are_named(tmp_path: Path, commands: list[list[str]]) -> N
         Options(threads=0)
     with pytest.raises(UserError, match="is not a folder; name the folder of an earlier --json"):
         Options(compare=tmp_path / "none")
-    with pytest.raises(UserError, match="--data .*none: no such folder"):
+    with pytest.raises(UserError, match=r"--data .*none: no such folder"):
         Options(data=tmp_path / "none")
     assert not commands
 

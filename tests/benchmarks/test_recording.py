@@ -3,8 +3,6 @@
 import json
 import os
 import subprocess
-import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
