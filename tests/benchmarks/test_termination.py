@@ -61,13 +61,18 @@ def ended(command: Sequence[str], started: Path) -> int:
 
 def test_the_handler_of_before_returns_and_a_second_signal_does_not_cut_clean_up_short() -> None:
     before, cleaned = signal.getsignal(signal.SIGTERM), []
-    with pytest.raises(SystemExit) as end, termination.sigterm_raises():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-            cleaned.append(True)
+
+    def end_twice() -> None:
+        with termination.sigterm_raises():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                cleaned.append(True)
+
+    with pytest.raises(SystemExit) as end:
+        end_twice()
     assert end.value.code == 128 + signal.SIGTERM
     assert cleaned
     assert signal.getsignal(signal.SIGTERM) == before

@@ -92,8 +92,9 @@ bool grouped_stack(std::span<const LayerCall> calls, std::span<const StackLayer>
     const Group& largest = *std::ranges::max_element(groups, {}, &Group::tokens);
     if (static_cast<double>(largest.tokens) > kMostUneven * static_cast<double>(share)) return false;
 
-    // A layer of which only some tokens are read is computed by all threads together.
-    const std::size_t grouped = calls.size() - (calls.back().rows ? 1 : 0);
+    // A layer of which only some tokens are read is computed by all threads together. Those of no tokens may be null.
+    const LayerCall& last = calls.back();
+    const std::size_t grouped = calls.size() - (last.rows || last.outputs < last.tokens ? 1 : 0);
     const std::size_t width = first.attention_output->columns, tasks = grouped * groups.size();
     const auto done = std::make_unique<std::atomic<std::uint32_t>[]>(groups.size());  // layers of each group
     std::atomic<std::size_t> next{0};
@@ -118,7 +119,7 @@ bool grouped_stack(std::span<const LayerCall> calls, std::span<const StackLayer>
         }
     });
     if (error) std::rethrow_exception(error);
-    if (grouped < calls.size()) encoder_layer(calls.back(), layers.back().weights, layers.back().vectors);
+    if (grouped < calls.size()) encoder_layer(last, layers.back().weights, layers.back().vectors);
     return true;
 }
 
