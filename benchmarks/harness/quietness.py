@@ -93,7 +93,7 @@ def describe_setting(setting: Mapping[str, Any]) -> str:
 def warn(say: Callable[[str], None], threads: int | None = None) -> None:
     """Pass a line to `say` if there are fewer cores than threads, and one about the load if the machine is busy, after
     half a second."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads is not None and threads > cores:
         say(f"--threads {threads}: the process may use {cores} cores; threads will wait for each other")
     load = measure_load(BRIEF_SECONDS)

@@ -16,16 +16,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-# Longer than a server takes to stop, and a contender to be killed in the middle of a call.
-GRACE_SECONDS = 30.0
+# Longer than servers take to stop, and a contender to be killed in the middle of a call.
+GRACE_SECONDS = 60.0
+
+_handled = False
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Let SIGTERM raise `SystemExit` meanwhile, with the exit code of a process that it ended; a second one does
-    nothing, so that clean-up is not cut short. Outside the main thread, which alone may set handlers, nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    nothing, so that clean-up is not cut short. Nothing changes inside of another such block, and outside the main
+    thread, which alone may set handlers."""
+    global _handled
+    if _handled or threading.current_thread() is not threading.main_thread():
         yield
         return
 
@@ -34,9 +37,11 @@ def sigterm_raises() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     previous = signal.signal(signal.SIGTERM, leave)
+    _handled = True
     try:
         yield
     finally:
+        _handled = False
         signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
@@ -46,21 +51,35 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     process = subprocess.Popen(command, env=dict(environment))
     try:
         return process.wait()
-    except BaseException:
-        process.terminate()  # after an interrupt it is ending by itself: a terminal sends that to the whole group
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE_SECONDS)
-        process.kill()
-        process.wait()
+    except BaseException as error:
+        try:
+            if isinstance(
+                error, KeyboardInterrupt
+            ):  # which a terminal sends to the whole group: it is ending by itself
+                _wait(process)
+            _ask_to_end(process)
+        finally:  # after a second interrupt, too
+            process.kill()
+            process.wait()
         raise
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """End the leader of a process group by SIGTERM, and then whatever is left of the group by SIGKILL."""
+    try:
+        _ask_to_end(process)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        _wait(process)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE_SECONDS)

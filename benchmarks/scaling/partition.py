@@ -2,8 +2,8 @@
 
 This follows `csrc/cpu/gemm/gemm.cpp` (the grid of threads, rows taken dynamically), `csrc/cpu/attention/attention.cpp`
 (items taken longest first), `csrc/cpu/encoder_layer` (four matmuls and an attention per layer; few tokens at once, with
-barriers) and `csrc/cpu/runtime/parallel.cpp` (a pass is one region, in which every job begins and ends with a barrier).
-A test compares the constants with the sources.
+barriers; many in groups of sequences, whose layers a thread computes alone) and `csrc/cpu/runtime/parallel.cpp` (a pass
+is one region, in which every job begins and ends with a barrier). A test compares the constants with the sources.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ MIN_PANELS = 4  # kMinPanels
 MIN_PARALLEL_WORK = 1e6  # kMinParallelWork
 LAYER_CHUNK = 1344  # kChunk of encoder_layer.cpp: tokens per chunk of the feed-forward network
 MOST_SHORT_TOKENS = 64  # kMostTokens of short_stack.cpp
+# Of grouped_stack.cpp: kMostTokens and kLeastTokens of a group, kGroupRows, kMostUneven, kLongest.
+MOST_GROUP_TOKENS, LEAST_GROUP_TOKENS, GROUP_ROWS, MOST_UNEVEN, LONGEST_IN_GROUP = 320, 128, 16, 1.1, 384
 ATTENTION_CHUNK, ATTENTION_TILES = 384, 96  # kAttentionChunk, kAttentionTiles
 MIN_THREAD_COST = 4000  # kMinThreadCost
 QUANTIZE_GRAIN = 1 << 15  # kGrain of quantize.cpp
@@ -193,6 +195,9 @@ def divide_pass(config: BertConfig, lengths: Sequence[int], dtype: str, kernel: 
     """Return how the layers of a forward pass are divided among threads."""
     if sum(lengths) <= MOST_SHORT_TOKENS:
         return _divide_short(config, lengths, threads)
+    groups = sequence_groups(lengths, kernel, threads)
+    if groups is not None:
+        return _divide_groups(config, groups, kernel, threads)
     tokens, width, inner = sum(lengths), config.hidden_size, config.intermediate_size
     matmuls = [
         Matmul("projections", tokens, width, 3 * width),
@@ -238,6 +243,66 @@ def _divide_short(config: BertConfig, lengths: Sequence[int], threads: int) -> P
     _add(times, "attention", operations, sum(items) / busiest)
     barriers = (4 if has_own_heads else 5) * config.num_hidden_layers
     return _partition(times, threads, 1, barriers if threads > 1 else 0)
+
+
+def sequence_groups(lengths: Sequence[int], kernel: Kernel, threads: int) -> list[list[int]] | None:
+    """Return the lengths of the sequences whose layers one thread computes at a time; None if threads share every
+    operation instead."""
+    share = sum(lengths) // threads
+    if threads > 1 and share < LEAST_GROUP_TOKENS:
+        return None
+    most = min(MOST_GROUP_TOKENS, share)
+    rows, begins = [0], [0]  # of the sequences before each one
+    for end in range(1, len(lengths) + 1):
+        tokens, best, begin = 0, None, end
+        while begin > 0:
+            begin -= 1
+            tokens += lengths[begin]
+            if max(tokens, end - begin) > most and begin + 1 < end:
+                break
+            summed = rows[begin] + _ceil(tokens, kernel.row_step) * kernel.row_step + GROUP_ROWS
+            if best is None or summed < best[0]:
+                best = (summed, begin)
+        assert best is not None
+        rows.append(best[0])
+        begins.append(best[1])
+    groups, end = [], len(lengths)
+    while end:
+        groups.append(list(lengths[begins[end] : end]))
+        end = begins[end]
+    groups = [group for group in reversed(groups) if sum(group)]
+    return groups if max(map(sum, groups)) <= min(MOST_UNEVEN * share, LONGEST_IN_GROUP) else None
+
+
+def _divide_groups(config: BertConfig, groups: Sequence[Sequence[int]], kernel: Kernel, threads: int) -> Partition:
+    """Return how layers of groups are divided: each thread takes the next group of the earliest layer."""
+    width = config.hidden_size
+    matrices = {
+        "projections": 3 * width * width,
+        "attention output": width * width,
+        "intermediate": width * config.intermediate_size,
+        "output": width * config.intermediate_size,
+    }
+    operations = dict.fromkeys(matrices, 0.0) | {"attention": 0.0}
+    costs = []
+    for group in groups:
+        rows = _ceil(sum(group), kernel.row_step) * kernel.row_step
+        attention = 4.0 * width * sum(length * length for length in group)
+        for name, elements in matrices.items():
+            operations[name] += 2.0 * rows * elements
+        operations["attention"] += attention
+        costs.append(2.0 * rows * sum(matrices.values()) + attention)
+    ready, free = [0.0] * len(groups), [0.0] * threads
+    for _ in range(config.num_hidden_layers):
+        for index, cost in enumerate(costs):
+            begin = max(heapq.heappop(free), ready[index])
+            ready[index] = begin + cost
+            heapq.heappush(free, ready[index])
+    speed_up = config.num_hidden_layers * sum(costs) / max(free)
+    times: dict[str, list[float]] = {}
+    for name, count in operations.items():
+        _add(times, name, count, speed_up)
+    return _partition(times, threads, 1, 3 if threads > 1 else 0)
 
 
 def _add(times: dict[str, list[float]], name: str, operations: float, speed_up: float) -> None:

@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ class Lab:
     def servers(self, workload: str, names: Sequence[str], folder: Path, *flags: str) -> Iterator[dict[str, Server]]:
         """Start the selected ones of these contenders with a model, and pause them; a failure is recorded."""
         running: dict[str, Server] = {}
-        try:
+        with ExitStack() as closing:
             for name in [name for name in names if name in self.names]:
                 reason = absent(name, self.infinity)
                 if reason is not None:
@@ -56,15 +56,18 @@ class Lab:
                     continue
                 scratch = self.scratch / workload.replace(" ", "-") / name.replace(" ", "-").replace(",", "")
                 try:
-                    running[name] = Server(name, folder, self.threads, scratch, infinity=self.infinity, flags=flags)
+                    server = Server(name, folder, self.threads, scratch, infinity=self.infinity, flags=flags)
                 except ContenderFailed as error:
                     self.drop(workload, name, str(error))
                     continue
-                running[name].pause()
-            yield running
-        finally:
-            for server in running.values():
-                server.close()
+                running[name] = server
+                closing.callback(server.close)
+                server.pause()
+            try:
+                yield running
+            finally:
+                for server in running.values():  # they stop at the same time
+                    server.ask_to_end()
 
     def drop(self, workload: str, name: str, reason: str) -> None:
         """Record that a contender is left out."""

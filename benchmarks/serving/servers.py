@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -250,17 +251,22 @@ class Server:
         """Continue the process after `pause`."""
         os.killpg(self.process.pid, signal.SIGCONT)
 
+    def ask_to_end(self) -> None:
+        """Send the process SIGTERM, without waiting for its end."""
+        if self.process.poll() is None:
+            self.resume()
+            self.process.terminate()
+
     def close(self) -> None:
         """End the process."""
-        if self.process.poll() is not None:
-            return
-        self.resume()
-        self.process.terminate()
         try:
-            self.process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            self.ask_to_end()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=STOP_SECONDS)
+        finally:  # after an interrupt, too
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
 
 
 def free_port() -> int:

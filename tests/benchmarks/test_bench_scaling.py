@@ -123,6 +123,13 @@ def test_the_constants_are_those_of_the_sources() -> None:
     assert attention["kAttentionTiles"] == partition.ATTENTION_TILES
     assert constants("encoder_layer/encoder_layer.cpp")["kChunk"] == partition.LAYER_CHUNK
     assert constants("encoder_layer/short_stack.cpp")["kMostTokens"] == partition.MOST_SHORT_TOKENS
+    grouped = constants("encoder_layer/grouped_stack.cpp")
+    assert (grouped["kMostTokens"], grouped["kLeastTokens"]) == (
+        partition.MOST_GROUP_TOKENS,
+        partition.LEAST_GROUP_TOKENS,
+    )
+    assert (grouped["kGroupRows"], grouped["kLongest"]) == (partition.GROUP_ROWS, partition.LONGEST_IN_GROUP)
+    assert "kMostUneven = 1.1;" in (GEMM / "encoder_layer/grouped_stack.cpp").read_text(encoding="utf-8")
     assert constants("gemm/quantize.cpp")["kGrain"] == partition.QUANTIZE_GRAIN
     assert "kMinParallelWork = 1e6" in (GEMM / "gemm/kernel_table.h").read_text(encoding="utf-8")
     for name, kernel in KERNELS.items():
@@ -207,9 +214,26 @@ def test_few_tokens_wait_once_more_where_heads_do_not_divide() -> None:
     assert uneven.operations["attention"] == pytest.approx(12 / 16)
     assert uneven.operations["intermediate"] == 1.0
     # int8 quantizes the rows of each of the four matmuls in a job of its own; two barriers each, and one at the end.
-    fp32, int8 = (partition.divide_pass(BASE, [64] * 8, dtype, KERNELS["avx2"], 2) for dtype in ("fp32", "int8"))
+    fp32, int8 = (partition.divide_pass(BASE, [64] * 3, dtype, KERNELS["avx2"], 2) for dtype in ("fp32", "int8"))
     assert (fp32.regions, int8.regions) == (1, 1)
     assert (fp32.barriers, int8.barriers) == (2 * 5 * 12 + 1, 2 * 9 * 12 + 1)
+
+
+def test_groups_of_sequences() -> None:
+    kernel = Kernel(32, row_step=16)
+    assert partition.sequence_groups([64] * 8, kernel, 2) == [[64] * 4] * 2
+    # 150 and 106 are 160 and 112 rows, 256 are as many; 90 and 6 fill 96.
+    assert partition.sequence_groups([150, 106, 90, 6, 160], kernel, 2) == [[150, 106], [90, 6, 160]]
+    assert partition.sequence_groups([380, 100, 300], kernel, 2) == [[380], [100], [300]]
+    assert partition.sequence_groups([0, 300, 0], kernel, 1) == [[0, 300, 0]]
+    assert partition.sequence_groups([400, 20, 3], kernel, 2) is None, "uneven"
+    assert partition.sequence_groups([385] * 4, kernel, 2) is None, "long"
+    assert partition.sequence_groups([64] * 3, kernel, 2) is None, "few tokens per thread"
+    # Three groups on two threads: the next layer begins on the thread that has none left.
+    for layers, balance in ((1, 0.75), (2, 1.0)):
+        divided = partition.divide_pass(replace(BASE, num_hidden_layers=layers), [128] * 6, "bf16", kernel, 2)
+        assert divided.balance == pytest.approx(balance)
+        assert (divided.regions, divided.barriers) == (1, 3)
 
 
 # The model

@@ -21,8 +21,10 @@ namespace {
 // Tokens of a group at most, unless it is one longer sequence: its activations should fit into L2. And the fewest for
 // which each group reads all weights: with fewer tokens per thread, threads share matmuls.
 constexpr std::size_t kMostTokens = 320, kLeastTokens = 128;
-// Tokens of the largest group relative to a thread's even share, at most: its layers follow one another.
+// Tokens of the largest group relative to a thread's even share, at most: its layers follow one another. And tokens of
+// the longest sequence: a longer one reads its weights in two chunks, in which shared matmuls are as fast.
 constexpr double kMostUneven = 1.1;
+constexpr std::size_t kLongest = 384;
 // The time of a group apart from that of its rows, in rows.
 constexpr std::size_t kGroupRows = 16;
 
@@ -90,7 +92,8 @@ bool grouped_stack(std::span<const LayerCall> calls, std::span<const StackLayer>
     const std::size_t step = micro_kernel(first.intermediate->element).row_step;
     const std::vector<Group> groups = groups_of(call, std::min(kMostTokens, share), step);
     const Group& largest = *std::ranges::max_element(groups, {}, &Group::tokens);
-    if (static_cast<double>(largest.tokens) > kMostUneven * static_cast<double>(share)) return false;
+    const double limit = std::min(kMostUneven * static_cast<double>(share), static_cast<double>(kLongest));
+    if (static_cast<double>(largest.tokens) > limit) return false;
 
     // A layer of which only some tokens are read is computed by all threads together. Those of no tokens may be null.
     const LayerCall& last = calls.back();

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLargest = std::size_t{1} << 30;
-constexpr int kIdleCalls = 64;  // calls using less than a quarter before memory is released
+// Calls using less than a quarter before memory is released: more than those for groups of one batch.
+constexpr int kIdleCalls = 1024;
 
 struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
