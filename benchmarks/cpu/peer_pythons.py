@@ -21,8 +21,8 @@ OLDEST = (3, 11)
 PROBE_SECONDS = 60
 PROBE = """
 import importlib.util, json
-found = [name for name in sys.argv[3:] if importlib.util.find_spec(name) is None]
-print(json.dumps({"version": sys.version_info[:2], "missing": found}))
+missing = [name for name in sys.argv[3:] if importlib.util.find_spec(name) is None]
+print(json.dumps({"version": sys.version_info[:2], "missing": missing}))
 """
 OWN = ("fastbert", "accelerated")
 

@@ -180,12 +180,12 @@ def compare(old: Measurement, new: Measurement) -> Comparison:
             pairs[key] = (before, now)
         elif is_own(key[2]):
             refused.setdefault(difference, []).append(_name(key))
-    own = {key: pair for key, pair in pairs.items() if is_own(key[2])}
-    if not own and not failures:
+    of_fastbert = {key: pair for key, pair in pairs.items() if is_own(key[2])}
+    if not of_fastbert and not failures:
         reasons = "; ".join(f"{reason} ({names[0]})" for reason, names in refused.items())
         raise UserError(f"{old.path}: no row of fastbert can be compared with {new.path}: {reasons or 'none in both'}")
     control = _Control(pairs, _changed_packages(old, new))
-    changes = [_change(key, *pair, control) for key, pair in own.items()]
+    changes = [_change(key, *pair, control) for key, pair in of_fastbert.items()]
     gone = [key for key, row in old.rows.items() if is_own(key[2]) and key not in new.rows and _measured(row)]
     notes = [f"not compared, {reason}: {_listed(names)}" for reason, names in refused.items()]
     if gone and {key[0] for key in gone} & common:

@@ -82,7 +82,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Target:
     """Where records are kept and made."""
 
     folder: Path
@@ -111,10 +111,10 @@ def run(options: Options, say: Say) -> int:
     Raises `UserError` for an installed copy without `out`, for a busy machine without `busy`, and for a processor whose
     class is not known.
     """
-    place = _place(options)
-    ages = {planned: _age(planned, place) for planned in named(options.only, options.plan)}
+    target = _target(options)
+    ages = {planned: _age(planned, target) for planned in named(options.only, options.plan)}
     if options.list:
-        for line in table(ages, place, options):
+        for line in table(ages, target, options):
             say(line)
         return 0
     due = list(ages) if options.only else in_order(ages)
@@ -122,12 +122,12 @@ def run(options: Options, say: Say) -> int:
     if unknown and not options.only:
         say(f"without a repository these may be older than their code; --only measures them: {', '.join(unknown)}")
     if not due:
-        say(f"{place.machine_class}: no record is missing{'' if unknown else ' or older than its code'}")
+        say(f"{target.machine_class}: no record is missing{'' if unknown else ' or older than its code'}")
         return 0
-    _prepare(place, say)
+    _prepare(target, say)
     outcomes: list[Outcome] = []
     try:
-        _record_all(due, place, options, outcomes, say)
+        _record_all(due, target, options, outcomes, say)
     finally:  # after an interrupt too
         for outcome in outcomes:
             say(f"{outcome.benchmark}: {outcome.result}{': ' * bool(outcome.text)}{outcome.text}")
@@ -145,17 +145,17 @@ def in_order(ages: dict[Planned, Age]) -> list[Planned]:
     return missing + sorted(older, key=lambda planned: ages[planned].time)
 
 
-def table(ages: dict[Planned, Age], place: Place, options: Options) -> list[str]:
+def table(ages: dict[Planned, Age], target: Target, options: Options) -> list[str]:
     """Return the plan as lines: the state of each record of this class, its minutes, why it is older, and what is not
     met."""
     width = max(len("benchmark"), *(len(planned.benchmark) for planned in ages))
-    lines = [f"{'benchmark':<{width}}  {place.machine_class:<11}  minutes  lacks; changes since the record"]
+    lines = [f"{'benchmark':<{width}}  {target.machine_class:<11}  minutes  lacks; changes since the record"]
     for planned, age in ages.items():
-        lacking = planned.lacking(place.data, options.elsewhere)
+        lacking = planned.lacking(target.data, options.elsewhere)
         words = "; ".join(filter(None, (cures(lacking), age.reason)))
         lines.append(f"{planned.benchmark:<{width}}  {age.state:<11}  {planned.minutes:>7g}  {words}".rstrip())
     due = in_order(ages)
-    able = [planned for planned in due if not planned.lacking(place.data, options.elsewhere)]
+    able = [planned for planned in due if not planned.lacking(target.data, options.elsewhere)]
     minutes = sum(planned.minutes for planned in able)
     lines.append(
         f"{len(due)} of {len(ages)} records are missing or older than their code; {len(able)} of them can be made here,"
@@ -164,7 +164,7 @@ def table(ages: dict[Planned, Age], place: Place, options: Options) -> list[str]
     return lines
 
 
-def _place(options: Options) -> Place:
+def _target(options: Options) -> Target:
     """Return where the records are. Raises `UserError` as `run` does."""
     variable = os.environ.get("FASTBERT_CPU", "").strip()
     if variable and not options.list:
@@ -182,14 +182,14 @@ def _place(options: Options) -> Place:
         assert repository is not None
         folder = repository / records.RESULTS
     data = find_data(options.data, without=WITHOUT_DATA)
-    return Place(folder=folder, repository=repository, machine_class=machine_class, data=data)
+    return Target(folder=folder, repository=repository, machine_class=machine_class, data=data)
 
 
-def _age(planned: Planned, place: Place) -> Age:
-    return staleness.age_of(place.path(planned), planned.measures, place.repository)
+def _age(planned: Planned, target: Target) -> Age:
+    return staleness.age_of(target.path(planned), planned.measures, target.repository)
 
 
-def _prepare(place: Place, say: Say) -> None:
+def _prepare(target: Target, say: Say) -> None:
     """Say what the records will lack, before anything is measured."""
     commit = records.commit()
     if commit is not None and commit.endswith(records.DIRTY):
@@ -214,11 +214,11 @@ def _check_quiet(options: Options, say: Say) -> quietness.Load | None:
     return load
 
 
-def _record_all(due: Sequence[Planned], place: Place, options: Options, outcomes: list[Outcome], say: Say) -> None:
+def _record_all(due: Sequence[Planned], target: Target, options: Options, outcomes: list[Outcome], say: Say) -> None:
     """Make the records one after the other while time is left; append what became of each."""
     left, pace = options.minutes * 60, 1.0
     for planned in due:
-        lacking = planned.lacking(place.data, options.elsewhere)
+        lacking = planned.lacking(target.data, options.elsewhere)
         if lacking:
             outcomes.append(Outcome(planned.benchmark, SKIPPED, f"needs {cures(lacking)}"))
             continue
@@ -236,7 +236,7 @@ def _record_all(due: Sequence[Planned], place: Place, options: Options, outcomes
             outcomes.append(Outcome(planned.benchmark, FAILED, str(error)))
             continue
         say(f"{planned.benchmark}: about {expected / 60:.0f} minutes")
-        outcome = _record(planned, place, options, load, seconds=left)
+        outcome = _record(planned, target, options, load, seconds=left)
         used = time.monotonic() - began
         left -= used
         if outcome.result == DONE:  # a slower machine than that of the estimates takes as much longer for the others
@@ -245,13 +245,13 @@ def _record_all(due: Sequence[Planned], place: Place, options: Options, outcomes
 
 
 def _record(
-    planned: Planned, place: Place, options: Options, load: quietness.Load | None, *, seconds: float
+    planned: Planned, target: Target, options: Options, load: quietness.Load | None, *, seconds: float
 ) -> Outcome:
     """Run one benchmark for at most so many seconds, and keep its record if it is right."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fastbert-record-") as temporary:
         written, log = Path(temporary) / "record.json", Path(temporary) / "log"
-        words = planned.words(place.machine_class, options.elsewhere)
+        words = planned.words(target.machine_class, options.elsewhere)
         command = [sys.executable, "-P", "-m", f"{PACKAGE}.{planned.module}", *words, "--json", str(written)]
         code = _run(command, log, options.data, seconds)
         if code is None:
@@ -267,10 +267,10 @@ def _record(
         record["settings"] = {**record.get("settings", {}), records.BUSY: load.setting()}
     if isinstance(record, dict) and record.get("commit") is None:
         record.setdefault("note", "Measured with an installed copy, outside a repository, so no commit was recorded.")
-    problems = records.problems(record, planned.benchmark, place.machine_class)
+    problems = records.problems(record, planned.benchmark, target.machine_class)
     if problems:
         return Outcome(planned.benchmark, FAILED, "its record is wrong", problems)
-    path = place.path(planned)
+    path = target.path(planned)
     notes = notes_of(record, path)
     records.write(path, record)
     text = f"{path}, {len(record['rows'])} rows in {(time.monotonic() - began) / 60:.1f} minutes"

@@ -53,9 +53,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         return process.wait()
     except BaseException as error:
         try:
-            if isinstance(
-                error, KeyboardInterrupt
-            ):  # which a terminal sends to the whole group: it is ending by itself
+            if isinstance(error, KeyboardInterrupt):  # a terminal sends it to the whole group
                 _wait(process)
             _ask_to_end(process)
         finally:  # after a second interrupt, too

@@ -65,15 +65,15 @@ def compare(benchmark: str, record: Record, workload: str, *, accelerated: bool 
     `accelerated` selects the models of transformers with fastbert's kernels instead, beside transformers alone.
     """
     rows = [row for row in record["rows"] if row["workload"] == workload and is_timed(row) and row["median_ms"]]
-    own = [row for row in rows if is_own(benchmark, row["contender"])]
-    own = [row for row in own if row["contender"].startswith(ACCELERATED) == accelerated]
+    of_fastbert = [row for row in rows if is_own(benchmark, row["contender"])]
+    of_fastbert = [row for row in of_fastbert if row["contender"].startswith(ACCELERATED) == accelerated]
     others = [row for row in rows if not is_own(benchmark, row["contender"]) and agrees(row)]
     if accelerated:
         others = [row for row in others if row["contender"].startswith("transformers")]
-    own.sort(key=lambda row: DTYPES.index(row["dtype"]) if row["dtype"] in DTYPES else 0)
+    of_fastbert.sort(key=lambda row: DTYPES.index(row["dtype"]) if row["dtype"] in DTYPES else 0)
     return [
         Comparison(row, fastest(peer for peer in others if peer["dtype"] == row["dtype"]), fastest(others))
-        for row in own
+        for row in of_fastbert
     ]
 
 

@@ -244,8 +244,8 @@ def _all_workloads(
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for name, record in by_class.items():
         for workload in names:
-            found = figures.compare(benchmark, record, workload, accelerated=accelerated)
-            for comparison in found:
+            compared = figures.compare(benchmark, record, workload, accelerated=accelerated)
+            for comparison in compared:
                 row = comparison.row
                 peer = comparison.same or comparison.best
                 parts = [rate(row) if row.get("megabytes_per_second") else _time(row), limit(row, brief=True)]
