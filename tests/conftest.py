@@ -62,6 +62,10 @@ hypothesis.settings.register_profile("fastbert-random", deadline=None, print_blo
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    torture = parser.getgroup("the scorecard of reliability, tests/torture")
+    torture.addoption("--full", action="store_true", help="run full forms, from where the ledger ends")
+    torture.addoption("--minutes", type=float, default=float("inf"), help="time for the full form of each check")
+    torture.addoption("--ledger", help="another ledger of full forms than that of the repository")
     parser.addoption(
         "--seed",
         type=_seed,
