@@ -33,10 +33,15 @@ PACKAGES = sorted(
 
 # Without contraction a sum is the same bits wherever the compiler inlines it; what should be fused says so.
 CXX_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+# Overruns of arrays on the stack and of buffers whose size the compiler knows end the process. A sanitizer, given by
+# CXXFLAGS, sees more without the latter.
+HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+# Bounds of the standard library's containers are checked where arguments come in, which is in no hot loop.
+BINDING_HARDENING = ["-D_GLIBCXX_ASSERTIONS"]
 # pybind11's templates take most of the compile time of csrc/bindings, which converts and checks arguments without hot
 # loops. Their headers are compiled once; compilers that reject the result read the header itself.
 BINDINGS = "csrc/bindings/"
-BINDING_FLAGS = ["-O1", "-Wno-missing-field-initializers", "-include", "bindings/precompiled.h"]
+BINDING_FLAGS = ["-O1", *BINDING_HARDENING, "-Wno-missing-field-initializers", "-include", "bindings/precompiled.h"]
 PRECOMPILED = "bindings/precompiled.h.gch"
 CXX20_PROBE = b"""\
 #include <bit>
@@ -50,7 +55,8 @@ EXPORTS = "{ global: PyInit__C; local: *; };\n"
 if sys.platform == "darwin":
     LINK_FLAGS = ["-bundle", "-undefined", "dynamic_lookup", "-Wl,-exported_symbol,_PyInit__C"]
 else:
-    LINK_FLAGS = ["-shared", "-pthread", "-Wl,--version-script=exports.map"]
+    # Pointers to functions are resolved at the start, and then read-only (full RELRO); no stack is executable.
+    LINK_FLAGS = ["-shared", "-pthread", "-Wl,--version-script=exports.map", "-Wl,-z,relro,-z,now,-z,noexecstack"]
 
 BUILD_TOOLS_CURE = "`pip install -U setuptools ninja pybind11`, or build without --no-build-isolation."
 
@@ -157,14 +163,16 @@ class NinjaBuild(build_ext):
 
     def write_build_file(self, folder: Path, compiler: list[str], sources: list[str], library: str) -> None:
         includes = [ROOT / "csrc", stable_pybind11(folder), sysconfig.get_path("include")]
-        options = [*shlex.split(os.environ.get("CXXFLAGS", "")), *(f"-I{include}" for include in includes)]
+        given = shlex.split(os.environ.get("CXXFLAGS", ""))
+        hardening = [] if any(flag.startswith("-fsanitize") for flag in given) else HARDENING
+        options = [*hardening, *given, *(f"-I{include}" for include in includes)]
         link_flags = [*LINK_FLAGS, *shlex.split(os.environ.get("LDFLAGS", ""))]
         objects = {source: Path(source).with_suffix(".o") for source in sources}
         text = f"""\
 cxx = {shell(compiler)}
 flags = {shell([*CXX_FLAGS, *options])}
 binding_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS, *options])}
-precompile_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS[:2], *options])}
+precompile_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS[:3], *options])}
 link_flags = {shell(link_flags)}
 
 rule compile

@@ -49,14 +49,12 @@ class Check:
     chunk: int
     goal: str
     module: str
-
-    @property
-    def command(self) -> str:
-        """The command of the full form, inside the repository."""
-        return f"pytest tests/torture/{self.module}.py --full -k {self.name}"
+    summary: str = ""
 
 
 CHECKS: dict[str, Check] = {}
+# Sections of benchmarks/gpu.py that hold for GPUs what the row's checks hold for processors.
+ON_GPUS: dict[int, str] = {}
 
 
 def scored(
@@ -71,7 +69,8 @@ def scored(
 
     def decorate(test: Callable[..., None]) -> Any:
         name, module = test.__name__.removeprefix("test_"), test.__module__.rpartition(".")[2]
-        check = Check(name, row, unit, short, full, chunk or max(1, full // 20), goal, module)
+        summary = " ".join((test.__doc__ or "").split())
+        check = Check(name, row, unit, short, full, chunk or max(1, full // 20), goal, module, summary)
         assert CHECKS.setdefault(name, check).module == module, f"two checks are called {name}"
         CHECKS[name] = check
         return pytest.mark.scored(name)(test)
