@@ -1,13 +1,14 @@
 """Row 21: what is learnt is what transformers' eager model learns from the same data.
 
-Both begin with the same weights and read the same batches with dropout, each with random numbers of its own: fastbert on
-its fast kernels with bf16 matmuls, transformers in fp32. Their losses on other batches may then differ as much as those
-of two seeds do. Larger comparisons are in benchmarks/results: finetune-seeds (five seeds of tasks of GLUE beside the
-Trainer), loss-curves and backend-losses.
+Both begin with the same weights and read the same batches with dropout, each with random numbers of its own: fastbert
+on its fast kernels with bf16 matmuls, transformers in fp32. Their losses on other batches may then differ as much as
+those of two seeds do. Larger comparisons are in benchmarks/results: finetune-seeds (five seeds of tasks of GLUE beside
+the Trainer), loss-curves and backend-losses.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def padded(batch: PackedBatch) -> dict[str, torch.Tensor]:
     labels = torch.full_like(batch.input_ids, -100)
     labels[batch.masked_positions] = batch.labels
     bounds = batch.cu_seqlens.tolist()
-    rows = [slice(begin, end) for begin, end in zip(bounds, bounds[1:])]
+    rows = [slice(begin, end) for begin, end in pairwise(bounds)]
 
     def pad(values: torch.Tensor, value: int) -> torch.Tensor:
         return torch.nn.utils.rnn.pad_sequence([values[row] for row in rows], True, value)
