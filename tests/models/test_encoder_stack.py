@@ -107,6 +107,7 @@ MANY = {
     "long": (385, 384, 100),
     "short ones": (3,) * 200,
 }
+SHARED_DIFFERENTLY = ("lengths of all kinds", "one longer than a group")  # with other numbers of threads
 
 
 @pytest.mark.parametrize("level", cpu_kernels.KERNELS)
@@ -121,7 +122,7 @@ def test_many_tokens_have_the_same_bits_with_every_kernel(level: str, runs: Iter
                 tokens = sum(lengths)
                 batch = batch_of(lengths, torch.randint(5, 99, (tokens,)))
                 try:
-                    for count in (1, 2, 3):
+                    for count in (1, 2, 3) if name in SHARED_DIFFERENTLY else (2,):
                         torch.set_num_threads(count)
                         compared(model, batch, made)
                         rows = torch.tensor([0, tokens - 1, tokens // 2])

@@ -1,0 +1,55 @@
+"""The published scorecard is that of the ledger, counts each number once, and hides no failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+from torture import page
+from torture.ledger import Entry
+from torture.scorecard import PROMISES, Check
+
+CHECK = Check("toy", 6, "kills", short=3, full=20, chunk=8, goal="nothing is lost", module="test_toy", summary="Toys.")
+RUN = Entry("toy", 0, 12, commit="0123", processor="avx2", date="2026-01-02", figures={"in_saves": 3, "longest_s": 2.5})
+
+
+def test_the_page_is_that_of_the_ledger() -> None:
+    # In a process of its own: other tests' toy checks are not on the page.
+    done = subprocess.run([sys.executable, page.__file__, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for row, promise in PROMISES.items():
+        assert f"\n## {row}. {promise}\n" in page.PAGE.read_text()
+
+
+def test_a_part_of_a_full_form() -> None:
+    lines = page.section(6, [CHECK], [RUN])
+    assert "| `toy` | nothing is lost | 12 of 20 kills | 0 | 2026-01-02, `0123`, avx2 |" in lines
+    assert "`toy`: Toys. So far: in saves 3, longest s 2.5." in lines
+    assert page.state(6, [CHECK], [RUN]) == "0 of 1 checks whole"
+    assert page.state(7, [CHECK], [RUN]) == "unmeasured"
+
+
+def test_numbers_count_once() -> None:
+    again = replace(RUN, first=4, count=16, date="2026-01-03", processor="amx")
+    assert page.tried(CHECK, [RUN, again]) == 20
+    assert page.state(6, [CHECK], [RUN, again]) == "whole"
+    assert "20 of 20 kills | 0 | 2026-01-03, `0123`, amx, avx2 |" in page.section(6, [CHECK], [RUN, again])[5]
+
+
+def test_a_failure_is_open_until_its_numbers_have_passed() -> None:
+    failed = replace(RUN, first=12, count=8, failures=1, note="AssertionError: kill 13", figures={})
+    assert page.state(6, [CHECK], [RUN, failed]) == "**1 failures**"
+    assert "12 of 20 kills | 1, 1 open |" in page.section(6, [CHECK], [RUN, failed])[5]
+    mended = replace(failed, failures=0, note="", date="2026-01-04")
+    assert page.state(6, [CHECK], [RUN, failed, mended]) == "whole"
+    assert "20 of 20 kills | 1, mended |" in page.section(6, [CHECK], [RUN, failed, mended])[5]
+
+
+def test_only_the_tables_are_replaced() -> None:
+    old = f"before\n{page.BEGIN}OUTDATED{page.END}\nafter\n"
+    new = page.page(old, [CHECK], [RUN])
+    assert new.startswith(f"before\n{page.BEGIN}")
+    assert new.endswith(f"{page.END}\nafter\n")
+    assert "OUTDATED" not in new
+    assert page.page(new, [CHECK], [RUN]) == new
