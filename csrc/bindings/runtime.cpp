@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include "common/cpu_features.h"
 #include "cpu/runtime/barrier.h"
 #include "cpu/runtime/crc32c.h"
+#include "cpu/runtime/file_checksum.h"
 #include "cpu/runtime/fingerprint.h"
 #include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
@@ -182,6 +184,25 @@ void bind_checksums(py::module_& module) {
         },
         py::arg("data"), py::arg("value") = 0, py::pos_only(),
         "Return the CRC-32C of contiguous bytes, continuing from `value`, that of the bytes before them.");
+    module.def(
+        "file_crc32c",
+        [](int descriptor, std::uint64_t offset, std::uint64_t size) {
+            std::uint32_t value = 0;
+            int error = 0;
+            {
+                py::gil_scoped_release release;
+                error = file_crc32c(descriptor, offset, size, value);
+            }
+            if (error < 0) throw py::value_error("the file ends before that");
+            if (error > 0) {
+                errno = error;
+                PyErr_SetFromErrno(PyExc_OSError);
+                throw py::error_already_set();
+            }
+            return value;
+        },
+        py::arg("descriptor"), py::arg("offset"), py::arg("size"), py::pos_only(),
+        "Return the CRC-32C of `size` bytes of an open file from `offset` on.");
     module.def("crc32c_combine", &crc32c_combine, py::arg("first"), py::arg("second"), py::arg("second_size"),
                py::pos_only(), "Return the CRC-32C of two concatenated buffers.");
 }

@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
-from fastbert.io.checksums import combine_crc32c, crc32c, json_sha256
+from fastbert.io.checksums import combine_crc32c, json_sha256, range_crc32c
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
 
@@ -26,8 +28,7 @@ NAME = "fastbert_manifest.json"
 FORMAT, VERSION = "fastbert-manifest", 1
 VARIABLE = "FASTBERT_VERIFY"
 _MAX_SHOWN = 4
-# A thread's share of a large file; and a single read, which fits a core's cache.
-_RANGE_BYTES, _CHUNK_BYTES = 16 << 20, 1 << 18
+_RANGE_BYTES = 16 << 20  # what a thread reads of a large file at a time
 _MAX_THREADS = 8
 
 # The files of which a tokenizer has one at least: WordPiece, byte-level BPE (with merges.txt), Unigram, and any kind.
@@ -152,9 +153,33 @@ def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
 
     Raises `CheckpointError`, which names each file that changed, is missing or was added.
     """
+    with verifying(folder, *kinds, verify=verify):
+        pass
+
+
+@contextmanager
+def verifying(folder: Path, *kinds: str, verify: bool = True) -> Iterator[None]:
+    """Verify a folder's files as `verify_files` does, on other threads, while the block reads them.
+
+    The block must leave nothing behind before it ends: what was read from a folder that differs from its manifest is
+    discarded with the error, which also replaces one that the block raises.
+    """
     manifest = read_manifest(folder) if verify and is_enabled() else None
     if manifest is None:
+        yield
         return
+    with ThreadPoolExecutor(1) as pool:
+        differences = pool.submit(_differences, folder, manifest, kinds)
+        try:
+            yield
+        except UserError:
+            _refuse(folder, differences.result())
+            raise
+        _refuse(folder, differences.result())
+
+
+def _differences(folder: Path, manifest: Manifest, kinds: Iterable[str]) -> list[str]:
+    """Return what differs between a folder's files of some kinds and its manifest."""
     differences = []
     for kind in kinds:
         listed = {name: entry for name, entry in manifest.files.items() if KINDS[kind].fullmatch(name)}
@@ -162,7 +187,7 @@ def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
         if listed:
             added = [name for name in _present(folder, [kind]) if name not in listed and not _is_shard(name)]
             differences += [f"{name} was added" for name in added]
-    _refuse(folder, differences)
+    return differences
 
 
 def verify_file(path: Path, *, verify: bool = True) -> None:
@@ -198,22 +223,12 @@ def describe(path: Path) -> Entry:
         starts = range(0, file.size, _RANGE_BYTES)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(min(_MAX_THREADS, cores)) as pool:  # begins no more threads than there are ranges
-            values = list(pool.map(lambda start: _checksum(file, start), starts))
+            sizes = [min(_RANGE_BYTES, file.size - start) for start in starts]
+            values = list(pool.map(range_crc32c, repeat(file), starts, sizes))
         value = 0
-        for start, crc in zip(starts, values, strict=True):
-            value = combine_crc32c(value, crc, min(_RANGE_BYTES, file.size - start))
+        for crc, size in zip(values, sizes, strict=True):
+            value = combine_crc32c(value, crc, size)
         return Entry(file.size, f"{value:08x}")
-
-
-def _checksum(file: UntrustedFile, start: int) -> int:
-    """Return the CRC-32C of the byte range from `start` on."""
-    stop = min(start + _RANGE_BYTES, file.size)
-    memory, value = memoryview(bytearray(min(_CHUNK_BYTES, stop - start))), 0
-    for begin in range(start, stop, _CHUNK_BYTES):
-        chunk = memory[: min(_CHUNK_BYTES, stop - begin)]
-        file.read_into(chunk, begin)
-        value = crc32c(chunk, value)
-    return value
 
 
 def _difference(folder: Path, name: str, entry: Entry) -> str | None:

@@ -9,12 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from fastbert import _C, cpu_capability
+from fastbert.errors import CheckpointError
+from fastbert.io.untrusted_input import UntrustedFile
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """Return the CRC-32C of `data`, continuing from `value`, the CRC-32C of the preceding bytes."""
     cpu_capability.apply()
     return _C.crc32c(data, value)
+
+
+def range_crc32c(file: UntrustedFile, offset: int, size: int) -> int:
+    """Return the CRC-32C of `size` bytes of a file from `offset` on; other threads run meanwhile.
+
+    Raises `CheckpointError` for reads that fail or go beyond the file's end.
+    """
+    cpu_capability.apply()
+    try:
+        return _C.file_crc32c(file.fileno(), offset, size)
+    except OSError as error:
+        raise CheckpointError(f"{file.path}: cannot be read from byte {offset:,} on ({error.strerror})") from None
+    except ValueError:
+        raise CheckpointError(f"{file.path}: was truncated while it was read") from None
 
 
 def combine_crc32c(first: int, second: int, second_size: int) -> int:

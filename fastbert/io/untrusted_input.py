@@ -112,6 +112,10 @@ class UntrustedFile:
                 raise CheckpointError(f"{self.path}: was truncated while it was read")
             memory, offset = memory[count:], offset + count
 
+    def fileno(self) -> int:
+        """Return the descriptor of the open file."""
+        return self._file.fileno()
+
     def _check_range(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             raise CheckpointError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
-from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
+from fastbert.checkpoints.manifest import MODEL, update_manifest, verifying
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
@@ -211,14 +211,14 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
                 raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
             dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
         path = find_source(source, revision)
-        verify_files(config_folder(path), MODEL, verify=verify)
-        config = cls.config_type.from_pretrained(config_folder(path))
-        if overrides:
-            config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(path))
-        weights = cls.architecture.from_file(loading.find_weights(path, pickles, verify=False))  # checked above
-        loading.check_config(cls, config, weights)
-        model = loading.outline(cls, config)
-        loading.load(model, weights, dtype, mapped=mapped)
+        with verifying(config_folder(path), MODEL, verify=verify):
+            config = cls.config_type.from_pretrained(config_folder(path))
+            if overrides:
+                config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(path))
+            weights = cls.architecture.from_file(loading.find_weights(path, pickles, verify=False))  # done here
+            loading.check_config(cls, config, weights)
+            model = loading.outline(cls, config)
+            loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:

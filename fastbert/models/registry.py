@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.hub import MAIN
-from fastbert.checkpoints.manifest import MODEL, verify_files
+from fastbert.checkpoints.manifest import MODEL, verifying
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.config import BertConfig, read_config_file
 from fastbert.errors import UserError
@@ -166,30 +166,31 @@ def _of(source: str | Path) -> Iterator[None]:
         raise UserError(f"{source}: {error}") from None
 
 
-def verified_config(source: str | Path, options: dict[str, Any]) -> BertConfig:
-    """Return the config of a model's source, whose files are verified first, and not again by `from_pretrained` with
-    these options."""
+@contextmanager
+def verifying_config(source: str | Path, options: dict[str, Any]) -> Iterator[BertConfig]:
+    """Yield the config of a model's source, whose files are verified while the block loads them, and not again by
+    `from_pretrained` with these options."""
     path = find_source(source, options.get("revision", MAIN))
-    verify_files(config_folder(path), MODEL, verify=options.get("verify", True))
-    options["verify"] = False
-    return read_config(config_folder(path))
+    with verifying(config_folder(path), MODEL, verify=options.get("verify", True)):
+        options["verify"] = False
+        yield read_config(config_folder(path))
 
 
 def load_encoder(source: str | Path, **options: Any) -> EncoderModel:
     """Load the encoder of a folder, whatever its architecture; options and errors are those of `from_pretrained`."""
-    config = verified_config(source, options)
-    with _of(source):
-        record = architecture_of(config)
-    return record.model_class(EncoderModel).from_pretrained(source, **options)
+    with verifying_config(source, options) as config:
+        with _of(source):
+            record = architecture_of(config)
+        return record.model_class(EncoderModel).from_pretrained(source, **options)
 
 
 def load_with_head(source: str | Path, head: str, **options: Any) -> Any:
     """Load the model of a folder with a head, such as "ForMaskedLM", whatever its architecture; options and errors are
     those of `from_pretrained`."""
-    config = verified_config(source, options)
-    with _of(source):
-        model = head_class(config, head)
-    return model.from_pretrained(source, **options)
+    with verifying_config(source, options) as config:
+        with _of(source):
+            model = head_class(config, head)
+        return model.from_pretrained(source, **options)
 
 
 def load(source: str | Path, **options: Any) -> PreTrainedModel:
@@ -198,17 +199,17 @@ def load(source: str | Path, **options: Any) -> PreTrainedModel:
 
     Raises the errors of `from_pretrained`, whose `source` and options it has.
     """
-    config = verified_config(source, options)
-    if config.model_type in SEQUENCE_MODELS:
-        return SEQUENCE_MODELS[config.model_type].from_pretrained(source, **options)
-    path = find_source(source, options.get("revision", MAIN))
-    record = architecture_of(config)
-    kinds = model_classes(record)
-    weights = record.from_file(loading.find_weights(path, options.get("pickles", False), verify=False))
-    missing, unused = match_weights(weights, config, kinds.values())
-    listed = read_config_file(config_folder(path))[1].get("architectures") or ()
-    whole = [name for name, kind in kinds.items() if not missing[kind]]
-    name = min(whole, key=lambda name: (len(unused[kinds[name]]), name not in listed), default=next(iter(kinds)))
-    if whole and unused[kinds[name]]:
-        logger.warning("%s: not used by %s: %s", source, name, ", ".join(unused[kinds[name]]))
-    return kinds[name].from_pretrained(source, **options)
+    with verifying_config(source, options) as config:
+        if config.model_type in SEQUENCE_MODELS:
+            return SEQUENCE_MODELS[config.model_type].from_pretrained(source, **options)
+        path = find_source(source, options.get("revision", MAIN))
+        record = architecture_of(config)
+        kinds = model_classes(record)
+        weights = record.from_file(loading.find_weights(path, options.get("pickles", False), verify=False))
+        missing, unused = match_weights(weights, config, kinds.values())
+        listed = read_config_file(config_folder(path))[1].get("architectures") or ()
+        whole = [name for name, kind in kinds.items() if not missing[kind]]
+        name = min(whole, key=lambda name: (len(unused[kinds[name]]), name not in listed), default=next(iter(kinds)))
+        if whole and unused[kinds[name]]:
+            logger.warning("%s: not used by %s: %s", source, name, ", ".join(unused[kinds[name]]))
+        return kinds[name].from_pretrained(source, **options)

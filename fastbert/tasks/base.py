@@ -100,7 +100,8 @@ class Task(ABC, Generic[E]):
         """Load a model of the task from a folder; options and errors are those of `from_pretrained`."""
         from fastbert.models import registry
 
-        return self.head(registry.verified_config(folder, options)).from_pretrained(folder, **options)
+        with registry.verifying_config(folder, options) as config:
+            return self.head(config).from_pretrained(folder, **options)
 
     @property
     def known_labels(self) -> tuple[str, ...]:

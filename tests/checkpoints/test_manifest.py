@@ -1,6 +1,7 @@
 """Finished model folders: every change of a file that is loaded is an error that names it, unless it is accepted."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fastbert
 from fastbert import BertConfig, BertModel, WordPieceTokenizer
 from fastbert.checkpoints import manifest
 from fastbert.checkpoints.atomic_folder import atomic_folder
@@ -20,6 +22,8 @@ from fastbert.cli import main
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.checksums import crc32c, range_crc32c
+from fastbert.io.untrusted_input import UntrustedFile
 from fastbert.models import BertForSequenceClassification
 from fastbert.models.loading import find_weights
 from fastbert.tasks.finetuned_model import load_task, save_task
@@ -181,13 +185,32 @@ def test_versions_and_the_variable(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_large_files_are_read_in_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    data = random.Random(seed).randbytes(100_003)
+    data = random.Random(seed).randbytes(600_003)  # in more than one read
     (tmp_path / "file").write_bytes(data)
     whole = describe(tmp_path / "file")
     monkeypatch.setattr(manifest, "_RANGE_BYTES", 4096)
-    monkeypatch.setattr(manifest, "_CHUNK_BYTES", 1000)
     assert describe(tmp_path / "file") == whole
-    assert whole == Entry(100_003, f"{manifest.crc32c(data):08x}")
+    assert whole == Entry(600_003, f"{crc32c(data):08x}")
+
+
+def test_reads_that_fail_are_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+    with UntrustedFile(tmp_path / "file") as file:
+        assert range_crc32c(file, 1, 2) == crc32c(b"at")
+        assert range_crc32c(file, 4, 0) == 0
+        with pytest.raises(CheckpointError, match="file: was truncated while it was read"):
+            range_crc32c(file, 3, 2)
+        os.dup2(os.open(tmp_path, os.O_RDONLY), file.fileno())
+        with pytest.raises(CheckpointError, match=r"file: cannot be read from byte 0 on \(Is a directory\)"):
+            range_crc32c(file, 0, 1)
+
+
+def test_a_difference_comes_before_an_error_that_it_causes(folder: Path) -> None:
+    """Files are verified while they are loaded."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 7}))
+    with pytest.raises(CheckpointError, match=r"not as it was written .*config\.json has"):
+        fastbert.load(folder)
 
 
 def test_a_stored_setting_that_a_task_does_not_have_is_named(folder: Path) -> None:
