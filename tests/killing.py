@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from warm_server import WarmServer, end_with, serve
+from warm_server import WarmServer, end_with, know, serve
 
 # What changes the names of a folder, or waits for the disk: between any two of them a run may end.
 POINTS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
@@ -25,7 +25,7 @@ MODULES = (
     *("fastbert.cli.finetune", "fastbert.cli.pretrain", "fastbert.finetuning.run", "fastbert.tasks.prediction_files"),
     "fastbert.training.pretrain",
 )
-_MARKS = struct.Struct("4q")
+MARKS = struct.Struct("4q")
 
 
 class Step(NamedTuple):
@@ -83,8 +83,9 @@ def _serve(folder: Path) -> None:
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         os.truncate(_output(folder), 0)
-        marks.write_bytes(bytes(_MARKS.size))
+        marks.write_bytes(bytes(MARKS.size))
         signalled.unlink(missing_ok=True)
+        know(request["arguments"])
         child = os.fork()
         if not child:
             _work(request, marks, signalled)
@@ -146,13 +147,13 @@ def mark_steps(path: Path) -> None:
     from fastbert.cli.training_view import TrainingView
 
     with path.open("r+b") as file:
-        memory = mmap.mmap(file.fileno(), _MARKS.size)
+        memory = mmap.mmap(file.fileno(), MARKS.size)
     report = TrainingView.step
 
     def step(view: TrainingView, record: dict[str, Any], progress: float) -> None:
-        first = _MARKS.unpack(memory[:])[:2]
+        first = MARKS.unpack(memory[:])[:2]
         now = (view.trial_number, record["step"])
-        memory[:] = _MARKS.pack(*(first if first[1] else now), *now)
+        memory[:] = MARKS.pack(*(first if first[1] else now), *now)
         report(view, record, progress)
 
     TrainingView.step = step  # type: ignore[method-assign]
@@ -160,7 +161,7 @@ def mark_steps(path: Path) -> None:
 
 def marked_steps(path: Path) -> list[tuple[int, ...] | None]:
     """Return the first and the last step in such a file, None for each if there was none."""
-    values = _MARKS.unpack(path.read_bytes())
+    values = MARKS.unpack(path.read_bytes())
     return [values[:2], values[2:]] if values[1] else [None, None]
 
 

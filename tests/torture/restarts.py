@@ -135,13 +135,13 @@ class Repeated:
     def __init__(self, kind: Kind, start: Starts, folder: Path) -> None:
         self.kind, self._start, self.folder = kind, start, folder
         self.starts = self.runs = self.largest_loss = 0
-        self._reached, self._lost, self._retaken = 0, 2 * INTERVAL, False
+        self.reached, self._lost = 0, 2 * INTERVAL
         self.story: list[str] = []
         """The starts of the run, for the message of a failure."""
 
     @property
     def out(self) -> Path:
-        return self.folder / f"run-{self.runs}"
+        return self.folder / self.kind.name
 
     def start(self, label: str, *, background: bool, saves: bool = False, **ending: Any) -> Ended:
         """Start the run, or the next one if it has returned. If it `saves` when it is ended, the next start may take no
@@ -158,7 +158,7 @@ class Repeated:
             shutil.rmtree(self.out)
             self.runs += 1
             self.story.clear()
-            self._reached = 0
+            self.reached = 0
         return ended
 
     def finish(self) -> None:
@@ -167,14 +167,21 @@ class Repeated:
             ended = self.start("finish", background=True)
             assert ended.code == 0, f"{self}: the last start ended with {ended.code}\n{ended.output}"
 
+    def assert_same_steps(self) -> None:
+        """Compare what the run has of each step with the undisturbed one: the loss, and in pre-training the gradient's
+        norm and the sum of all weights' bits."""
+        name = "steps.jsonl" if "steps.jsonl" in self.kind.left else "metrics.jsonl"
+        found = left(self.out)[name]
+        assert self.kind.left[name].startswith(found), f"{self}: {name} differs from that of an undisturbed run"
+
     def _compare_steps(self, ended: Ended) -> None:
         if ended.first is None or ended.last is None:
             return
-        lost = self._reached - (self.kind.position(ended.first) - 1)
+        lost = self.reached - (self.kind.position(ended.first) - 1)
         assert lost <= self._lost, f"{self}: {lost} steps were lost, more than {self._lost}"
         assert lost >= 0, f"{self}: {-lost} steps were left out"
         self.largest_loss = max(self.largest_loss, lost)
-        self._reached = max(self._reached, self.kind.position(ended.last))
+        self.reached = max(self.reached, self.kind.position(ended.last))
 
     def __str__(self) -> str:
         return f"run {self.runs} of {self.kind.name}, started so: {'; '.join(self.story)}"
