@@ -8,6 +8,7 @@ import importlib
 import mmap
 import os
 import signal
+import statistics
 import struct
 import sys
 import time
@@ -68,6 +69,9 @@ class Commands:
         `fault`: the number, from 1, of an operation in `POINTS`, or in `operations` instead, and with `within` only
         of those in a folder of that name; with `error` it finds the disk full, and no signal is sent;
         `call`: the number, from 1, of the call of `function`, such as "fastbert.training.loop:Trainer.validate".
+
+        `delay`: seconds of each write to a checkpoint, as to a slow disk. `stalls`: a file that gets a line per save in
+        the background: the processor time of the call and, in the median so far, of a step, in seconds.
         """
         answer = self._server.ask({"arguments": list(arguments), **ending})
         steps = [None if step is None else Step(*step) for step in answer["steps"]]
@@ -138,6 +142,10 @@ def _work(request: dict[str, Any], marks: Path, signalled: Path) -> NoReturn:
     from fastbert.cli import main
 
     mark_steps(marks)
+    if request.get("delay"):
+        delay_writes(request["delay"])
+    if request.get("stalls"):
+        measure_stalls(Path(request["stalls"]))
     arrange_end(request, signalled)
     end_with(lambda: main(request["arguments"]))
 
@@ -187,6 +195,41 @@ def arrange_end(request: dict[str, Any], signalled: Path | None = None) -> None:
         *names, name = path.split(".")
         owner = functools.reduce(getattr, names, importlib.import_module(module))
         setattr(owner, name, _counted_call(getattr(owner, name), _Count(request["call"], end)))
+
+
+def delay_writes(seconds: float) -> None:
+    """Let each write to a checkpoint take so long."""
+    write = os.write
+
+    def slow(file: int, data: Any) -> int:
+        if "checkpoints" in operand(file).parts:
+            time.sleep(seconds)
+        return write(file, data)
+
+    os.write = slow
+
+
+def measure_stalls(file: Path) -> None:
+    """Measure what a save in the background costs the thread that computes the steps."""
+    from fastbert.training.saving import Checkpoints
+    from fastbert.training.step_computing import StepComputer
+
+    take_step, save_async, steps = StepComputer.step, Checkpoints.save_async, list[float]()
+
+    def step(computer: StepComputer, loaded: Any) -> Any:
+        before = time.thread_time()
+        result = take_step(computer, loaded)
+        steps.append(time.thread_time() - before)
+        return result
+
+    def save(checkpoints: Checkpoints, *values: Any, **named: Any) -> Path:
+        before = time.thread_time()
+        folder = save_async(checkpoints, *values, **named)
+        with file.open("a") as lines:
+            lines.write(f"{time.thread_time() - before} {statistics.median(steps)}\n")
+        return folder
+
+    StepComputer.step, Checkpoints.save_async = step, save  # type: ignore[method-assign]
 
 
 class _Count:

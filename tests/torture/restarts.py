@@ -6,6 +6,7 @@ and what each start takes again with what the one before had done.
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from killing import POINTS, SAVING, Ended, Step
+from killing import POINTS, SAVING, Commands, Ended, Step
 from toy_tasks import sentiment, toy_folder
 
 from fastbert.training.metrics import MEASURED
@@ -27,6 +28,13 @@ INTERVAL = 3  # steps between two checkpoints
 IN_SAVE = {"write": 40, "open": 8, "fsync": 6, "unlink": 4}
 IN_RUN = {"fsync": 120, "rename": 15, "replace": 40, "mkdir": 30, "unlink": 60, "rmdir": 15}
 ATTEMPTS = 100  # starts until one ends as it should
+
+
+@functools.cache
+def warm_commands(folder: Path) -> Commands:
+    """Return the server of commands of this process, which ends with it."""
+    folder.mkdir()
+    return Commands(folder)
 
 
 class Starts(Protocol):
@@ -184,7 +192,8 @@ class Repeated:
         self.reached = max(self.reached, self.kind.position(ended.last))
 
     def __str__(self) -> str:
-        return f"run {self.runs} of {self.kind.name}, started so: {'; '.join(self.story)}"
+        last = self.story[-1] if self.story else "no start"
+        return f"{last}, run {self.runs} of {self.kind.name} after {'; '.join(self.story[:-1]) or 'nothing'}"
 
 
 def moments(name: str, kind: Kind, number: int) -> Iterator[tuple[str, dict[str, Any]]]:

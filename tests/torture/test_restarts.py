@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,9 @@ CALLS = {
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
     pytest.importorskip("tyro", reason="the command line needs tyro")
-    server = Commands(tmp_path_factory.mktemp("commands"))
-    yield server
-    server.close()
+    return restarts.warm_commands(tmp_path_factory.getbasetemp() / "commands")
 
 
 @pytest.fixture(scope="module")
