@@ -24,9 +24,10 @@ from toy_tasks import sentiment, toy_folder
 from fastbert.training.metrics import MEASURED
 
 INTERVAL = 3  # steps between two checkpoints
-# About how often an operation occurs in a save, and on the disk in a run; others once or twice.
+# About how often an operation occurs in a save, and in half of a run; others once or twice.
 IN_SAVE = {"write": 40, "open": 8, "fsync": 6, "unlink": 4}
-IN_RUN = {"fsync": 120, "rename": 15, "replace": 40, "mkdir": 30, "unlink": 60, "rmdir": 15}
+IN_RUN = {"fsync": 60, "rename": 8, "replace": 20, "mkdir": 15, "unlink": 30, "rmdir": 8}
+SAVES = 3  # of a start, in which it may be killed: the next one is killed in later ones
 ATTEMPTS = 100  # starts until one ends as it should
 
 
@@ -67,16 +68,16 @@ class Kind:
         return (step.trial - 1) * self.steps + step.number
 
 
-def pretraining(folder: Path, start: Starts, *flags: str, steps: int = 24) -> Kind:
-    """A vocabulary, shards and steps of two micro-batches; metrics, validations and checkpoints come at different
+def pretraining(folder: Path, start: Starts, *flags: str, steps: int = 18, micro_batch: int = 8) -> Kind:
+    """A vocabulary, shards and steps of eight sequences; metrics, validations and checkpoints come at different
     steps."""
     write_corpus(folder)
     arguments = [
         "pretrain", "--corpus", str(folder / "corpus.txt"), "--text-format", "lines", "--model",
         str(folder / "model.json"), "--vocab-size", "60", "--steps", str(steps), "--batch-size", "8",
-        "--micro-batch", "4", "--max-length", "32", "--lr", "3e-3", "--dropout", "0.1", "--dtype", "fp32", "--device",
-        "cpu", "--log-every", "5", "--eval-every", "10", "--eval-samples", "16", "--checkpoint-every", str(INTERVAL),
-        *flags,
+        "--micro-batch", str(micro_batch), "--max-length", "32", "--lr", "3e-3", "--dropout", "0.1", "--dtype", "fp32",
+        "--device", "cpu", "--log-every", "5", "--eval-every", "10", "--eval-samples", "16", "--checkpoint-every",
+        str(INTERVAL), *flags,
     ]  # fmt: skip
     return undisturbed(Kind(arguments, steps, 1, folder / "pretrain"), start)
 
@@ -158,7 +159,8 @@ class Repeated:
         self.story.append(f"{label} {ending}")
         ended = self._start(self.kind.command(self.out, "--async-save", "on" if background else "off"), **ending)
         self._compare_steps(ended)
-        self._lost = 0 if saves else 2 * INTERVAL if background else INTERVAL
+        if ended.first is not None:
+            self._lost = 0 if saves else 2 * INTERVAL if background else INTERVAL
         if ended.code == 0:
             found = left(self.out)
             different = [name for name in {*found, *self.kind.left} if found.get(name) != self.kind.left.get(name)]
@@ -199,12 +201,11 @@ class Repeated:
 def moments(name: str, kind: Kind, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what may end a start, drawn for a number: half of them are operations inside a save, each in turn, a
     quarter any operation of the run on the disk, and a quarter moments of processor time."""
-    saves = kind.steps // INTERVAL
     for attempt in range(ATTEMPTS):
         draw = random.Random(f"{name} {number} {attempt}")
         if number % 2 == 0:
             operation = SAVING[number // 2 % len(SAVING)]
-            fault = draw.randint(1, saves * IN_SAVE.get(operation, 1))
+            fault = draw.randint(1, SAVES * IN_SAVE.get(operation, 1))
             yield f"in_saves_{operation}", {"fault": fault, "operations": [operation], "within": "checkpoints"}
         elif number % 4 == 1:
             operation = POINTS[number // 4 % len(POINTS)]

@@ -83,7 +83,7 @@ def stopped_kinds(
     folder, steps = tmp_path_factory.mktemp("stopped"), STOPPED_STEPS if request.config.option.full else 20
     intervals = ("--eval-every", "70", "--log-every", "1", "--checkpoint-every", "50")
     return [
-        restarts.pretraining(folder, commands.run, *intervals, steps=steps),
+        restarts.pretraining(folder, commands.run, *intervals, steps=steps, micro_batch=4),
         restarts.finetuning(folder, commands.run, *intervals, steps=steps, trials=1),
     ]
 
@@ -179,7 +179,7 @@ def preempted(repeated: Repeated, number: int) -> tuple[str, Ended]:
             if where == "in_loading":  # of a run that was stopped before
                 call = {"call": kind.steps // 2, "function": CALLS[kind.name]["steps"], "signals": [signal.SIGKILL]}
                 repeated.start(f"before number {number}", background=False, **call)
-            most = {"in_steps": 2 * kind.steps, "in_validation": 3, "in_loading": 1}[where]
+            most = {"in_steps": kind.steps, "in_validation": 3, "in_loading": 1}[where]
             function = CALLS[kind.name][where.removeprefix("in_")]
             ending = {"call": draw.randint(1, most), "function": function}
         saves = signals != [signal.SIGINT] * 2
