@@ -14,13 +14,9 @@ from pretrain_runs import weights
 from ranks import Ranks
 
 from fastbert.data.prepare import prepare
-from fastbert.data.pretraining import PretrainingData
-from fastbert.data.shards import TokenShards
 from fastbert.tokenizers.loading import load_tokenizer
-from fastbert.training.batches import Phase, PretrainingBatches
 from fastbert.training.config import PretrainConfig
 from fastbert.training.pretrain import pretrain
-from fastbert.training.schedules import ScheduledValue
 
 STEPS = 6
 FLAGS = ("--log-every=1", "--checkpoint-every=2", "--eval-every=3", "--eval-samples=9", "--keep-checkpoints=9")
@@ -158,27 +154,3 @@ def test_torchrun_starts_the_command(prepared: PretrainConfig, tmp_path: Path) -
     assert done.stderr.count("the gradient is not a finite number") == 1
     assert "AssertionError" not in done.stderr
     assert "find_unused_parameters" not in done.stderr
-
-
-def test_samples_and_masks_are_those_of_one_process(prepared: PretrainConfig) -> None:
-    """For every number of processes, at every step, the union of all shares is the step."""
-    data = [
-        PretrainingData(TokenShards.open(prepared.data[0]), max_length=32, seed=3, split=split)
-        for split in ("train", "validation")
-    ]
-    batches = PretrainingBatches([Phase(1.0, data[0], data[1])], batch_size=ScheduledValue.parse("5:9"))
-    cursor = batches.start
-    for step in range(1, 8):
-        spec = batches.spec(step, cursor, step / 8)
-        rows = {
-            size: sorted(
-                (row.input_ids.tolist(), row.labels.tolist(), row.dropout_key.tolist())
-                for rank in range(size)
-                for batch in batches.batches(spec, 2, rank, size)
-                for row in (batch[i : i + 1] for i in range(len(batch)))
-            )
-            for size in (1, 2, 3, 4)
-        }
-        assert len(rows[1]) == len(spec.samples)
-        assert rows[1] == rows[2] == rows[3] == rows[4]
-        cursor = spec.after
