@@ -207,7 +207,9 @@ def handles() -> int:
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     """A server of a model of every kind, and clients of it."""
     folders = toy_folders(tmp_path_factory.mktemp("hostile"), 0)
-    config = ServeConfig(port=0, dtype="fp32", log="none", max_texts=64, max_body_bytes=MOST_BYTES, idle_timeout=5.0)
+    config = ServeConfig(
+        port=0, dtype="fp32", log="none", max_texts=64, max_body_bytes=MOST_BYTES, idle_timeout=5.0, read_timeout=600.0
+    )  # a busy machine is no slow client
     with running(sources(folders), config) as (address, context):
         yield Clients(address, context)
 
