@@ -14,8 +14,8 @@ from fastbert.errors import CheckpointError
 from fastbert.finetuning.config import Trial
 from fastbert.finetuning.trial_state import Progress, Scores
 from fastbert.io.atomic_write import write_atomic
+from fastbert.io.checksums import is_sealed, sealed
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.training.run_files import is_sealed, sealed
 
 FILE, FORMAT_VERSION = "results.json", 1
 
