@@ -42,6 +42,7 @@ from fastbert.data.shards import (
 )
 from fastbert.errors import CorpusError, UserError, require_whole
 from fastbert.io.atomic_write import sync, write_synced
+from fastbert.io.checksums import sealed
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
 from fastbert.io.log import logger
@@ -358,7 +359,7 @@ def _write_shards(
     }
     if repeats is not None:
         index["dedup"] = DedupReport.of(dedup, repeats).to_dict()
-    write_synced(folder / INDEX, json.dumps(index, indent=1))
+    write_synced(folder / INDEX, json.dumps(sealed(index), indent=1))
     if index["repeated_share"] > MOST_REPEATED:
         logger.warning(
             "%.0f %% of the sentences of %d tokens or more repeat an earlier one%s",

@@ -4,7 +4,8 @@ One file: the format, that is its index, its files and the corpus that they make
 
 `fastbert.data.prepare` writes a folder of shards and `TokenShards.open` maps it, after checking every file:
 
-    index.json                       format and version, sizes, the tokenizer's fingerprint, SHA-256 of every file
+    index.json                       format and version, sizes, the tokenizer's fingerprint, SHA-256 of every file, and
+                                     of all these values; older folders lack the last one
     shard-00000.tokens.bin           token ids, uint16 (vocabularies below 65,536) or uint32
     shard-00000.sentences.bin        int64 (sentences + 1,): offset of each sentence in the shard's tokens
     shard-00000.documents.bin        int64 (documents + 1,): offset of each document in the shard's sentences
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.io.checksums import sha256
+from fastbert.io.checksums import SEAL, is_sealed, sha256
 
 FORMAT = "fastbert-token-shards"
 VERSION = 1
@@ -46,6 +47,13 @@ SPECIALS = ("pad", "unk", "cls", "sep", "mask")
 OFFSET_DTYPE = np.dtype("<i8")
 
 _MAX_INDEX_BYTES = 1 << 26
+# Values of an index without a seal: one whose name is damaged must not pass for an index that was written without it.
+_NAMES = frozenset(
+    (
+        "format", "version", "vocab_size", "fingerprint", "special_ids", "dtype", "tokens", "sentences", "documents",
+        "unigrams", "vocabulary", "tokenizer", "block_bytes", "shards", "sample", "repeated_share", "dedup",
+    )
+)  # fmt: skip
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -133,12 +141,15 @@ class IndexReader:
         return hashlib.sha256(self._bytes).hexdigest()
 
     def check_format(self) -> None:
-        """Raise UserError for a different format, and for a newer version."""
+        """Raise UserError for a different format, for a newer version, and for values that changed since they were
+        written."""
         if not isinstance(self.content, dict) or self.content.get("format") != FORMAT:
             raise self.damaged(f"does not describe token shards (format {FORMAT!r})")
         version = self.count(self.content, "version")
         if version > VERSION:
             raise UserError(f"{self.path} has format version {version}, newer than {VERSION}; update fastbert")
+        if not (is_sealed(self.content) if SEAL in self.content else _NAMES.issuperset(self.content)):
+            raise self.damaged("is damaged: it does not match its own checksum")
 
     def damaged(self, what: str) -> UserError:
         """Return the error of an index with this problem."""

@@ -14,10 +14,13 @@ from fastbert.errors import CheckpointError
 from fastbert.finetuning.config import Trial
 from fastbert.finetuning.trial_state import Progress, Scores
 from fastbert.io.atomic_write import write_atomic
+from fastbert.io.checksums import is_sealed, json_sha256, sealed
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.training.run_files import is_sealed, sealed
 
 FILE, FORMAT_VERSION = "results.json", 1
+CONFIG = "config.json"
+RUN = "run"
+"""Key of what ties the results to the run's inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,9 @@ def write(
         "trials": [asdict(result) for result in results],
         "finished": len(results) == planned,
     }
+    run = _inputs(folder)
+    if run is not None:
+        values[RUN] = run
     if linear_baseline is not None:
         values["linear_baseline"] = linear_baseline
     if constant_loss is not None:
@@ -176,4 +182,16 @@ def _values(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: changed or damaged since it was written; put the run's own back, or start again with --overwrite"
         )
+    run = _inputs(path.parent)
+    if run is not None and values.get(RUN, run) != run:
+        raise CheckpointError(f"{path}: belongs to another run than {CONFIG} beside it; put the run's own back")
     return values
+
+
+def _inputs(folder: Path) -> str | None:
+    """Return the SHA-256 of the model's configuration, vocabulary and data in a run's config.json; None without it."""
+    path = folder / CONFIG
+    saved = read_json_file(path) if path.exists() else None
+    if not isinstance(saved, dict):
+        return None
+    return json_sha256({name: saved.get(name) for name in ("model", "vocabulary", "data")})

@@ -44,6 +44,21 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+SEAL = "sha256"
+"""Key of the SHA-256 that `sealed` adds."""
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as read back from a JSON file, with the SHA-256 of them all."""
+    copied = json.loads(json.dumps(values))
+    return {**copied, SEAL: json_sha256(copied)}
+
+
+def is_sealed(values: Mapping[str, Any]) -> bool:
+    """Return True if the values are unchanged since `sealed`."""
+    return values.get(SEAL) == json_sha256({name: value for name, value in values.items() if name != SEAL})
+
+
 def json_sha256(values: Mapping[str, Any]) -> str:
     """Return the SHA-256, in hexadecimal, of values as JSON, whatever their order."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from fastbert.checkpoints.manifest import Entry, describe
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.checksums import SEAL, is_sealed, sealed
 from fastbert.io.untrusted_input import read_json_object, shown
 
 INDEX = "index.json"
@@ -70,7 +71,7 @@ class IndexSettings:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `index.json`."""
-        return {"format": FORMAT, "format_version": VERSION, **asdict(self)}
+        return sealed({"format": FORMAT, "format_version": VERSION, **asdict(self)})
 
     @property
     def names(self) -> list[str]:
@@ -97,6 +98,8 @@ def check_out(out: Path, overwrite: bool) -> None:
 def read_settings(folder: Path, *, verify: bool = False) -> IndexSettings:
     """Return the settings of an index, with the sizes of its files compared, and their checksums with `verify`.
 
+    Older indexes have no checksum of the settings themselves.
+
     Raises UserError for a folder that is no index and for a newer format, CheckpointError for damage.
     """
     path = folder / INDEX
@@ -113,6 +116,9 @@ def read_settings(folder: Path, *, verify: bool = False) -> IndexSettings:
             f"{path}: has format_version {shown(values.get('format_version'))}, and {VERSION} is supported; use a newer"
             " fastbert, or make the index again"
         )
+    known = {"format", "format_version", *(item.name for item in fields(IndexSettings))}
+    if not (is_sealed(values) if SEAL in values else known.issuperset(values)):
+        raise CheckpointError(f"{path}: damaged: it does not match its own checksum; make the index again")
     try:
         settings = _parsed(values)
     except (KeyError, TypeError, ValueError, AttributeError):

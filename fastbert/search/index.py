@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastbert.checkpoints.manifest import is_enabled
 from fastbert.embeddings.embed import EmbedOptions, embed_chunks
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
@@ -113,16 +114,16 @@ class Index:
         model: str | Path | None = None,
         device: Literal["auto", "cpu", "cuda"] = "auto",
         dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto",
-        verify: bool = False,
+        verify: bool = True,
     ) -> Index:
         """Open an index. `model` is the place of its model if it was moved; `device` and `dtype` compute the vectors of
-        queries. `verify` compares the checksums of all files.
+        queries. `verify` compares the checksums of all files, which reads them once; FASTBERT_VERIFY=0 skips it too.
 
         Raises UserError for a folder that is no index, CheckpointError for damaged files; the model is loaded, and
         compared with the index's, on the first query that is a text.
         """
         folder = Path(folder)
-        settings = read_settings(folder, verify=verify)
+        settings = read_settings(folder, verify=verify and is_enabled())
         return cls(folder, settings, device, dtype, None if model is None else str(model))
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import sync, sync_tree, write_atomic, write_json_atomic
-from fastbert.io.checksums import json_sha256
+from fastbert.io.checksums import is_sealed, sealed
 from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
 from fastbert.io.untrusted_input import read_json_file, read_json_object
@@ -31,7 +31,6 @@ TOKENIZER, VOCABULARY, TOKENIZER_CONFIG = "tokenizer", "vocab.txt", "tokenizer_c
 FILE, FORMAT_VERSION = "config.json", 3
 COMMANDS = {"run": "pretrain", "finetune": "finetune", "adapt": "adapt"}
 """The key of a run's flags in config.json, and its command."""
-_SEAL = "sha256"
 
 
 @contextmanager
@@ -111,22 +110,6 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as read back from a JSON file."""
     copied: dict[str, Any] = json.loads(json.dumps(values))
     return copied
-
-
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with their SHA-256."""
-    copied = plain(values)
-    return {**copied, _SEAL: json_sha256(copied)}
-
-
-def unsealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values without the SHA-256 that `sealed` added."""
-    return {name: value for name, value in values.items() if name != _SEAL}
-
-
-def is_sealed(values: Mapping[str, Any]) -> bool:
-    """Return True if the values are unchanged since `sealed`."""
-    return values.get(_SEAL) == json_sha256(unsealed(values))
 
 
 def write_record(folder: Path, values: Mapping[str, Any]) -> None:

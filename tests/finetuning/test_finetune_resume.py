@@ -18,9 +18,9 @@ from fastbert.errors import UserError
 from fastbert.finetuning import evaluation
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import FinetuneResult, _Run, finetune
+from fastbert.io.checksums import sealed
 from fastbert.training import checkpoint
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_files import sealed
 from fastbert.training.stopping import Stopped
 
 

@@ -142,6 +142,10 @@ def test_another_model_is_refused_by_its_hash(tmp_path: Path, model: Path, monke
     record = json.loads((tmp_path / "index" / "index.json").read_text())
     record["model"]["source"] = str(tmp_path / "gone")
     (tmp_path / "index" / "index.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"index\.json: damaged: it does not match its own checksum"):
+        Index.open(tmp_path / "index")
+    del record["sha256"]  # as in an older index
+    (tmp_path / "index" / "index.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"its model is missing .* name its folder with --model"):
         Index.open(tmp_path / "index").query("a")
 
@@ -268,12 +272,12 @@ def test_damage_is_found(tmp_path: Path) -> None:
         Index.open(out)
     (out / "vectors.fp32.npy").write_bytes(content[:-2] + b"\xc0\x7f")  # a NaN
     with pytest.raises(CheckpointError, match="damaged: its checksum differs"):
-        Index.open(out, verify=True)
+        Index.open(out)
     with pytest.raises(UserError, match=r"rows\[2\] has a score that is not finite"):
-        Index.open(out).query(torch.ones(1, 3))
+        Index.open(out, verify=False).query(torch.ones(1, 3))
     (out / "vectors.fp32.npy").write_bytes(b"x" * len(content))
     with pytest.raises(CheckpointError, match="damaged: not an array"):
-        Index.open(out)
+        Index.open(out, verify=False)
     (out / "vectors.fp32.npy").unlink()
     with pytest.raises(CheckpointError, match=r"vectors\.fp32\.npy: is missing"):
         Index.open(out)
@@ -294,6 +298,7 @@ def test_refuses_other_settings(tmp_path: Path, change: dict[str, object], messa
     out = tmp_path / "index"
     Index.from_vectors(out, torch.eye(3), ["a", "b", "c"])
     record = json.loads((out / "index.json").read_text())
+    assert record.pop("sha256")
     (out / "index.json").write_text(json.dumps(record | change))
     with pytest.raises(UserError, match=message):
         Index.open(out)

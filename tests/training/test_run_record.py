@@ -10,15 +10,14 @@ import torch
 from toy_checkpoints import Writer
 
 from fastbert.errors import UserError
+from fastbert.io.checksums import is_sealed, sealed
 from fastbert.training.device import deterministic_algorithms
 from fastbert.training.run_files import (
     FILE,
     check_configuration,
-    is_sealed,
     looks_like_run,
     plain,
     read_record,
-    sealed,
     write_record,
 )
 from fastbert.training.snapshot import snapshot
