@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 import torch
+from fences import fence
 from torch import Tensor
 
 from fastbert.ops.dropout.arguments import TokenDropout
@@ -44,7 +45,11 @@ class Draw:
 
     def normal(self, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         """Return a plain tensor of normal deviates."""
-        return (torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale).to(dtype)
+        return self.place((torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale).to(dtype))
+
+    def place(self, x: Tensor) -> Tensor:
+        """Return what a call is given for x; `FencedDraw` moves it."""
+        return x
 
     def values(self, *shape: int, dtype: torch.dtype, most: float = 1e18) -> Tensor:
         """Return a tensor of the case's magnitude (of at most `most`) and, at random, of a layout of its own."""
@@ -73,18 +78,18 @@ class Draw:
         """Return the same values, at random in another layout; what surrounds them is NaN."""
         name = self.random.choice(LAYOUTS) if self.strange else "plain"
         if name == "negated":
-            return torch._neg_view(-x)
-        if name == "transposed" and x.dim() > 1:
-            return x.transpose(0, -1).contiguous().transpose(0, -1)
-        if name == "offset":
+            x = torch._neg_view(-x)
+        elif name == "transposed" and x.dim() > 1:
+            x = x.transpose(0, -1).contiguous().transpose(0, -1)
+        elif name == "offset":
             flat = torch.full((x.numel() + 1,), torch.nan, dtype=x.dtype)
             flat[1:] = x.flatten()
-            return flat[1:].view(x.shape)
-        if name == "slice" and x.dim() > 1:
+            x = flat[1:].view(x.shape)
+        elif name == "slice" and x.dim() > 1:
             wider = torch.full((*x.shape[:-1], x.shape[-1] + 5), torch.nan, dtype=x.dtype)
             wider[..., 2:-3] = x
-            return wider[..., 2:-3]
-        return x
+            x = wider[..., 2:-3]
+        return self.place(x)
 
     def lengths(self, most: int, longest: int) -> list[int]:
         """Return the lengths of a packing: none, empty ones, one long among short ones, or all equal."""
@@ -104,7 +109,11 @@ class Draw:
         return lengths
 
     def keys(self, count: int) -> Tensor:
-        return torch.randint(-(2**62), 2**62, (count,), generator=self.generator)
+        return self.place(torch.randint(-(2**62), 2**62, (count,), generator=self.generator))
+
+    def integers(self, high: int, count: int) -> Tensor:
+        """Return int64 numbers below `high`."""
+        return self.place(torch.randint(high, (count,), generator=self.generator))
 
     def token_dropout(self, rows: int, p: float = 0.4) -> TokenDropout | None:
         """Return the dropout of the rows of a packing, or None with the chance 1 - `p`."""
@@ -117,6 +126,17 @@ class Draw:
         offsets = torch.arange(rows) - starts[sequences]
         kind = self.random.choice((torch.int64, torch.int32))
         p = self.random.choice((0.0, 0.1, 0.5, 0.9, 0.999))
-        return TokenDropout(
-            p, self.keys(len(lengths)), sequences.to(kind), offsets.to(kind), self.random.randint(0, 5000)
-        )
+        ids = (self.place(sequences.to(kind)), self.place(offsets.to(kind)))
+        return TokenDropout(p, self.keys(len(lengths)), *ids, self.random.randint(0, 5000))
+
+
+class FencedDraw(Draw):
+    """Draws what `Draw` does of the same number, and puts each tensor into memory of its own that cannot be written and
+    ends, or begins, at a forbidden page."""
+
+    def __init__(self, number: int, purpose: str = "kernels") -> None:
+        super().__init__(number, purpose)
+        self.sides = random.Random(f"sides {number}")
+
+    def place(self, x: Tensor) -> Tensor:
+        return fence(x, behind=self.sides.random() < 0.7)

@@ -217,8 +217,8 @@ def embedding_layer_norm(draw: Draw, dtype: torch.dtype) -> Case:
     for i in range(count):
         rows = draw.size(130, 1)
         index = torch.randint(rows, (2 * tokens,), generator=draw.generator)
-        index = index[::2] if draw.chance(0.3) else index[:tokens]
-        ids.append(index.to(draw.random.choice((torch.int64, torch.int32))) if draw.chance(0.5) else index)
+        index = index.to(draw.random.choice((torch.int64, torch.int64, torch.int32)))
+        ids.append(draw.place(index[::2] if draw.chance(0.3) else index[:tokens]))
         leaves[f"table{i}"] = draw.values(rows, width, dtype=dtype, most=1e3)
     leaves |= _vectors(draw, dtype, width, "weight", "bias")
     drops, eps = draw.token_dropout(tokens), draw.random.choice((1e-12, 1e-5))
@@ -246,7 +246,7 @@ def softmax(draw: Draw, dtype: torch.dtype) -> Case:
     mask = None
     if draw.chance(0.5):
         sizes = [size if draw.chance(0.6) else 1 for size in shape[draw.random.randint(0, 3) :]]
-        mask = torch.rand(sizes, generator=draw.generator) < draw.random.choice((0.0, 0.3, 0.9))
+        mask = draw.place(torch.rand(sizes, generator=draw.generator) < draw.random.choice((0.0, 0.3, 0.9)))
     site, key = draw.random.randint(0, 5000), draw.keys(shape[0])
 
     def oracle(t: Leaves) -> Results:
@@ -297,16 +297,15 @@ def attention(draw: Draw, dtype: torch.dtype) -> Case:
     if self_attention and draw.chance(0.2) and dim > 1 and lengths_q:
         width = 2 * draw.random.randint(1, dim // 2)
         table = torch.rand(most_k + draw.random.randint(0, 9), width // 2, generator=draw.generator) * 7
-        options["rotary"] = torch.cat((table.cos(), table.sin()), dim=1)
+        options["rotary"] = draw.place(torch.cat((table.cos(), table.sin()), dim=1))
         if draw.chance(0.3) and len(table):
-            tokens = sum(lengths_q)
-            options["rotary_positions"] = torch.randint(len(table), (tokens,), generator=draw.generator)
+            options["rotary_positions"] = draw.integers(len(table), sum(lengths_q))
     distances = 2 * (max(most_q, most_k, 1) + draw.random.randint(0, 3)) - 1
     if draw.chance(0.2):
         leaves["distance_bias"] = draw.normal(heads, distances, dtype=draw.random.choice((dtype, torch.float32)))
     if relative and group == 1:
         rows = draw.random.randint(1, 12)
-        options["buckets"] = torch.randint(rows, (distances,), generator=draw.generator).int()
+        options["buckets"] = draw.place(torch.randint(rows, (distances,), generator=draw.generator).int())
         for name in draw.random.choice(
             (("position_keys",), ("position_queries",), ("position_keys", "position_queries"))
         ):
@@ -321,7 +320,7 @@ def attention(draw: Draw, dtype: torch.dtype) -> Case:
         if draw.chance(0.5):
             bias = bias.masked_fill(torch.rand(bias.shape, generator=draw.generator) < draw.random.random(), -math.inf)
         leaves["bias"] = draw.layout(bias)
-    cu_q, cu_k = (torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k))
+    cu_q, cu_k = (draw.place(torch.tensor([0, *lengths]).cumsum(0).int()) for lengths in (lengths_q, lengths_k))
     tables = ("bias", "distance_bias", "position_keys", "position_queries")
 
     def call(t: Leaves) -> Results:
@@ -390,6 +389,7 @@ def linear_cross_entropy(draw: Draw, dtype: torch.dtype) -> Case:
         leaves["bias"] = draw.values(vocabulary, dtype=dtype, most=10.0)
     labels = torch.randint(vocabulary, (rows,), generator=draw.generator)
     labels[torch.rand(rows, generator=draw.generator) < draw.random.choice((0.0, 0.2, 1.0))] = -100
+    labels = draw.place(labels)
     smoothing, z_loss = draw.random.choice((0.0, 0.0, 0.1)), draw.random.choice((0.0, 0.0, 0.01))
 
     def oracle(t: Leaves) -> Results:
@@ -415,7 +415,7 @@ def encoder_layer_of_bert(draw: Draw, dtype: torch.dtype) -> Case:
     heads, dim = draw.random.choice((1, 2, 3)), draw.random.choice((8, 16, 32, 33))
     width, inner = heads * dim, draw.size(100, 1)
     lengths = draw.lengths(30, 20)
-    tokens, ends = sum(lengths), torch.tensor([0, *lengths]).cumsum(0).int()
+    tokens, ends = sum(lengths), draw.place(torch.tensor([0, *lengths]).cumsum(0).int())
     activation = draw.random.choice(("gelu", "gelu_tanh"))
     causal, eps = draw.chance(0.2), draw.random.choice((1e-12, 1e-5))
     spec = bert_layer(width, heads, inner, activation, eps, causal=causal)
@@ -427,12 +427,12 @@ def encoder_layer_of_bert(draw: Draw, dtype: torch.dtype) -> Case:
         leaves[name] = draw.normal(*shape, dtype=dtype, scale=shape[-1] ** -0.5 if len(shape) > 1 else 0.5)
     p = draw.random.choice((0.0, 0.0, 0.1, 0.5))
     starts = ends[:-1].long()
-    sequences = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
-    offsets = torch.arange(tokens) - starts[sequences]
+    sequences = draw.place(torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)))
+    offsets = draw.place(torch.arange(tokens) - starts[sequences])
     key = draw.keys(len(lengths))
     indices = None
     if draw.chance(0.3) and tokens:
-        indices = torch.randint(tokens, (draw.size(tokens),), generator=draw.generator)
+        indices = draw.integers(tokens, draw.size(tokens))
     index, recompute = draw.random.randint(0, 11), draw.chance(0.3)
     drops = {"dropout_key": key, "sequence_ids": sequences, "offsets": offsets} if p else {}
     batch = LayerBatch(
@@ -448,27 +448,46 @@ def encoder_layer_of_bert(draw: Draw, dtype: torch.dtype) -> Case:
         where = (sequences, offsets) if indices is None else (sequences[indices], offsets[indices])
         return _dropped(x, TokenDropout(p, key, *where, ops.Site(site).of_layer(index)) if p else None)
 
-    def oracle(t: Leaves) -> Results:
-        def joined(name: str, x: Tensor) -> Tensor:
-            return x @ t[name].transpose(0, 1) + t[f"{name}_bias"]
+    def joined(t: Leaves, name: str, x: Tensor) -> Tensor:
+        return x @ t[name].transpose(0, 1) + t[f"{name}_bias"]
 
-        q, k, v = (joined(name, t["x"]).view(tokens, heads, dim) for name in ("query", "key", "value"))
+    def attend(t: Leaves) -> tuple[Tensor, ...]:
+        q, k, v = (joined(t, name, t["x"]).view(tokens, heads, dim) for name in ("query", "key", "value"))
         site = ops.Site.ATTENTION.of_layer(index)
         options: dict[str, Any] = {"dropout_p": p, "dropout_key": key, "dropout_site": site} if p else {}
-        context = reference.attention(q, k, v, ends, ends, causal=causal, **options).flatten(1)
+        return q, k, v, *(reference.attention(q, k, x, ends, ends, causal=causal, **options) for x in (v, v.abs()))
+
+    def finish(t: Leaves, context: Tensor) -> Tensor:
         x = t["x"]
         if indices is not None:
             context, x = context[indices], x[indices]
-        x = x + dropped(joined("attention_output", context), ops.Site.ATTENTION_OUTPUT)
+        x = x + dropped(joined(t, "attention_output", context), ops.Site.ATTENTION_OUTPUT)
         x = reference.layer_norm(x, t["attention_norm"], t["attention_norm_bias"], eps)
-        h = reference.gelu(joined("intermediate", x), "tanh" if activation == "gelu_tanh" else "none")
-        x = x + dropped(joined("output", h), ops.Site.FEED_FORWARD_OUTPUT)
-        return (reference.layer_norm(x, t["output_norm"], t["output_norm_bias"], eps),)
+        h = reference.gelu(joined(t, "intermediate", x), "tanh" if activation == "gelu_tanh" else "none")
+        x = x + dropped(joined(t, "output", h), ops.Site.FEED_FORWARD_OUTPUT)
+        return reference.layer_norm(x, t["output_norm"], t["output_norm_bias"], eps)
+
+    def oracle(t: Leaves) -> Results:
+        return (finish(t, attend(t)[3].flatten(1)),)
+
+    def terms(t: Leaves, upstream: list[Tensor]) -> dict[str, float]:
+        """As in `attention`, multiplied by the projections of q and k."""
+        if not upstream or not upstream[0].numel():
+            return {}
+        q, k, _, context, magnitudes = attend(t)
+        context = context.flatten(1).detach().requires_grad_()
+        gradient = torch.autograd.grad(finish(t, context), context, upstream)[0]
+        d = 2 * (gradient.abs() * magnitudes.flatten(1)).unflatten(1, (heads, dim)).sum(-1) * dim**-0.5
+        of_q, of_k = float(d.max() * k.abs().max()), float(d.sum() * q.abs().max())
+        bounds = {"x": of_q * float(t["query"].abs().sum(0).max()) + of_k * float(t["key"].abs().sum(0).max())}
+        for name, bound in (("query", of_q), ("key", of_k)):
+            bounds |= {name: bound * float(t["x"].abs().sum(0).max()), f"{name}_bias": bound * tokens}
+        return {f"gradient of {name}": bound for name, bound in bounds.items()}
 
     shown = {"lengths": lengths, "heads": heads, "inner": inner, "p": p, "causal": causal, "eps": eps}
     shown |= {"activation": activation, "indices": None if indices is None else len(indices), "recompute": recompute}
     names = frozenset(LayerParameters._fields)
-    return Case(leaves, call, oracle, shown, parameters=names)
+    return Case(leaves, call, oracle, shown, parameters=names, terms=terms)
 
 
 def matmul_with_epilogue(draw: Draw, dtype: torch.dtype) -> Case:
@@ -477,7 +496,7 @@ def matmul_with_epilogue(draw: Draw, dtype: torch.dtype) -> Case:
     element = draw.random.choice(("float", "float", "int8"))
     activation = draw.random.choice((None, None, "gelu", "gelu_tanh"))
     leaves = {
-        "x": draw.values(rows, depth, dtype=dtype, most=1e3).contiguous(),
+        "x": draw.place(draw.values(rows, depth, dtype=dtype, most=1e3).contiguous()),
         "weight": draw.normal(columns, depth, dtype=dtype, scale=depth**-0.5),
     }
     if draw.chance(0.6):
