@@ -60,8 +60,8 @@ def _token_mask(
     _C.token_dropout_mask(
         mask.view(_BITS[dtype]).numpy(),
         key.contiguous().numpy(),
-        sequence_ids.contiguous().numpy(),
-        offsets.contiguous().numpy(),
+        sequence_ids.long().contiguous().numpy(),
+        offsets.long().contiguous().numpy(),
         site,
         threshold,
         _scale_bits(scale, dtype),

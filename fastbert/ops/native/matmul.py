@@ -405,6 +405,8 @@ def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None, expe
         raise UserError(f"{name} has dtype {tensor.dtype}: it must be torch.bfloat16 or torch.float32")
     if tensor.dim() != 2 or (shape is not None and tuple(tensor.shape) != shape):
         raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or expected}")
+    if not tensor.numel():  # contiguous() keeps any strides
+        return
     if (tensor.shape[1] > 1 and tensor.stride(1) != 1) or (tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]):
         raise UserError(f"{name} has strides {tensor.stride()}: rows must be contiguous; use contiguous()")
 

@@ -1,6 +1,7 @@
 """Dropout by counter: known answers, the same mask from every generator, the right rate, and nothing but the place."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,8 @@ def test_native_token_masks_equal_the_oracle(width: int, dtype: torch.dtype, see
     dropout = TokenDropout(0.1, key, sequence, offsets, Site.FEED_FORWARD_OUTPUT.of_layer(11))
     oracle = reference.token_dropout_mask(width, 0.1, key, sequence, offsets, dropout.site)
     assert torch.equal(token_mask(dropout, width, dtype), oracle.to(dtype))
+    narrow = replace(dropout, sequence_ids=sequence.int(), offsets=offsets.int())
+    assert torch.equal(token_mask(narrow, width, dtype), oracle.to(dtype)), "ids may be int32"
 
 
 @pytest.mark.parametrize("keys", [1, 8, 127, 300])

@@ -127,6 +127,15 @@ def test_only_what_is_wanted_is_computed(needed: tuple[int, ...], seed: int, use
         assert_as_accurate(gradient, eager[i], exact[i])
 
 
+def test_an_empty_batch_may_have_any_strides(seed: int) -> None:
+    _, weight, bias = operands(seed, 1, 40, 50)
+    x = torch.zeros(0, 1).expand(0, 50)
+    with use_backend("native"):
+        y, gradients = run((x, weight, bias), torch.zeros(0, 40), "gelu", True)
+    assert y.shape == (0, 40)
+    assert not gradients[1].any()
+
+
 @pytest.mark.parametrize("shape", [(50,), (3, 50), (2, 3, 50), (2, 0, 50)], ids=str)
 def test_x_of_any_shape_and_strides(shape: tuple[int, ...], seed: int) -> None:
     _, weight, bias = operands(seed, 1, 40, 50)
