@@ -36,7 +36,6 @@ from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune
 from fastbert.flags import check_required, flag
-from fastbert.io.atomic_write import sync_tree
 from fastbert.io.locations import LocationText, is_remote, local_path
 from fastbert.models import registry
 from fastbert.tasks.retrieval.embedding import leave_pooler_out
@@ -296,7 +295,6 @@ class _Adaptation:
             with atomic_folder(folder) as partial:
                 model.save_pretrained(partial)
                 save_tokenizer(load_tokenizer(result.model), partial, segments=model.config.type_vocab_size > 1)
-                sync_tree(partial)
         if self.results.word_frequencies is None:
             train_counts = TokenShards.open(self.out / PRETRAIN / "data").unigrams
             held_out_counts = TokenShards.open(self.held_out_shards).unigrams
@@ -351,7 +349,6 @@ class _Adaptation:
         """Copy the embedder to RUN/model."""
         with atomic_folder(self.out / MODEL) as partial:
             shutil.copytree(embedder, partial, dirs_exist_ok=True)
-            sync_tree(partial)
 
 
 @contextmanager

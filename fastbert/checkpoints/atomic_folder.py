@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastbert.checkpoints.manifest import merge_manifest
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.folder_exchange import UNSUPPORTED, copy_attributes, exchange, link_tree, remove
 from fastbert.io.locking import lock_folder
 from fastbert.io.untrusted_input import read_json_file
@@ -25,30 +26,38 @@ _NEW, _PLAN = "new", "plan.json"
 _MODULE_FILES = ("config.json", "model.safetensors", "README.md")
 # Larger folders are not linked; their files are moved one by one.
 MAX_LINKED_FILES = 10_000
+# The folders that blocks write to now.
+_yielded: set[Path] = set()
 
 
 @contextmanager
 def atomic_folder(out: Path, superseded: Sequence[str] = ()) -> Iterator[Path]:
     """Yield a folder to write to; at the end of the block its files appear in `out`, all at once.
 
-    If the block raises, or the process is killed, `out` stays as it was. Other files in `out` stay, except those that
-    match a pattern in `superseded` and are not written again: readers would prefer them to the new files. A folder of
-    the new files and hard links to those that stay is exchanged with `out` in one step; what a killed process leaves
-    beside it is removed by the next call. Where that is impossible (no hard links, no exchange of names,
+    If the block raises, the process is killed or power fails, `out` stays as it was. Other files in `out` stay, except
+    those that match a pattern in `superseded` and are not written again: readers would prefer them to the new files. A
+    folder of the new files and hard links to those that stay is exchanged with `out` in one step; what a killed process
+    leaves beside it is removed by the next call. Where that is impossible (no hard links, no exchange of names,
     a mount point, the current directory, a parent folder without write permission, more than 10,000 files) files are
-    moved one by one, config.json last.
+    moved one by one, config.json last. A block for the folder of another block writes to that folder.
 
     Raises `UserError`, with `out` as it was, where a folder would replace a file or a file a folder, where a sub-folder
     of `out` that would be replaced holds anything but a module's files, and while another process writes to `out`.
     """
     target = Path(os.path.realpath(out))
+    if target in _yielded:
+        yield target
+        return
     work, descriptor = _lock_work_folder(target, out)
     new = work / _NEW
     try:
         new.mkdir()
+        _yielded.add(new)
         yield new
         _publish(work, target, out, superseded)
+        sync(target.parent)
     finally:
+        _yielded.discard(new)
         _clean_up(work, target)
         with suppress(OSError):  # the next call removes what could not be removed now
             work.rmdir()
@@ -84,6 +93,7 @@ def _holds_current_directory(target: Path) -> bool:
 def _publish(work: Path, target: Path, out: Path, superseded: Sequence[str]) -> None:
     new = work / _NEW
     if not os.path.lexists(target):
+        sync_tree(new)
         new.rename(target)
         return
     if not target.is_dir():
@@ -94,6 +104,7 @@ def _publish(work: Path, target: Path, out: Path, superseded: Sequence[str]) -> 
     matches = {path.name for pattern in superseded for path in target.glob(pattern) if not path.is_dir()}
     removed = sorted(matches - set(names))
     merge_manifest(target, new, {path.name for path in target.iterdir()}.difference(names, removed))
+    sync_tree(new)
     if not _exchange_folders(work, target, [*names, *removed]):
         _move_files(new, target, names, removed)
 
@@ -116,6 +127,7 @@ def _exchange_folders(work: Path, target: Path, replaced: Sequence[str]) -> bool
         info = new.stat()
         plan = {"device": info.st_dev, "inode": info.st_ino, "replaced": list(replaced)}
         (work / _PLAN).write_text(json.dumps(plan), encoding="utf-8")
+        sync_tree(new, files=False)
         if exchange(new, target):
             return True
         (work / _PLAN).unlink()
@@ -134,6 +146,7 @@ def _move_files(new: Path, target: Path, names: Sequence[str], removed: Sequence
         if (new / name).is_dir() and (target / name).is_dir():
             shutil.rmtree(target / name)  # checked before: it holds a module's files only
         (new / name).replace(target / name)
+    sync_tree(target, files=False)
 
 
 def _clean_up(work: Path, target: Path) -> None:

@@ -41,7 +41,7 @@ from fastbert.data.shards import (
     token_dtype,
 )
 from fastbert.errors import CorpusError, UserError, require_whole
-from fastbert.io.atomic_write import sync, write_synced
+from fastbert.io.atomic_write import make_folder, sync, write_synced
 from fastbert.io.checksums import sealed
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
@@ -87,7 +87,7 @@ def prepare(
     require_whole("workers", workers, 1, optional=True)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         with locked_folder(partial, "wait for it, or choose another output"):
             for left in partial.iterdir():  # by a killed process
                 remove(left)
@@ -96,7 +96,6 @@ def prepare(
                 _write_shards(partial, documents, tokenizer, shard_tokens, dedup, threads, progress)
                 sync(partial)
                 replace_folder(partial, out)
-                sync(out.parent)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:

@@ -87,9 +87,22 @@ def replace_synced(partial: Path, path: Path) -> None:
     sync(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder with its parents, and flush the new names to disk; does nothing if it exists. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
 def sync(path: Path) -> None:
-    """Flush a file, or the list of names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file, or the list of names in a folder, to disk. A folder that may not be read is left out."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        if not path.is_dir():
+            raise
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -100,10 +113,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path) -> None:
-    """Flush a folder, its sub-folders and all of their files to disk."""
+def sync_tree(folder: Path, *, files: bool = True) -> None:
+    """Flush a folder, its sub-folders and, unless `files` is False, all of their files to disk; links are left out."""
     for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_file() or path.is_dir():
+        if not path.is_symlink() and (path.is_dir() or (files and path.is_file())):
             sync(path)
     sync(folder)
 

@@ -14,6 +14,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from fastbert.io.atomic_write import sync
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 UNSUPPORTED = frozenset(
     {
@@ -34,19 +36,22 @@ UNSUPPORTED = frozenset(
 def replace_folder(new: Path, target: Path) -> None:
     """Rename the folder `new` to `target`, in the same parent folder, and remove the folder that was there.
 
+    The new name is flushed to disk; the files of `new` should have been before.
+
     If the process is killed, `target` is the old folder or the new one, and the other one may be left at `new`. Only
     where names cannot be exchanged is `target` missing for a moment; call `recover_folder` before the next write.
     """
+    old = new
     if not os.path.lexists(target):
         os.rename(new, target)
-    elif exchange(new, target):
-        shutil.rmtree(new, ignore_errors=True)
-    else:
+    elif not exchange(new, target):
         old = _old_name(target)
         shutil.rmtree(old, ignore_errors=True)
         os.rename(target, old)
         os.rename(new, target)
-        shutil.rmtree(old, ignore_errors=True)
+    # The old files are needed until the disk has the new name.
+    sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def recover_folder(target: Path) -> None:

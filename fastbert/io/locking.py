@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import make_folder
 from fastbert.io.log import logger
 
 _UNSUPPORTED = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -28,6 +29,7 @@ def locked_folder(folder: Path, cure: str) -> Iterator[None]:
             ends in `cure`.
     """
     created = not folder.exists()
+    make_folder(folder)
     descriptor = lock_folder(folder, f"{folder}: another process is writing there; {cure}")
     try:
         yield

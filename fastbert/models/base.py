@@ -10,14 +10,16 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.formats.names import WEIGHTS_PATTERNS
 from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verifying
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.checkpoints.weights import Weights
 from fastbert.config import BertConfig
-from fastbert.errors import UserError
-from fastbert.io.atomic_write import write_json_atomic
+from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import make_folder, write_json_atomic
 from fastbert.models import loading
 from fastbert.models.architecture import Architecture
 from fastbert.models.compatibility import Compatibility
@@ -224,14 +226,22 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
         """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged.
 
-        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Each file is
-        written under a temporary name first; `fastbert_manifest.json` lists checksums. Raises `CheckpointError` for
-        disk errors.
+        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index.
+        `fastbert_manifest.json` lists checksums. The files appear all at once (`atomic_folder`), and other files in the
+        folder stay. Raises `CheckpointError` for disk errors, with the folder as it was.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        out, max_bytes = Path(folder), None if max_shard_size is None else in_bytes(max_shard_size)
         tensors = self._tensors_of_files()
-        names = write_safetensors(folder, tensors, None if max_shard_size is None else in_bytes(max_shard_size))
+        try:
+            make_folder(out.parent)
+            with atomic_folder(out, superseded=WEIGHTS_PATTERNS) as partial:
+                self._write_files(partial, tensors, max_bytes)
+        except OSError as error:
+            raise CheckpointError(f"{out}: could not be written ({error}); free some disk space") from error
+
+    def _write_files(self, folder: Path, tensors: dict[str, Tensor], max_bytes: int | None) -> None:
+        """Write what `save_pretrained` does to an empty folder."""
+        names = write_safetensors(folder, tensors, max_bytes)
         write_json_atomic(folder / "config.json", self.config.to_dict(architecture=type(self).__name__))
         update_manifest(folder, [*names, "config.json"])
 

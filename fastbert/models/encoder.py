@@ -111,17 +111,21 @@ class EncoderModel(PreTrainedModel):
         """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged, and
         `embed_settings`, if they are set, for sentence-transformers.
 
-        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Each file is
-        written under a temporary name first; `fastbert_manifest.json` lists checksums. Raises `CheckpointError` for
-        disk errors, and `UserError` for settings that do not fit the model.
+        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index.
+        `fastbert_manifest.json` lists checksums. The files appear all at once (`atomic_folder`), and other files in the
+        folder stay. Raises `CheckpointError` for disk errors, and `UserError` for settings that do not fit the model,
+        with the folder as it was.
         """
         settings = self.embed_settings
         if settings is not None:  # checked before anything is written
             settings.check_width(self.config.hidden_size, "embed_settings")
             settings.check_folder(Path(folder))
         super().save_pretrained(folder, max_shard_size=max_shard_size)
-        if settings is not None:
-            settings.save(Path(folder), self.config.hidden_size)
+
+    def _write_files(self, folder: Path, tensors: dict[str, Tensor], max_bytes: int | None) -> None:
+        super()._write_files(folder, tensors, max_bytes)
+        if self.embed_settings is not None:
+            self.embed_settings.save(folder, self.config.hidden_size)
 
     def encode(
         self,

@@ -18,7 +18,6 @@ from fastbert.data.streamed_shards import StreamedShards
 from fastbert.distillation.models import DISTILLATION
 from fastbert.distributed.world import PeerFailure, World, joined
 from fastbert.errors import UserError
-from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.models import registry
 from fastbert.models.elmo.config import ElmoConfig
 from fastbert.ops import gpu
@@ -253,8 +252,6 @@ def _train(
             trained.save_pretrained(folder)
             save_tokenizer(tokenizer, folder, segments=bert.type_vocab_size > 1)
             write_card(folder, card, loss_curve)
-            sync_tree(folder)
-    sync(config.out)
     run.finished = {
         "validation": asdict(validation),
         "unigram_cross_entropy": unigram,

@@ -18,7 +18,7 @@ import torch
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import sync, sync_tree, write_atomic, write_json_atomic
+from fastbert.io.atomic_write import write_atomic, write_json_atomic
 from fastbert.io.checksums import is_sealed, sealed
 from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
@@ -78,8 +78,6 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], Tokeni
         copy.unlink(missing_ok=True)
         with atomic_folder(folder) as partial:
             tokenizer.save_pretrained(partial)
-            sync_tree(partial)
-        sync(run)
     if original.exists() and not copy.exists():
         write_atomic(copy, original.read_text(encoding="utf-8"))
     return tokenizer

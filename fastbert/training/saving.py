@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from fastbert.errors import CheckpointError
+from fastbert.io.atomic_write import make_folder
 from fastbert.io.log import logger
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import FILES, Checkpoint, State, find, step_of
@@ -221,7 +222,7 @@ class Checkpoints:
         try:
             for call in flush:
                 call()
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             for leftover in self.root.glob(".step-*"):  # of a killed run
                 shutil.rmtree(leftover, ignore_errors=True)
             if final.exists():

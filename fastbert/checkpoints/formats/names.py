@@ -6,6 +6,7 @@ from pathlib import Path
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+WEIGHTS_PATTERNS = ("model-*-of-*.safetensors", WEIGHTS, WEIGHTS_INDEX)
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 TENSORFLOW_INDEX = ".index"

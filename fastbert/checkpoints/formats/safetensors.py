@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastbert.checkpoints.file_tensors import MAX_DIMENSIONS, MAX_ELEMENTS, FileTensor
-from fastbert.checkpoints.formats.names import WEIGHTS, WEIGHTS_INDEX
+from fastbert.checkpoints.formats.names import WEIGHTS, WEIGHTS_INDEX, WEIGHTS_PATTERNS
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write
 from fastbert.io.untrusted_input import MAX_JSON_BYTES, UntrustedFile, parse_json, shown
@@ -144,7 +144,7 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], max_bytes: in
         raise CheckpointError(
             f"{folder / names[0]}: could not be written ({error}); free some disk space or choose another folder"
         ) from error
-    for old in [*folder.glob("model-*-of-*.safetensors"), folder / WEIGHTS, folder / WEIGHTS_INDEX]:
+    for old in [path for pattern in WEIGHTS_PATTERNS for path in folder.glob(pattern)]:
         if old.name not in names:
             old.unlink(missing_ok=True)
     return names
