@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NoReturn
 
@@ -17,8 +18,18 @@ def first_non_finite(model: nn.Module) -> str | None:
 
     The scan reads every tensor once; call it only after a non-finite output or loss has been seen.
     """
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_floating_point() and not tensor.is_meta and not bool(torch.isfinite(tensor.detach()).all()):
+    return first_non_finite_tensor(chain(model.named_parameters(), model.named_buffers()))
+
+
+@torch.no_grad()
+def first_non_finite_tensor(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the name of the first tensor that holds a NaN or an infinity, or None; each is read once."""
+    for name, tensor in named:
+        if not tensor.is_floating_point() or tensor.is_meta:
+            continue
+        # Of a sharded tensor the part of this process. A NaN is the largest element, and nothing large is allocated.
+        plain = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+        if plain.numel() and not bool(torch.linalg.vector_norm(plain, math.inf).isfinite()):
             return name
     return None
 

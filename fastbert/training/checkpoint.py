@@ -27,7 +27,7 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, read_json_object, read_regular, shown
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.finite import first_non_finite
+from fastbert.models.finite import first_non_finite, first_non_finite_tensor
 from fastbert.ops.dropout.arguments import DRAWS_FORMAT
 
 FORMAT_VERSION = 2
@@ -188,9 +188,13 @@ def load(folder: Path) -> Checkpoint:
     try:
         for name in (MODEL, OPTIMIZER):
             read_safetensors(folder / name)
-        return Checkpoint(folder, load_file(folder / MODEL), load_file(folder / OPTIMIZER), state)
+        model, optimizer = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: damaged ({error})") from None
+    poisoned = first_non_finite_tensor([*model.items(), *optimizer.items()])
+    if poisoned is not None:
+        raise CheckpointError(f"{folder}: {poisoned} holds NaN or infinity")
+    return Checkpoint(folder, model, optimizer, state)
 
 
 def load_state(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from fastbert.checkpoints.formats.safetensors_stream import stream_safetensors, stream_size
 from fastbert.errors import CheckpointError
 from fastbert.io.atomic_write import replace_synced, sync
+from fastbert.models.finite import first_non_finite_tensor
 from fastbert.ops.dropout.arguments import DRAWS_FORMAT
 from fastbert.training.checkpoint import FORMAT_VERSION, LATEST, MANIFEST, MODEL, OPTIMIZER, STATE, digest
 from fastbert.training.snapshot import Snapshot
@@ -54,8 +55,16 @@ def write_checkpoint(
 ) -> None:
     """Write the files of a checkpoint to the folder `partial`, and rename it to `final`; all is flushed to the disk.
 
-    Raises OSError, and `Cancelled` as soon as `cancelled()` is true.
+    Raises OSError, `Cancelled` as soon as `cancelled()` is true, and `CheckpointError` for a NaN or an infinity, with
+    which a run could not go on.
     """
+    for file, tensors in ((MODEL, source.model), (OPTIMIZER, source.optimizer)):
+        name = first_non_finite_tensor(tensors.items())
+        if name is not None:
+            raise CheckpointError(
+                f"{final}: was not written, since {name} of {file} holds NaN or infinity; those before it are whole:"
+                " continue from them with --resume"
+            )
     partial.mkdir()
     hashes = {
         MODEL: write_hashed(partial / MODEL, stream_safetensors(source.model, _METADATA), cancelled),

@@ -131,6 +131,7 @@ class Trainer:
             self.meters,
             self.monitors,
             self.computer.refuse,
+            self.computer.require_finite_weights,
             skips=config.on_nan == "skip",
             scales=self.computer.scaler.is_enabled(),
         )

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from fastbert.errors import UserError
+from fastbert.models.finite import first_non_finite
 from fastbert.ops.kernel_failures import until_compiled
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
@@ -108,6 +109,7 @@ class StepComputer:
         assert self.config.lr is not None  # `pretrain` has chosen it
         self.optimizer.zero_grad(set_to_none=True)
         problem = f"step {step}: the gradient is not a finite number"
+        self.require_finite_weights(problem)
         # On a GPU an id outside of the embedding table gives NaN instead of an error.
         for batch in batches:
             try:
@@ -118,6 +120,15 @@ class StepComputer:
             f"{problem} (loss {losses.read()['loss']}{where}); start again in another --out with an --lr below"
             f" {self.config.lr:g} or a longer --warmup, or with --on-nan skip"
         )
+
+    def require_finite_weights(self, problem: str) -> None:
+        """Raise `TrainingError`, which begins with `problem`, if a weight is NaN or infinite: no later step would
+        change that."""
+        name = first_non_finite(self.loss.model)
+        if name is not None:
+            raise TrainingError(
+                f"{problem}, because {name} holds NaN or infinity; continue from the last checkpoint with --resume"
+            )
 
     def _launch(self, step: GraphedStep | DeviceStep, loaded: LoadedStep) -> StepStats:
         """Launch a step; once more, without them, if kernels of its backward pass do not compile."""

@@ -75,6 +75,8 @@ class StepReports:
     meters: RunMeters
     monitors: Monitors
     refuse: Callable[[int, Totals, Sequence[PackedBatch]], None]
+    require_finite_weights: Callable[[str], None] = lambda problem: None
+    """Raises an error where a step that changes no weight is one of many: a weight itself is not finite."""
     skips: bool = False
     """True if a non-finite gradient is an event that is counted, and no error."""
     scales: bool = False
@@ -152,6 +154,7 @@ class StepReports:
         if step.omitted:
             self.skipped.total += 1
             return
+        self.require_finite_weights(f"step {step.number}: the gradient is not a finite number")
         if not self.scales:
             count = f"{self.skipped.total + 1:,} so far"
             self.reporter.on_message(f"step {step.number:,}: the gradient is not finite; it is skipped ({count})")

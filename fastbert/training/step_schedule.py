@@ -41,7 +41,8 @@ class StepSchedule:
         self.recorded = {int(step): progress for step, progress in steps.items()}
 
     def following(self) -> Iterator[StepSpec]:
-        """Yield the steps that follow the run's position."""
+        """Yield the steps that follow the run's position, which may have gone back."""
+        self._last_progress = 0.0
         step, cursor = self.position.step, self.position.cursor
         while True:
             spec = self.spec(step, cursor)

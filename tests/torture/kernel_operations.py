@@ -516,7 +516,8 @@ def matmul_with_epilogue(draw: Draw, dtype: torch.dtype) -> Case:
         x, weight = t["x"].to(wide), t["weight"].to(wide)
         if element == "int8":
             # Neighbouring inputs are rounded to the same integers: what they differ by is added.
-            x, weight = (_dequantised(leaves[name]).to(wide) + (t[name] - leaves[name]) for name in ("x", "weight"))
+            x = _dequantised_rows(leaves["x"]).to(wide) + (t["x"] - leaves["x"])
+            weight = _dequantised_weight(leaves["weight"]).to(wide) + (t["weight"] - leaves["weight"])
         u = x @ weight.transpose(0, 1) + t.get("bias", torch.zeros(())).to(wide)
         if activation is not None:
             u = F.gelu(u, approximate="tanh" if activation == "gelu_tanh" else "none")
@@ -537,7 +538,7 @@ def matmul_with_epilogue(draw: Draw, dtype: torch.dtype) -> Case:
     return Case(leaves, call, lambda t: formula(t, torch.float64), shown, trains=False, eager=eager, terms=terms)
 
 
-def _dequantised(x: Tensor) -> Tensor:
+def _dequantised_rows(x: Tensor) -> Tensor:
     """Return rows as int8 holds them: x * (127 / peak) in fp32, rounded to integers, times peak / 127; a row of no more
     than 2^-100 counts as zeros."""
     x = x.float()
@@ -545,6 +546,14 @@ def _dequantised(x: Tensor) -> Tensor:
     peak = torch.where(peak < 2.0**-100, 0.0, peak)
     factor = torch.where(peak > 0, torch.full_like(peak, 127.0) / peak, 0.0)
     return (x * factor).round().double() * (peak / 127.0).double()
+
+
+def _dequantised_weight(weight: Tensor) -> Tensor:
+    """Return a weight as int8 holds it: rounded quotients by peak / 127, which is once rounded to fp32."""
+    weight = weight.float()
+    scale = weight.abs().amax(1, keepdim=True) / 127.0
+    integers = torch.where(scale > 0, (weight / scale).clamp(-127.0, 127.0).round(), 0.0)
+    return integers.double() * scale.double()
 
 
 OPERATIONS: dict[str, Callable[[Draw, torch.dtype], Case]] = {
