@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import require_regular_file
+
+# What NumPy's parser of headers raises for damaged ones, which it reads as Python.
+_DAMAGE = (OSError, ValueError, EOFError, SyntaxError, TokenError, TypeError, RecursionError, MemoryError)
 
 
 class ArrayWriter:
@@ -45,8 +49,9 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.n
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except UserError:
         raise
-    except (OSError, ValueError, EOFError) as error:
-        raise CheckpointError(f"{path}: damaged: not an array ({error}); make the index again") from None
+    except _DAMAGE as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{path}: damaged: not an array ({reason}); make the index again") from None
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise CheckpointError(
             f"{path}: damaged: holds {array.dtype} {array.shape}, not {dtype} {shape}; make the index again"

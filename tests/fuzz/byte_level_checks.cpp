@@ -8,6 +8,7 @@
 
 #include "bpe/byte_level.h"
 #include "checks.h"
+#include "draws.h"
 #include "unicode/utf8.h"
 
 namespace fastbert::checks {
@@ -23,6 +24,14 @@ struct Model {
     std::map<std::pair<std::int32_t, std::int32_t>, std::pair<std::size_t, std::int32_t>> ranks;
     std::map<std::string, std::int32_t, std::less<>> ids;
 };
+
+// Fill in the ranks of the merges, and make room for special tokens.
+void complete(Model& model) {
+    for (std::size_t rank = 0; rank < model.merges.size(); ++rank) {
+        model.ranks[{model.merges[rank][0], model.merges[rank][1]}] = {rank, model.merges[rank][2]};
+    }
+    model.tokens.resize(model.tokens.size() + kSpecials.size());
+}
 
 // Random merges, in the order in which they are drawn or in another one, in which a token may rank before its parts.
 Model make_model(bool shuffled) {
@@ -49,10 +58,30 @@ Model make_model(bool shuffled) {
         word.erase(word.begin() + static_cast<std::ptrdiff_t>(at) + 1);
     }
     if (shuffled) std::shuffle(model.merges.begin(), model.merges.end(), random);
-    for (std::size_t rank = 0; rank < model.merges.size(); ++rank) {
-        model.ranks[{model.merges[rank][0], model.merges[rank][1]}] = {rank, model.merges[rank][2]};
+    complete(model);
+    return model;
+}
+
+// Any merges at all: of a pair that came before, the last rank counts.
+Model draw_model(Draws& draws) {
+    Model model;
+    for (int byte = 0; byte < 256; ++byte) {
+        model.ids[std::string(1, static_cast<char>(byte))] = byte;
+        model.tokens.push_back(std::string(1, static_cast<char>(byte)));
     }
-    model.tokens.resize(model.tokens.size() + kSpecials.size());
+    const auto draw_token = [&] {
+        return draws.coin() || model.tokens.size() == 256 ? draws.byte() : 256 + draws.below(model.tokens.size() - 256);
+    };
+    for (std::size_t count = draws.below(96); count > 0; --count) {
+        const std::size_t left = draw_token(), right = draw_token();
+        const std::string text = model.tokens[left] + model.tokens[right];
+        if (text.size() > 200) continue;
+        const auto [entry, is_new] = model.ids.emplace(text, static_cast<std::int32_t>(model.tokens.size()));
+        if (is_new) model.tokens.push_back(text);
+        model.merges.push_back({static_cast<std::int32_t>(left), static_cast<std::int32_t>(right), entry->second});
+    }
+    if (draws.coin()) std::reverse(model.merges.begin(), model.merges.end());
+    complete(model);
     return model;
 }
 
@@ -78,22 +107,25 @@ struct Subject {
 // Three normalizers, and some combinations of the rest: each has caches of its own.
 constexpr unsigned kOptions = 24;
 
-Subject& subject(unsigned choice) {
-    static std::map<unsigned, Subject> subjects;
-    Subject& entry = subjects[choice];
-    if (!entry.versions.tokenizers.empty()) return entry;
+void build(Subject& entry, Model model, unsigned choice, std::vector<SplitScan> scans = {fastest_split_scan(), portable_split_scan()}) {
     const unsigned rest = choice / 3;
     const bool prefix = (rest & 1) != 0, trims = (rest & 2) != 0, shuffled = (rest & 4) != 0;
-    entry.model = make_model(shuffled);
+    entry.model = std::move(model);
     entry.options = {.prefix_space = prefix, .trim = {.enabled = trims, .expects_prefix = prefix != shuffled},
                      .whole_words = prefix == shuffled};
     entry.normalizer = normalizer_of(choice % 3);
     entry.specials = {kSpecials, static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size())};
-    for (const SplitScan& scan : {fastest_split_scan(), portable_split_scan()}) {
+    for (const SplitScan& scan : scans) {
         entry.versions.add(std::make_unique<ByteLevelBpe>(entry.model.tokens, entry.model.merges,
                                                           entry.specials.added(), false, entry.normalizer,
                                                           entry.options, scan));
     }
+}
+
+Subject& subject(unsigned choice) {
+    static std::map<unsigned, Subject> subjects;
+    Subject& entry = subjects[choice];
+    if (entry.versions.tokenizers.empty()) build(entry, make_model((choice / 3 & 4) != 0), choice);
     return entry;
 }
 
@@ -177,6 +209,16 @@ void check_byte_level(std::string_view input) {
     const Subject& all = subject(choice);
     check_versions(all.versions, make_valid(input.substr(2)), limit_of(input[1]), choice,
                    std::bind_front(plain, std::cref(all)));
+}
+
+void check_merges(std::string_view input) {
+    Draws draws(input);
+    const unsigned choice = draws.byte() % kOptions;
+    const std::size_t limit = limit_of(static_cast<char>(draws.byte()));
+    const bool fastest = draws.coin();
+    Subject drawn;
+    build(drawn, draw_model(draws), choice, {fastest ? fastest_split_scan() : portable_split_scan()});
+    check_versions(drawn.versions, make_valid(draws.rest()), limit, choice, std::bind_front(plain, std::cref(drawn)));
 }
 
 }  // namespace fastbert::checks

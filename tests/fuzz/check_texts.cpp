@@ -1,6 +1,11 @@
-// Random hostile texts through the same checks, without a fuzzer: check_texts SEED COUNT [THREADS].
+// The same checks without a fuzzer: check_texts SEED COUNT [THREADS] draws hostile texts, check_texts CORPORA reads a file
+// of inputs per target, each a 32-bit size and its bytes.
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 
@@ -31,10 +36,30 @@ std::string draw(std::mt19937_64& random) {
     return text;
 }
 
+int replay(const std::string& folder) {
+    std::size_t inputs = 0;
+    for (const auto& [name, check] : fastbert::checks::kTargets) {
+        std::ifstream file(folder + "/" + name, std::ios::binary);
+        if (!file) return std::fprintf(stderr, "there are no inputs for %s\n", name), 2;
+        const std::string data((std::istreambuf_iterator<char>(file)), {});
+        for (std::size_t at = 0; at + 4 <= data.size(); ++inputs) {
+            std::uint32_t size = 0;
+            std::memcpy(&size, data.data() + at, sizeof size);
+            // A copy of its own, so that the sanitizer sees what is read beside it.
+            const std::string input = data.substr(at + 4, size);
+            check(input);
+            at += 4 + size;
+        }
+    }
+    std::printf("%zu inputs, no difference\n", inputs);
+    return 0;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
-    if (count < 3) return std::fputs("usage: check_texts SEED COUNT [THREADS]\n", stderr), 2;
+    if (count == 2) return replay(arguments[1]);
+    if (count < 3) return std::fputs("usage: check_texts SEED COUNT [THREADS] | CORPORA\n", stderr), 2;
     std::mt19937_64 random(std::strtoull(arguments[1], nullptr, 10));
     const unsigned long texts = std::strtoul(arguments[2], nullptr, 10);
     for (unsigned long i = 0; i < texts; ++i) {
@@ -42,8 +67,7 @@ int main(int count, char** arguments) {
         if (count > 3) {
             fastbert::checks::check_threads(text, static_cast<unsigned>(std::strtoul(arguments[3], nullptr, 10)));
         } else {
-            for (const auto check : {fastbert::checks::check_wordpiece, fastbert::checks::check_byte_level,
-                                     fastbert::checks::check_unigram, fastbert::checks::check_charsmap}) {
+            for (const auto& [name, check] : fastbert::checks::kTargets) {
                 check(text);
             }
         }

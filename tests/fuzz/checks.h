@@ -1,5 +1,6 @@
-// Tokenizers against plain implementations of the same rules: no windows, no cache, no trie, no instructions beyond C++.
-// Shared by the fuzz targets and by the stand-alone program.
+// The parsers and cores that read untrusted bytes: tokenizers against plain implementations of the same rules (no windows,
+// no cache, no trie, no instructions beyond C++), the others against their definitions. Shared by the fuzz targets and by
+// the stand-alone program.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,8 +20,34 @@ void check_wordpiece(std::string_view input);
 void check_byte_level(std::string_view input);
 void check_unigram(std::string_view input);
 
+// The same with a vocabulary, merges or pieces that the input draws, too.
+void check_vocabulary(std::string_view input);
+void check_merges(std::string_view input);
+void check_pieces(std::string_view input);
+
 // A character map of any bytes is refused, or safe to use.
 void check_charsmap(std::string_view input);
+
+// JSON's structure and numbers, decimals as the reference reads them, and checksums at every CPU capability.
+void check_json(std::string_view input);
+void check_decimal(std::string_view input);
+void check_crc32c(std::string_view input);
+
+// Sentences do not depend on the pieces in which a text arrives; shards of any numbers are refused, or give samples that
+// lie in them.
+void check_sentences(std::string_view input);
+void check_shards(std::string_view input);
+
+struct Target {
+    const char* name;
+    void (*check)(std::string_view);
+};
+inline constexpr Target kTargets[] = {
+    {"wordpiece", check_wordpiece}, {"byte_level", check_byte_level}, {"unigram", check_unigram},
+    {"vocabulary", check_vocabulary}, {"merges", check_merges}, {"pieces", check_pieces}, {"charsmap", check_charsmap},
+    {"json", check_json}, {"decimal", check_decimal}, {"crc32c", check_crc32c}, {"sentences", check_sentences},
+    {"shards", check_shards},
+};
 
 // Encodes the same texts on several threads at once, with tokenizers shared and new, and compares the results.
 void check_threads(std::string_view input, unsigned threads);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "draws.h"
 #include "unicode/utf8.h"
 #include "unigram/unigram.h"
 
@@ -113,44 +114,67 @@ struct Subject {
     std::vector<std::int32_t> byte_ids;
     std::vector<Step> steps;
     std::vector<SplittingStep> splitters;
+    std::unique_ptr<Normalizer> normalizer;
     Versions versions;
 };
+
+void add_piece(Subject& subject, const std::string& piece, double score) {
+    if (!subject.ids.emplace(piece, static_cast<std::int32_t>(subject.tokens.size())).second) return;
+    subject.tokens.push_back(piece);
+    subject.scores.push_back(score);
+}
+
+void add_specials(Subject& subject) {
+    for (const std::string& special : kSpecials) add_piece(subject, special, 0);
+    add_piece(subject, "<unk>", 0);
+}
+
+void build(Subject& subject, unsigned choice, std::vector<SpaceScan> scans = {fastest_space_scan(), portable_space_scan()}) {
+    if (choice & 8) {
+        const char* const digits = "0123456789ABCDEF";
+        for (int byte = 0; byte < 256; ++byte) {
+            const std::string name = std::string("<0x") + digits[byte / 16] + digits[byte % 16] + ">";
+            add_piece(subject, name, 0);
+            subject.byte_ids.push_back(subject.ids[name]);
+        }
+    }
+    subject.steps = normalizer_of(choice % 8);
+    subject.normalizer = std::make_unique<Normalizer>(subject.steps);
+    subject.splitters = splitter_of(choice % 8);
+    for (const SpaceScan& scan : scans) {
+        subject.versions.add(std::make_unique<Unigram>(subject.tokens, subject.scores, kUnknown, subject.byte_ids,
+                                                       kSpecialTokens.added(), false, Normalizer(subject.steps),
+                                                       PreTokenizer(subject.splitters), scan));
+    }
+}
 
 Subject& subject(unsigned choice) {
     static std::map<unsigned, Subject> subjects;
     Subject& entry = subjects[choice];
     if (!entry.versions.tokenizers.empty()) return entry;
-    const auto add = [&](const std::string& token, double score) {
-        if (!entry.ids.emplace(token, static_cast<std::int32_t>(entry.tokens.size())).second) return;
-        entry.tokens.push_back(token);
-        entry.scores.push_back(score);
-    };
-    for (const std::string& special : kSpecials) add(special, 0);
-    add("<unk>", 0);
+    add_specials(entry);
     double score = -1;
     for (const char* piece : {"▁", "a", "b", "c", "the", "THE", "ab", "abc", "abcde", "aa", "aaaa", "1", "12", ".", ",", "!", "!!",
                               "'", "s", "'s", "t", "don", "é", "e", "中", "中国", "国", "한국", "い", "が", "fi", "\u0301", "Å", "𝒳",
                               " ", "\n", "\u2003", "ab▁a", "▁▁"}) {
         score = score < -9 ? -1.25 : score * 1.37;
-        add(piece, score);
-        add("▁" + std::string(piece), score - 0.7);
+        add_piece(entry, piece, score);
+        add_piece(entry, "▁" + std::string(piece), score - 0.7);
     }
-    if (choice & 8) {
-        const char* const digits = "0123456789ABCDEF";
-        for (int byte = 0; byte < 256; ++byte) {
-            const std::string name = std::string("<0x") + digits[byte / 16] + digits[byte % 16] + ">";
-            add(name, 0);
-            entry.byte_ids.push_back(entry.ids[name]);
-        }
-    }
-    entry.steps = normalizer_of(choice % 8);
-    entry.splitters = splitter_of(choice % 8);
-    for (const SpaceScan& scan : {fastest_space_scan(), portable_space_scan()}) {
-        entry.versions.add(std::make_unique<Unigram>(entry.tokens, entry.scores, kUnknown, entry.byte_ids,
-                                                     kSpecialTokens.added(), false, Normalizer(entry.steps),
-                                                     PreTokenizer(entry.splitters), scan));
-    }
+    build(entry, choice);
     return entry;
+}
+
+// Any pieces of up to 20 characters, with scores many of which are equal, or sums of others.
+void draw_pieces(Subject& subject, Draws& draws) {
+    add_specials(subject);
+    for (std::size_t count = draws.below(64); count > 0; --count) {
+        const std::uint8_t size = draws.byte();
+        std::string piece = (size & 128 ? "▁" : "") + make_valid(draws.take(1 + size % 12));
+        std::erase(piece, '\0');
+        const std::uint8_t score = draws.byte();
+        if (!piece.empty()) add_piece(subject, piece, score & 128 ? -0.1 * (score & 127) : -0.5 * (score & 15));
+    }
 }
 
 struct Range {
@@ -216,11 +240,8 @@ void append_word(const Subject& subject, const Characters& word, std::uint32_t p
 }
 
 Tokens plain(const Subject& subject, std::string_view text) {
-    static std::map<const Subject*, std::unique_ptr<Normalizer>> normalizers;
-    auto& normalizer = normalizers[&subject];
-    if (!normalizer) normalizer = std::make_unique<Normalizer>(subject.steps);
     const auto encode = [&](std::string_view segment, std::uint32_t position, std::uint32_t& index, Tokens& tokens) {
-        Characters characters = normalizer->normalize(segment);
+        Characters characters = subject.normalizer->normalize(segment);
         if (characters.empty()) return;
         const bool at_start = position == 0 && characters.front().source == 0;
         std::vector<Word> words{{std::move(characters), at_start}};
@@ -238,6 +259,17 @@ void check_unigram(std::string_view input) {
     const Subject& all = subject(choice);
     check_versions(all.versions, make_valid(input.substr(2)), limit_of(input[1]), choice,
                    std::bind_front(plain, std::cref(all)));
+}
+
+void check_pieces(std::string_view input) {
+    Draws draws(input);
+    const unsigned choice = draws.byte() % kOptions;
+    const std::size_t limit = limit_of(static_cast<char>(draws.byte()));
+    const bool fastest = draws.coin();
+    Subject drawn;
+    draw_pieces(drawn, draws);
+    build(drawn, choice, {fastest ? fastest_space_scan() : portable_space_scan()});
+    check_versions(drawn.versions, make_valid(draws.rest()), limit, choice, std::bind_front(plain, std::cref(drawn)));
 }
 
 void check_charsmap(std::string_view input) {

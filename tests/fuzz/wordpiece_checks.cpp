@@ -1,4 +1,5 @@
 #include "checks.h"
+#include "draws.h"
 
 #include <algorithm>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "tokenizer/batch.h"
+#include "wordpiece/normalized_text.h"
 #include "wordpiece/tokenizer.h"
 
 namespace fastbert::checks {
@@ -73,12 +75,19 @@ Versions& subject(unsigned choice) {
     return entry;
 }
 
+using Ids = std::map<std::string, std::int32_t, std::less<>>;
+
+Ids ids_of(const std::vector<std::string>& tokens) {
+    Ids ids;
+    for (std::size_t id = 0; id < tokens.size(); ++id) ids[tokens[id]] = static_cast<std::int32_t>(id);
+    return ids;
+}
+
 // Greedy longest match with a map, one word at a time.
 class PlainSink {
 public:
-    PlainSink(Tokens& tokens, std::uint32_t position, std::uint32_t word) : tokens_(tokens), position_(position), word_(word) {
-        for (std::size_t id = 0; id < vocabulary().size(); ++id) ids_[vocabulary()[id]] = static_cast<std::int32_t>(id);
-    }
+    PlainSink(const Ids& ids, Tokens& tokens, std::uint32_t position, std::uint32_t word)
+        : ids_(ids), tokens_(tokens), position_(position), word_(word) {}
     void word(const AlignedWord& word) {
         Tokens pieces;
         const std::string text(word.view());
@@ -105,14 +114,14 @@ public:
     std::uint32_t next_word() const { return word_; }
 
 private:
+    const Ids& ids_;
     Tokens& tokens_;
     std::uint32_t position_, word_;
-    std::map<std::string, std::int32_t, std::less<>> ids_;
 };
 
-Tokens plain(const NormalizerTables& tables, std::string_view text) {
+Tokens plain(const NormalizerTables& tables, const Ids& ids, std::string_view text) {
     const auto encode = [&](std::string_view segment, std::uint32_t position, std::uint32_t& word, Tokens& tokens) {
-        PlainSink sink(tokens, position, word);
+        PlainSink sink(ids, tokens, position, word);
         WordSplitter<PlainSink, true>(tables, sink).split(segment);
         word = sink.next_word();
     };
@@ -123,10 +132,79 @@ Tokens plain(const NormalizerTables& tables, std::string_view text) {
 
 void check_wordpiece(std::string_view input) {
     if (input.empty()) return;
+    static const Ids ids = ids_of(vocabulary());
     const unsigned choice = static_cast<unsigned char>(input[0]) % kOptions;
-    const NormalizerTables tables(options_of(choice));
+    static std::map<unsigned, NormalizerTables> tables;
+    const NormalizerTables& own = tables.try_emplace(choice, options_of(choice)).first->second;
     check_versions(subject(choice), make_valid(input.substr(1)), limit_of(input[0]), choice,
-                   std::bind_front(plain, std::cref(tables)));
+                   std::bind_front(plain, std::cref(own), std::cref(ids)));
+}
+
+namespace {
+
+// Pieces of the input, and "##" before some; special tokens come first.
+std::vector<std::string> draw_vocabulary(Draws& draws) {
+    std::vector<std::string> tokens(vocabulary().begin(), vocabulary().begin() + 5);
+    std::set<std::string> seen(tokens.begin(), tokens.end());
+    for (std::size_t count = draws.below(64); count > 0; --count) {
+        const std::uint8_t size = draws.byte();
+        const std::string token = (size & 128 ? "##" : "") + make_valid(draws.take(1 + size % 12));
+        if (seen.insert(token).second) tokens.push_back(token);
+    }
+    return tokens;
+}
+
+// Tokens with all flags, some of the vocabulary.
+std::vector<AddedToken> draw_added(Draws& draws, const std::vector<std::string>& tokens, const NormalizerOptions& options) {
+    std::vector<AddedToken> added = specials().added();
+    for (std::size_t count = draws.below(4); count > 0; --count) {
+        const std::uint8_t flags = draws.byte();
+        AddedToken token{.content = make_valid(draws.take(1 + draws.below(6))),
+                         .id = static_cast<std::int32_t>(draws.below(tokens.size() + 3)),
+                         .special = (flags & 1) != 0, .lstrip = (flags & 2) != 0, .rstrip = (flags & 4) != 0,
+                         .single_word = (flags & 8) != 0, .normalized = (flags & 16) != 0};
+        // As the bindings and the readers of files refuse them.
+        if (token.content.empty() || (token.normalized && NormalizedText(token.content, options).bytes().empty())) continue;
+        added.push_back(std::move(token));
+    }
+    return added;
+}
+
+}  // namespace
+
+void check_vocabulary(std::string_view input) {
+    Draws draws(input);
+    const unsigned choice = draws.byte() % kOptions;
+    const std::size_t limit = limit_of(static_cast<char>(draws.byte()));
+    const std::vector<std::string> tokens = draw_vocabulary(draws);
+    const NormalizerOptions options = options_of(choice);
+    const std::vector<AddedToken> added = draw_added(draws, tokens, options);
+    const bool has_flags = added.size() > specials().added().size();
+    const std::string text = make_valid(draws.rest());
+    Versions versions;
+    for (const ScanVersion& version : scan_versions()) {
+        if (!version.usable) continue;
+        versions.add(std::make_unique<WordPiece>(tokens, added, false, kUnknown, options, TrimOptions{}, version.scan));
+    }
+    const Ids ids = ids_of(tokens);
+    const NormalizerTables tables(options);
+    const WordPiece alone(tokens, added, false, kUnknown, options);
+    const auto workspace = alone.take_workspace();
+    // The rules of added tokens with flags are compared with the reference in Python; here only the versions.
+    const auto encode_alone = [&](std::string_view row) {
+        TokenColumns columns;
+        std::int64_t end = 0;
+        alone.encode_aligned({&row, 1}, Tokenizer::kNoLimit, *workspace, columns, &end);
+        Tokens result;
+        for (std::size_t i = 0; i < columns.ids.size(); ++i) {
+            result.push_back({columns.ids[i], static_cast<std::uint32_t>(columns.begins[i]),
+                              static_cast<std::uint32_t>(columns.ends[i]), static_cast<std::uint32_t>(columns.words[i])});
+        }
+        return result;
+    };
+    const auto by_definition = std::bind_front(plain, std::cref(tables), std::cref(ids));
+    if (has_flags) check_versions(versions, text, limit, choice, encode_alone);
+    else check_versions(versions, text, limit, choice, by_definition);
 }
 
 void check_threads(std::string_view input, unsigned threads) {
