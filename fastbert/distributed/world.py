@@ -101,6 +101,13 @@ class World:
         """Wait until every process has called this with the name, which is unique within the run."""
         self.gathered(name, {})
 
+    def part(self, name: str) -> None:
+        """Wait as `wait` does, in processes that end at once: the store may live in the first one, so that none of them
+        may end while another one still reads from it."""
+        self.wait(name)
+        if self.size > 1:
+            dist.barrier(group=self.host_group)
+
     def require_equal(self, name: str, values: Mapping[str, Any], cure: str) -> None:
         """Raise `UserError`, in every process, for the first of `values` that differs between two of them."""
         everyone = self.gathered(name, values)

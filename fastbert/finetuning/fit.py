@@ -235,7 +235,7 @@ class Fit:
             stopping = self.loss.agreed(self.stop.number) if due else self._stopping(step)
             if stopping is not None:
                 saved = self.save()
-                setting.world.wait(setting.world.unique("stopped"))  # or torchrun would end the one that saves
+                setting.world.part(setting.world.unique("stopped"))  # or torchrun would end the one that saves
                 raise Stopped(stopping, saved)
             if saving:
                 self.save(behind=True)

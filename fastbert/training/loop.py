@@ -305,7 +305,7 @@ class Trainer:
                     self._read(keep=0)
                     saved = self.save()
                     ahead.close()
-                    self.world.wait("stopped")  # a process that ends makes torchrun end the one that saves
+                    self.world.part("stopped")  # a process that ends makes torchrun end the one that saves
                     raise Stopped(stopping, saved)
                 if save:
                     self.save(behind=finished < 1.0)

@@ -104,37 +104,6 @@ def assert_same_runs(parts: FinetuneResult, whole: FinetuneResult) -> None:
     assert without_clocks(logs[0]) == without_clocks(logs[1])
 
 
-@pytest.mark.parametrize("log_every", [1, 10])
-@pytest.mark.parametrize(("trial", "step"), [(1, 5), (1, 12), (2, 17), (2, 24)])
-def test_an_interrupted_run_continues_bit_for_bit(
-    place: Path, tmp_path: Path, trial: int, step: int, log_every: int
-) -> None:
-    flags = {"seeds": 2, "epochs": (2.0,), "lr": (1e-3,), "log_every": log_every}
-    whole = finetune(config(place, tmp_path / "whole", **flags))
-    with pytest.raises(Stopped):
-        finetune(config(place, tmp_path / "parts", **flags), _Interrupted(step, trial))
-    assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True)), whole)
-
-
-@pytest.mark.parametrize(("step", "steps_again"), [(4, 24), (5, 24), (17, 9), (20, 9), (23, 4)])
-def test_a_run_that_crashed_goes_on_from_its_last_checkpoint(
-    place: Path, tmp_path: Path, step: int, steps_again: int
-) -> None:
-    flags = {"epochs": (2.0,), "lr": (1e-3,)}
-    whole = finetune(config(place, tmp_path / "whole", **flags))
-    steps: list[int] = []
-
-    def crash(record: dict[str, Any], progress: float) -> None:
-        if record["step"] == step:
-            raise Crash
-
-    with pytest.raises(Crash):
-        finetune(config(place, tmp_path / "parts", checkpoint_every=5, **flags), Reporter(on_step=crash))
-    again = Reporter(on_step=lambda record, progress: steps.append(record["step"]))
-    assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True), again), whole)
-    assert len(steps) == steps_again
-
-
 def test_results_name_the_model_that_is_kept_whatever_crashed(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

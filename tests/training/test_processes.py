@@ -126,6 +126,35 @@ def test_a_signal_stops_all_processes_after_the_same_step(
     assert [output.count("equal\n") for output in ended.outputs] == [3, 0]
 
 
+STOPS = """
+import os, signal
+from fastbert.cli.training_view import TrainingView
+report = TrainingView.step
+def step(view, record, progress):
+    report(view, record, progress)
+    if record["step"] == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+TrainingView.step = step
+"""
+READS_LATE = """
+import time
+from fastbert.distributed.world import World
+wait_for = World._wait_for
+def late(world, key):
+    time.sleep(0.5 * ("stopped" in key))
+    return wait_for(world, key)
+World._wait_for = late
+"""
+
+
+def test_no_process_that_stops_takes_the_store_from_another(
+    prepared: PretrainConfig, ranks: Ranks, tmp_path: Path
+) -> None:
+    """The store lives in the first one, which saves and would end first, as the other one reads it late."""
+    ended = ranks.run([words(prepared, tmp_path / "run")] * 2, before=[STOPS, READS_LATE])
+    assert ended.codes == [128 + signal.SIGTERM] * 2, ended.outputs
+
+
 def test_processes_must_agree(prepared: PretrainConfig, ranks: Ranks, tmp_path: Path) -> None:
     """On their flags, and on a batch with a sequence for each; each mistake is one line, of the first process, and is
     not that of the processes before in the same store."""
