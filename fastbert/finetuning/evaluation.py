@@ -11,6 +11,7 @@ from fastbert.distributed.world import World
 from fastbert.errors import UserError
 from fastbert.finetuning import order
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.io.atomic_write import make_folder
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.predicting import outputs_of
@@ -105,7 +106,7 @@ def describe(
     from fastbert.tasks.prediction_files import write_predictions
 
     for name in (PREDICTIONS, REPORTS):
-        (run / name).mkdir(exist_ok=True)
+        make_folder(run / name)
     write_predictions(run / PREDICTIONS / f"{file.name}.jsonl", task, file.dataset, predictions)
     write_report(run / REPORTS / file.name, report, values)
 

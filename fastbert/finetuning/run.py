@@ -169,6 +169,8 @@ class _Run(RunInputs):
             self._keep(done)
         else:
             self.best_predictions = None
+        if self.log is not None:  # a trial that is recorded is not repeated, nor are its lines
+            self.log.sync()
         results.write(
             self.config.out,
             self.task.name,

@@ -109,7 +109,7 @@ def test_a_write_that_fails_leaves_the_old_weights(tmp_path: Path, monkeypatch: 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("fastbert.checkpoints.formats.safetensors.save_file", full)
+    monkeypatch.setattr("fastbert.checkpoints.formats.safetensors.stream_safetensors", full)
     with pytest.raises(CheckpointError, match=r"could not be written .*No space left"):
         BertForPreTraining(CONFIG).save_pretrained(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

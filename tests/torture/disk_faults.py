@@ -226,24 +226,29 @@ def _work(folder: Path, request: dict[str, Any]) -> NoReturn:
         os.dup2(file, descriptor)
         os.close(file)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    fault = (request.get(name, 0) for name in ("number", "effect", "error"))
-    number, effect, error = fault
-    paths = [os.fsencode(path) for path in (request["watched"], folder / "calls.log")]
-    armed = ctypes.CDLL(None).disk_faults_arm(*paths, ctypes.c_int64(number), effect, error, request["keep"])
+    arm(request["watched"], folder / "calls.log", request)
+    end_with(lambda: _run(request["arguments"], None if request.get("number") else folder / "modules.json"))
+
+
+def arm(watched: str, log: str | Path, request: dict[str, Any]) -> None:
+    """Count this process's calls below a folder from now on, and let that of the request fail."""
+    number, effect, error, keep = (request.get(name, 0) for name in ("number", "effect", "error", "keep"))
+    paths = [os.fsencode(path) for path in (watched, log)]
+    armed = ctypes.CDLL(None).disk_faults_arm(*paths, ctypes.c_int64(number), effect, error, keep)
     assert armed == 0, "the log of calls cannot be written"
-    end_with(lambda: _run(request["arguments"], folder / "modules.json" if number == 0 else None))
 
 
 def _run(arguments: list[str], modules: Path | None) -> int:
     """Run a command; write the names of what it has imported to the file `modules`."""
     before = set(sys.modules)
-    code = _call(arguments)
+    code = call(arguments)
     if modules is not None:
         modules.write_text(json.dumps(sorted(sys.modules.keys() - before)))
     return code
 
 
-def _call(arguments: list[str]) -> int:
+def call(arguments: list[str]) -> int:
+    """Run a command, or save a model; return the exit code."""
     from fastbert.cli import main
 
     if arguments[0] != "save_pretrained":

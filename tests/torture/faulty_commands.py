@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torture.disk_faults import FaultyCommands
+from torture.power_cuts import Recording
 from toy_tasks import PLAIN, toy_folder
 
 Files = dict[str, bytes]
@@ -134,6 +135,7 @@ class Stage:
 
     def __init__(self, commands: FaultyCommands, scene: Scene, folder: Path) -> None:
         self.commands, self.scene, self.store = commands, scene, folder
+        self._recording: Recording | None = None
         folder.mkdir(parents=True)
         empty(commands.watched)
         if scene.old is not None:
@@ -147,6 +149,13 @@ class Stage:
         self.calls, self.new = result.calls, files_of(scene.out)
         self.beside = sorted(os.listdir(commands.watched))
         assert self.new != self.old, f"{scene.name}: the new output equals the old one"
+
+    def recording(self) -> Recording:
+        """Return the calls of the command with what they write."""
+        if self._recording is None:
+            self.set_up()
+            self._recording = Recording(self.commands, self.scene.arguments)
+        return self._recording
 
     def set_up(self) -> None:
         """Put the old output into the watched folder, and nothing else."""

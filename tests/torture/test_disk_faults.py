@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import re
+import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +19,15 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from torture.campaign import Campaign
-from torture.disk_faults import KINDS, Call, FaultyCommands, Kind, Result
-from torture.faulty_commands import Corpora, Files, Scene, Stage, files_of, scenes, write_inputs
+from torture.disk_faults import KINDS, Call, FaultyCommands, Kind, Result, read_calls
+from torture.faulty_commands import Corpora, Files, Scene, Stage, empty, files_of, scenes, write_inputs
+from torture.faulty_training import Run, undisturbed
 from torture.ledger import Figures
+from torture.power_cuts import CONTENTS, NAMES, Recording, below, write_tree
 from torture.scorecard import scored
 
+COMMANDS = ("save_pretrained", "convert", "convert_delta", "export", "prepare", "vocab", "embed", "search_index")
+RESTARTS = "the last checkpoint loads, and the restarted run ends with the same weights and metrics"
 GOAL = "the old output or the new one is whole, and the exit code and one line tell which"
 
 
@@ -32,12 +41,26 @@ class Theatre:
         self.commands = FaultyCommands(folder / "server", self.watched)
         self.inputs: Corpora = write_inputs(folder / "inputs")
         self._stages: dict[str, Stage] = {}
+        self._runs: dict[str, Run] = {}
+        self._recordings: dict[str, Recording] = {}
         self.repeated: set[tuple[str, str]] = set()
 
     def stage(self, scene: Scene) -> Stage:
         if scene.name not in self._stages:
             self._stages[scene.name] = Stage(self.commands, scene, self.folder / f"stage-{len(self._stages)}")
         return self._stages[scene.name]
+
+    def training(self, kind: str) -> Run:
+        if kind not in self._runs:
+            self._runs[kind] = undisturbed(self.commands, kind, self.inputs, self.folder / kind)
+        return self._runs[kind]
+
+    def recording(self, run: Run) -> Recording:
+        key = " ".join(run.arguments)
+        if key not in self._recordings:
+            empty(self.watched)
+            self._recordings[key] = Recording(self.commands, run.arguments)
+        return self._recordings[key]
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +207,205 @@ def test_faults_of_embed(campaign: Campaign, theatre: Theatre) -> None:
 def test_faults_of_search_index(campaign: Campaign, theatre: Theatre) -> None:
     """So is an index of texts."""
     campaign.run(faults_of("search_index", theatre))
+
+
+def faults_of_training(kinds: tuple[str, ...], theatre: Theatre) -> Callable[[range], Figures]:
+    """Return the attempt of a check whose numbers go over all faults of training runs of these kinds."""
+
+    def attempt(numbers: range) -> Figures:
+        counts = Counter[str]()
+        for number in numbers:
+            run = theatre.training(kinds[number % len(kinds)])
+            fault = fault_of(run.calls, number // len(kinds))
+            if fault is not None:
+                counts.update(try_training(theatre, run, *fault))
+        return dict(counts)
+
+    return attempt
+
+
+def try_training(theatre: Theatre, run: Run, index: int, kind: Kind) -> list[str]:
+    """Run a training of which a call has a fault, and restart it; return what is counted."""
+    empty(theatre.watched)
+    result = theatre.commands.run(run.arguments, index, kind)
+    call = result.calls[index - 1] if index <= len(result.calls) else "not reached"
+    where = f"{' '.join(run.arguments[:1])}: {kind.name}, call {index} ({call})"
+    assert_ends_well(result, kind, where)
+    run.assert_checkpoint(result.calls, where)
+    run.restart(where)
+    return ["faults", "killed" if result.code < 0 else "failed" if result.code else "passed"]
+
+
+@scored(row=7, unit="faults", short=1, full=1160, chunk=40, goal=RESTARTS)
+def test_faults_of_pretraining(campaign: Campaign, theatre: Theatre) -> None:
+    """The checkpoint before the fault loads, and the restarted run ends with the same weights and metrics."""
+    campaign.run(faults_of_training(("pretrain", "pretrain-async"), theatre))
+
+
+@scored(row=7, unit="faults", short=1, full=450, chunk=30, goal=RESTARTS)
+def test_faults_of_finetuning(campaign: Campaign, theatre: Theatre) -> None:
+    """So it is with fine-tuning, its predictions and its reports."""
+    campaign.run(faults_of_training(("finetune-async",), theatre))
+
+
+def power_cuts_of(commands: tuple[str, ...], theatre: Theatre) -> Callable[[range], Figures]:
+    """Return the attempt of a check whose numbers go round the scenes of commands, and over the moments of each."""
+    all_scenes = [scene for command in commands for scene in scenes(command, theatre.inputs, theatre.watched)]
+
+    def attempt(numbers: range) -> Figures:
+        counts = Counter[str]()
+        for number in numbers:
+            stage = theatre.stage(all_scenes[number % len(all_scenes)])
+            moment = number // len(all_scenes)
+            if moment <= len(stage.calls):
+                cut_power(theatre, stage, len(stage.calls) - spread(moment, len(stage.calls) + 1), counts)
+        return dict(counts)
+
+    return attempt
+
+
+def cut_power(theatre: Theatre, stage: Stage, moment: int, counts: Counter[str]) -> None:
+    """Try what a disk may hold when power fails after so many calls of a command."""
+    recorded = stage.recording()
+    disk, name = recorded.disk_at(moment), stage.scene.out.relative_to(theatre.watched).as_posix()
+    done, draw = moment == len(recorded.calls), random.Random(f"{stage.scene.name} {moment}")
+    for names, contents in itertools.product(NAMES, CONTENTS):
+        where = f"{stage.scene.name}: power cut after {moment} calls, names {names}, contents {contents}"
+        tree = disk.after_cut(names, contents, draw)
+        files = below(tree, name)
+        assert files == stage.new or (not done and is_old(files, stage.old)), f"{where}: {difference(files, stage)}"
+        counts.update(["states", "new_whole" if files == stage.new else "old_whole"])
+        shape = (stage.scene.name, *sorted(re.sub(r"[0-9a-f]{8}\.partial", "*", path) for path in tree))
+        if shape not in theatre.repeated:
+            theatre.repeated.add(shape)
+            empty(theatre.watched)
+            write_tree(tree, theatre.watched)
+            again(theatre, stage, where)
+    counts["power_cuts"] += 1
+
+
+@scored(row=7, unit="moments", short=3, full=2800, chunk=140, goal="the old output or the new one is whole")
+def test_power_cuts_of_commands(campaign: Campaign, theatre: Theatre) -> None:
+    """Whenever power fails in a command, the disk has its old output or the new one; after exit code 0 the new one."""
+    campaign.run(power_cuts_of(COMMANDS, theatre))
+
+
+def power_cuts_of_training(kinds: tuple[str, ...], theatre: Theatre) -> Callable[[range], Figures]:
+    """Return the attempt of a check whose numbers are power cuts of training runs, in all of their moments in turn."""
+
+    def attempt(numbers: range) -> Figures:
+        for number in numbers:
+            run, draw = theatre.training(kinds[number % len(kinds)]), random.Random(f"power cut {number}")
+            recorded = theatre.recording(run)
+            moment = spread(number // len(kinds) % (len(recorded.calls) + 1), len(recorded.calls) + 1)
+            names, contents = draw.choice(NAMES), draw.choice(CONTENTS)
+            where = (
+                f"power cut {number} of {run.arguments[0]}: after {moment} calls, names {names}, contents {contents}"
+            )
+            empty(theatre.watched)
+            write_tree(recorded.disk_at(moment).after_cut(names, contents, draw), theatre.watched)
+            run.assert_checkpoint(recorded.calls[:moment], where)
+            run.restart(where)
+        return {"power_cuts": len(numbers)}
+
+    return attempt
+
+
+@scored(row=7, unit="power cuts", short=2, full=600, chunk=40, goal=RESTARTS)
+def test_power_cuts_of_pretraining(campaign: Campaign, theatre: Theatre) -> None:
+    """Whenever power fails, the checkpoint before loads, and the restarted run ends with the same weights."""
+    campaign.run(power_cuts_of_training(("pretrain", "pretrain-async"), theatre))
+
+
+@scored(row=7, unit="power cuts", short=1, full=450, chunk=30, goal=RESTARTS)
+def test_power_cuts_of_finetuning(campaign: Campaign, theatre: Theatre) -> None:
+    """So it is with fine-tuning."""
+    campaign.run(power_cuts_of_training(("finetune-async",), theatre))
+
+
+@pytest.mark.slow
+def test_no_call_is_missed(theatre: Theatre, tmp_path: Path) -> None:
+    """strace sees no call that changes a file but those that the preloaded library has logged."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    for command in (
+        "save_pretrained",
+        "convert",
+        "convert_delta",
+        "export",
+        "prepare",
+        "vocab",
+        "embed",
+        "search_index",
+    ):
+        stage = theatre.stage(scenes(command, theatre.inputs, theatre.watched)[-1])
+        stage.set_up()
+        logged, traced = traced_calls(theatre, stage.scene.arguments, tmp_path)
+        assert logged == traced, command
+        assert logged.total() > 2
+
+
+def traced_calls(theatre: Theatre, arguments: list[str], folder: Path) -> tuple[Counter[str], Counter[str]]:
+    """Return the calls by their kinds, as the library has logged them and as strace has seen them."""
+    library, log, trace = theatre.commands.folder / "disk_faults.so", folder / "calls.log", folder / "trace.txt"
+    program = (
+        "import sys, torture.disk_faults as faults; torch = __import__('torch'); torch.set_num_threads(1);"
+        " faults.arm(sys.argv[1], sys.argv[2], {}); sys.exit(faults.call(sys.argv[3:]))"
+    )
+    watched = str(theatre.watched)
+    words = [
+        "strace",
+        "-f",
+        "-y",
+        "-s",
+        "0",
+        "-e",
+        f"trace={','.join(f'?{name}' for name in TRACED)}",
+        "-o",
+        str(trace),
+    ]
+    words += ["-E", f"LD_PRELOAD={library}", sys.executable, "-P", "-c", program, watched, str(log), *arguments]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert result.returncode == 0, result.stderr
+    logged = Counter(call.op.name for call in read_calls(log) if call.result >= 0 and call.op.name not in UNTRACED)
+    traced = Counter[str]()
+    for line in trace.read_text().splitlines():
+        match = re.match(r"\d+ +(\w+)\((.*)\) = (\d+)", line)
+        if match and watched in match[2] and (name := kind_of_traced(match[1], match[2])):
+            traced[name] += 1
+    return logged, traced
+
+
+# Nothing waits for the disk in a process with the library; closing a file that was opened to read is not counted.
+UNTRACED = ("FSYNC", "MSYNC", "CLOSE")
+TRACED = {
+    **dict.fromkeys(("open", "openat", "creat"), "OPEN"),
+    **dict.fromkeys(("write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range"), "WRITE"),
+    **dict.fromkeys(("fsync", "fdatasync", "sync_file_range", "syncfs"), "FSYNC"),
+    **dict.fromkeys(("ftruncate", "truncate"), "TRUNCATE"),
+    **dict.fromkeys(("rename", "renameat", "renameat2"), "RENAME"),
+    **dict.fromkeys(("link", "linkat"), "LINK"),
+    **dict.fromkeys(("symlink", "symlinkat"), "SYMLINK"),
+    **dict.fromkeys(("unlink", "unlinkat"), "UNLINK"),
+    **dict.fromkeys(("mkdir", "mkdirat"), "MKDIR"),
+    **dict.fromkeys(("chmod", "fchmod", "fchmodat", "fchmodat2", "utimensat", "utime", "utimes"), "MODE"),
+    "fallocate": "ALLOCATE",
+    "rmdir": "RMDIR",
+    "mmap": "MAP",
+    "setxattr": "MODE",
+    "fsetxattr": "MODE",
+}
+
+
+def kind_of_traced(name: str, arguments: str) -> str | None:
+    """Return the kind of a call that strace has seen; None for one that changes nothing."""
+    if name in ("open", "openat") and not re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", arguments):
+        return None
+    if name == "mmap" and not ("PROT_WRITE" in arguments and "MAP_SHARED" in arguments):
+        return None
+    if name == "unlinkat" and "AT_REMOVEDIR" in arguments:
+        return "RMDIR"
+    if name == "renameat2" and "RENAME_EXCHANGE" in arguments:
+        return "EXCHANGE"
+    return TRACED[name]

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fastbert.checkpoints import manifest, tokenizer_files
@@ -29,7 +28,6 @@ from fastbert.checkpoints.file_tensors import FileTensor
 from fastbert.checkpoints.formats.safetensors import (
     DTYPES,
     check_shape,
-    order_metadata,
     read_with_metadata,
     save_tensors,
     write_safetensors,
@@ -310,8 +308,7 @@ def _save(out: Path, header: dict[str, Any], payload: Mapping[str, bytes]) -> No
     try:
         with atomic_write(out) as partial:
             save_tensors(tensors, partial, metadata)
-            order_metadata(partial)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(f"{out}: could not be written ({error}); free some disk space") from error
 
 

@@ -14,31 +14,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastbert.checkpoints.file_tensors import MAX_DIMENSIONS, MAX_ELEMENTS, FileTensor
+from fastbert.checkpoints.formats.dtypes import DTYPES
 from fastbert.checkpoints.formats.names import WEIGHTS, WEIGHTS_INDEX, WEIGHTS_PATTERNS
+from fastbert.checkpoints.formats.safetensors_stream import stream_safetensors
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write
 from fastbert.io.untrusted_input import MAX_JSON_BYTES, UntrustedFile, parse_json, shown
-
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 def read_safetensors(path: Path) -> dict[str, FileTensor]:
@@ -140,7 +124,7 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], max_bytes: in
                 index = {"metadata": {"total_size": size}, "weight_map": weight_map}
                 text = json.dumps(index, indent=2, sort_keys=True) + "\n"
                 partials[WEIGHTS_INDEX].write_text(text, encoding="utf-8")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"{folder / names[0]}: could not be written ({error}); free some disk space or choose another folder"
         ) from error
@@ -151,27 +135,11 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], max_bytes: in
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write contiguous CPU tensors to one safetensors file with the default mode of new files; the safetensors library
-    makes it readable by its owner only. Raises OSError or SafetensorError."""
-    path.unlink(missing_ok=True)
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
-    path.chmod(mode & 0o7777)
-
-
-def order_metadata(path: Path) -> None:
-    """Sort the metadata of a safetensors file by key: the library's order changes from file to file, and equal contents
-    should give equal bytes."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
-        if len(text) != length:
-            raise CheckpointError(f"{path}: its sorted header has a different length; please report this")
-        file.seek(8)
-        file.write(text)
+    """Write tensors to one safetensors file, whose bytes are those of the safetensors library's; equal contents give
+    equal bytes. Raises OSError, and `CheckpointError` for a dtype that the format lacks."""
+    with path.open("wb", buffering=1 << 20) as file:
+        for part in stream_safetensors(tensors, metadata):
+            file.write(part)
 
 
 def in_bytes(size: int | str) -> int:

@@ -1,6 +1,7 @@
 """Serialise tensors as a safetensors file piece by piece, so that a file is hashed while it is written.
 
-The library's own writer returns no bytes to hash. Equal tensors and metadata give equal bytes.
+The library's own writer returns no bytes to hash, and writes to a temporary file of its own. Equal tensors and metadata
+give equal bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.formats.safetensors import DTYPES
+from fastbert.checkpoints.formats.dtypes import DTYPES
 from fastbert.errors import CheckpointError
 
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
