@@ -40,6 +40,8 @@ def require_file(path: str | os.PathLike[str]) -> None:
         require_regular_file(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except OSError as error:  # no permission, a loop of links
+        raise UserError(f"{path}: cannot be opened ({error.strerror})") from None
 
 
 def open_regular(path: str | os.PathLike[str], error: type[UserError] = UserError) -> IO[bytes]:
