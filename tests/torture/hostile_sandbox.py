@@ -1,6 +1,6 @@
 """Load hostile artefacts where nothing may be executed, fetched or written: each must be refused in one line.
 
-python -m torture.hostile_sandbox FOLDER FIRST STOP      print a line of JSON per artefact
+python -m torture.hostile_sandbox FOLDER FIRST STOP files|paths      print a line of JSON per artefact
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONNECTING = (
     "socket.sendto",
     "urllib.Request",
 )
-CHANGING = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate")
+CHANGING = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod")
 SECRETS = ("/etc/", "/dev/zero")
 
 
@@ -66,16 +66,19 @@ class Traps:
             writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             if isinstance(path, str | bytes | os.PathLike):
                 return self.left(os.fsdecode(path), f"{event} for writing" if writes else event, bool(writes))
-        if event in CHANGING and isinstance(arguments[0], str | bytes | os.PathLike):
+        # Relative to an open folder, as shutil.rmtree removes what was checked before, if the last argument is one.
+        if event in CHANGING and isinstance(arguments[0], str | bytes | os.PathLike) and arguments[-1] in (-1, None):
             return self.left(os.fsdecode(arguments[0]), event, True)
         return None
 
     def left(self, path: str, event: str, writes: bool) -> str | None:
         """Return a problem for a path outside of the folder, which is written, or read though it is a secret."""
-        absolute = os.path.abspath(path)
+        absolute = os.path.realpath(path)
+        if "/outside/" in f"{absolute}/":
+            return f"{event} of {absolute}"
         if absolute.startswith(self.inside) or absolute == "/dev/null" or f"{absolute}{os.sep}" == self.inside:
             return None
-        secret = absolute.startswith(SECRETS) or "/outside/" in absolute
+        secret = absolute.startswith(SECRETS)
         return f"{event} of {absolute}" if writes or secret else None
 
 
@@ -93,8 +96,13 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def main(root: Path, first: int, stop: int) -> None:
-    from torture.hostile_files import TRAP, artefacts, families
+def main(root: Path, first: int, stop: int, kind: str) -> None:
+    from torture.hostile_files import TRAP, artefacts
+
+    if kind == "files":
+        from torture.hostile_files import families
+    else:
+        from torture.leaving_paths import families
 
     from fastbert.errors import UserError
 
@@ -147,11 +155,14 @@ def main(root: Path, first: int, stop: int) -> None:
             problem = f"trap: {traps.sprung[:3]}"
         elif message is not None and ("\n" in message or len(message) > 1500):
             problem = f"not one line: {message[:300]!r}"
+        elif kind == "paths" and message is None and problem is None:
+            problem = "a name that leads outside was read"
         elif seconds > SECONDS:
             problem = f"{seconds:.1f} s of the processor"
         elif memory > allowed:
             problem = f"{memory:,} bytes more, of which {allowed:,} are allowed"
         shutil.rmtree(folder)
+        shutil.rmtree(folder.parent / "outside", ignore_errors=True)
         record = {
             "number": number, "artefact": artefact.label, "refused": message is not None, "problem": problem,
             "seconds": round(seconds, 3), "memory": memory,
@@ -160,4 +171,4 @@ def main(root: Path, first: int, stop: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

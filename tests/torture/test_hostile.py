@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,23 +19,36 @@ from torture.scorecard import scored
 TESTS = Path(__file__).resolve().parents[1]
 LEAST = 1_190
 """Different artefacts that there are at least."""
+PATHS = 585
+"""Places of file names, times names that lead elsewhere."""
 
 
-def sandbox(folder: Path, first: int, stop: int) -> subprocess.CompletedProcess[str]:
+def sandbox(kind: str, folder: Path, numbers: range, count: int) -> list[dict[str, Any]]:
+    """Load artefacts of a kind by their numbers; return a record of each, none of which has a problem."""
+    folder.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     environment["FASTBERT_TEST_TRAP"] = str(folder / "executed")
-    command = [
-        sys.executable,
-        "-P",
-        "-W",
-        "ignore",
-        "-m",
-        "torture.hostile_sandbox",
-        str(folder),
-        str(first),
-        str(stop),
-    ]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    module = ["-P", "-W", "ignore", "-m", "torture.hostile_sandbox"]
+    command = [sys.executable, *module, str(folder), str(numbers.start), str(numbers.stop), kind]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    problems = [line for line in lines[1:] if line["problem"]]
+    assert not problems, "\n".join(f"number {p['number']}, {p['artefact']}: {p['problem']}" for p in problems[:20])
+    assert done.returncode == 0, (done.stderr[-2000:], lines[-1:])
+    assert len(lines) == len(numbers) + 1
+    assert lines[0]["artefacts"] >= count
+    assert not list(folder.rglob("executed"))
+    shutil.rmtree(folder)
+    return lines[1:]
+
+
+def figures_of(records: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        "refused": float(sum(record["refused"] for record in records)),
+        "ignored": float(sum(not record["refused"] for record in records)),
+        "longest_processor_seconds": max(record["seconds"] for record in records),
+        "largest_memory_bytes": float(max(record["memory"] for record in records)),
+    }
 
 
 @scored(
@@ -45,25 +60,22 @@ def test_hostile_artefacts(campaign: Campaign, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs peft")
     pytest.importorskip("transformers", reason="needs transformers")
 
+    campaign.run(lambda numbers: figures_of(sandbox("files", tmp_path / str(numbers.start), numbers, LEAST)))
+
+
+@scored(
+    row=18, unit="names", short=80, full=PATHS, chunk=PATHS,
+    goal="every one is refused in one line; nothing outside is read or written",
+)  # fmt: skip
+def test_paths_that_leave(campaign: Campaign, tmp_path: Path) -> None:
+    """A file's name that comes from a file is one in the same folder."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow")
+    pytest.importorskip("peft", reason="needs peft")
+
     def attempt(numbers: range) -> dict[str, float]:
-        folder = tmp_path / str(numbers.start)
-        folder.mkdir()
-        done = sandbox(folder, numbers.start, numbers.stop)
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-        problems = [
-            f"number {line['number']}, {line['artefact']}: {line['problem']}" for line in lines[1:] if line["problem"]
-        ]
-        assert not problems, "\n".join(problems[:20])
-        assert done.returncode == 0, (done.stderr[-2000:], lines[-1:])
-        assert len(lines) == len(numbers) + 1
-        assert lines[0]["artefacts"] >= LEAST
-        assert not list(folder.rglob("executed"))
-        return {
-            "refused": float(sum(line["refused"] for line in lines[1:])),
-            "ignored": float(sum(not line["refused"] for line in lines[1:])),
-            "longest_processor_seconds": max(line["seconds"] for line in lines[1:]),
-            "largest_memory_bytes": float(max(line["memory"] for line in lines[1:])),
-        }
+        figures = figures_of(sandbox("paths", tmp_path / str(numbers.start), numbers, PATHS))
+        assert figures.pop("ignored") == 0
+        return figures
 
     campaign.run(attempt)
 
