@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
@@ -93,10 +94,24 @@ def read_manifest(folder: Path) -> Manifest | None:
             f" fastbert, or load the folder unverified with {VARIABLE}=0"
         )
     try:
-        files = {str(name): Entry(**entry) for name, entry in body["files"].items()}
-        return Manifest(files, body["tokenizer"])
+        return Manifest(read_entries(body["files"]), _optional_text(body["tokenizer"]))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path}: damaged: not a manifest that fastbert wrote; {_cure(folder)}") from None
+
+
+def read_entries(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Entry]:
+    """Return entries by name from JSON. Raises KeyError, TypeError or AttributeError for anything else."""
+    entries = {str(name): Entry(**entry) for name, entry in values.items()}
+    for entry in entries.values():
+        if not isinstance(entry.size, int) or isinstance(entry.size, bool) or not isinstance(entry.crc32c, str):
+            raise TypeError
+    return entries
+
+
+def _optional_text(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def update_manifest(folder: Path, names: Iterable[str], tokenizer: str | None = None) -> Path:

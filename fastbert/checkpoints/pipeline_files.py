@@ -14,7 +14,7 @@ from fastbert.checkpoints.formats.names import WEIGHTS
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_json_atomic
-from fastbert.io.untrusted_input import read_json_file, read_json_object, shown
+from fastbert.io.untrusted_input import is_plain_name, read_json_file, read_json_object, shown
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
@@ -123,8 +123,11 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
     modules: list[tuple[str, Path]] = []
     for entry in entries:
         kind, name = entry.get("type"), entry.get("path")
-        if not isinstance(kind, str) or not isinstance(name, str) or not _is_name(name):
+        # An empty name is the folder itself.
+        if not isinstance(kind, str) or not isinstance(name, str) or (name and not is_plain_name(name)):
             raise CheckpointError(f"{path}: a module of type {shown(kind)} in {shown(name)}; restore the file")
+        if (folder / name).is_symlink() and (folder / name).resolve().parent != folder.resolve():
+            raise CheckpointError(f"{folder / name}: is a link out of the model's folder; put the module itself there")
         if any(folder / name == module_folder for _, module_folder in modules):
             raise CheckpointError(f"{path}: two modules in {shown(name)}; restore the file")
         modules.append((kind.rpartition(".")[2], folder / name))
@@ -147,7 +150,3 @@ def lower_cases(encoder: Path) -> bool:
 def role_prompt(role: str, prompts: Container[str]) -> str | None:
     """Return the name of the prompt of a role, "query" or "document", that a model has; None if it has none."""
     return next((name for name in ROLE_PROMPTS[role] if name in prompts), None)
-
-
-def _is_name(name: str) -> bool:
-    return len(name) < 256 and name not in (".", "..") and Path(name).name == name and not set(name) & set("\\\0")

@@ -79,6 +79,8 @@ def check_file(flag: str, path: str | Path | None) -> None:
             require_regular_file(path)
     except FileNotFoundError:
         raise UserError(f"{flag} {path}: no such file") from None
+    except OSError as error:  # no permission, a loop of links
+        raise UserError(f"{flag} {path}: cannot be opened ({error.strerror})") from None
 
 
 def check_exists(flag: str, path: Path | None) -> None:

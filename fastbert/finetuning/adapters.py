@@ -142,7 +142,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, *, trained: bool = 
     try:
         adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=trained)
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{folder}: these adapters do not fit {type(model).__name__} ({_line(error)})") from error
     wrong = sorted(stored ^ expected.keys())
     if wrong:

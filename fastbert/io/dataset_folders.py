@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
-from fastbert.io.untrusted_input import read_json_object
+from fastbert.io.untrusted_input import is_plain_name, read_json_object
 
 STATE = "state.json"
 SPLITS = "dataset_dict.json"
@@ -17,7 +17,11 @@ def saved_files(folder: Path) -> tuple[Path, ...]:
     path = folder / STATE
     if not path.is_file():
         raise UserError(f"{path}: no such file, so the data set is incomplete; save it again")
-    return tuple(folder / name for name in names_in_state(read_json_object(path), str(folder)))
+    files = tuple(folder / name for name in names_in_state(read_json_object(path), str(folder)))
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise UserError(f"{missing}: no such file, so the data set is incomplete; download or save it again")
+    return files
 
 
 def saved_splits(folder: Path) -> dict[str, tuple[Path, ...]]:
@@ -35,7 +39,7 @@ def names_in_state(state: dict[str, Any], folder: str) -> list[str]:
     if (
         not isinstance(listed, list)
         or not names
-        or not all(isinstance(name, str) and _is_plain(name) for name in names)
+        or not all(isinstance(name, str) and is_plain_name(name) for name in names)
     ):
         raise UserError(f"{folder}/{STATE}: holds no list of files under '_data_files'; save the data set again")
     return [str(name) for name in names]
@@ -44,11 +48,6 @@ def names_in_state(state: dict[str, Any], folder: str) -> list[str]:
 def names_of_splits(content: dict[str, Any], folder: str) -> list[str]:
     """Return the splits that the content of a dataset_dict.json lists; `folder` is the one that holds it."""
     names = content.get("splits")
-    if not isinstance(names, list) or not all(isinstance(name, str) and _is_plain(name) for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and is_plain_name(name) for name in names):
         raise UserError(f"{folder}/{SPLITS}: holds no list of names under 'splits'; save it again")
     return names
-
-
-def _is_plain(name: str) -> bool:
-    """Return True if a file name stays within its folder."""
-    return name not in ("", ".", "..") and Path(name).name == name

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.text import has_surrogates
 
 # The index of ten thousand tensors takes 1 MB; parsed, JSON takes up to thirty times its size.
 MAX_JSON_BYTES = 4 << 20
@@ -40,6 +41,8 @@ def require_file(path: str | os.PathLike[str]) -> None:
         require_regular_file(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except OSError as error:  # no permission, a loop of links
+        raise UserError(f"{path}: cannot be opened ({error.strerror})") from None
 
 
 def open_regular(path: str | os.PathLike[str], error: type[UserError] = UserError) -> IO[bytes]:
@@ -157,6 +160,13 @@ def parse_json(data: bytes, source: str) -> Any:
         raise CheckpointError(f"{source}: JSON nested too deeply") from None
     except ValueError as error:  # invalid JSON or UTF-8, a number of ten thousand digits, a repeated key
         raise CheckpointError(f"{source}: not a JSON file ({error})") from None
+
+
+def is_plain_name(name: str) -> bool:
+    """Return True if a name from a file is one in the same folder: no path, and nothing that a message cannot show."""
+    if name in ("", ".", "..") or (not name.isascii() and has_surrogates(name)):
+        return False
+    return len(name.encode()) < 256 and not any(character in "/\\\x7f" or character < " " for character in name)
 
 
 def shown(value: object) -> str:

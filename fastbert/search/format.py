@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastbert.checkpoints.manifest import Entry, describe
+from fastbert.checkpoints.manifest import Entry, describe, read_entries
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.checksums import SEAL, is_sealed, sealed
 from fastbert.io.untrusted_input import read_json_object, shown
@@ -132,7 +132,7 @@ def _parsed(values: Mapping[str, Any]) -> IndexSettings:
     known = {item.name: values[item.name] for item in fields(IndexSettings)}
     if known["model"] is not None:
         known["model"] = ModelRecord(source=str(known["model"]["source"]), sha256=str(known["model"]["sha256"]))
-    known["files"] = {str(name): Entry(**entry) for name, entry in known["files"].items()}
+    known["files"] = read_entries(known["files"])
     settings = IndexSettings(**known)
     whole = all(isinstance(value, int) and value >= 1 for value in (settings.count, settings.width))
     texts = (settings.document_prompt, settings.query_prompt, settings.faiss)

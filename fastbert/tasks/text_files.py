@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
-from fastbert.io.text import COMPRESSIONS, DAMAGED, decompressor, plain_name, whole_characters
+from fastbert.io.text import COMPRESSIONS, DAMAGED, DamagedFileError, decompressor, plain_name, whole_characters
 from fastbert.io.untrusted_input import require_file
 
 STDIN = "-"
 KINDS = (".txt", ".jsonl", ".csv", ".tsv")
 MOST_FIELD = (1 << 31) - 1  # characters of a cell
+MOST_EXPANSION, FREE_BYTES = 100, 2 << 20
+"""Of a compressed file: bytes per byte of it, beyond the first two million. Text takes 3 to 20."""
 HEAD = 4096  # bytes by which a binary file is recognised
 # First bytes of files that are not text: what they are, and the cure.
 MAGIC = (
@@ -137,13 +139,32 @@ def standard_input() -> IO[bytes]:
 
 @contextmanager
 def decompressed(raw: IO[bytes], path: Path) -> Iterator[Any]:
-    """Decompress an open file according to its suffix. Raises UserError while reading if it is damaged."""
+    """Decompress an open file according to its suffix. Raises UserError while reading if it is damaged, or expands as
+    no text does."""
     try:
-        yield decompressor(raw, path)
+        stream = decompressor(raw, path)
+        yield stream if stream is raw else io.BufferedReader(_Bounded(stream, raw), 1 << 16)
     except EOFError:
         raise UserError(f"{path}: ends too early; copy or download it again") from None
     except DAMAGED as error:
         raise UserError(f"{path}: not an intact {path.suffix} file ({error})") from None
+
+
+class _Bounded(io.RawIOBase):
+    """What a compressed file holds, of which all may be kept in memory: its size is limited by that of the file."""
+
+    def __init__(self, stream: Any, raw: IO[bytes]) -> None:
+        self._stream, self._raw, self._bytes = stream, raw, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, memory: Any) -> int:
+        size = int(self._stream.readinto(memory))
+        self._bytes += size
+        if self._bytes > max(FREE_BYTES, MOST_EXPANSION * self._raw.tell()):
+            raise DamagedFileError(f"expands to more than {MOST_EXPANSION} times its size; decompress it first")
+        return size
 
 
 def refuse_binary(stream: Any, name: str) -> None:

@@ -1,9 +1,6 @@
-"""Bad input: one clear error within a second, nothing executed, memory bounded; and random damage to every format."""
+"""Random damage to every format of weights, also where no manifest tells; tests/torture has named artefacts."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,30 +18,7 @@ from fastbert.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
-TESTS = Path(__file__).resolve().parents[1]
 MUTATIONS = 200
-
-
-def test_every_hostile_folder_is_refused_at_once_in_little_memory_and_executes_nothing(tmp_path: Path) -> None:
-    trap = tmp_path / "executed"
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "FASTBERT_TEST_TRAP": str(trap), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "checkpoints.hostile", str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert len(done.stdout.splitlines()) > 150
-    assert not trap.exists()
-
-
-def test_the_trap_would_be_sprung_by_executing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from checkpoints.hostile_pickles import PICKLES
-
-    monkeypatch.setenv("FASTBERT_TEST_TRAP", str(tmp_path / "executed"))
-    for name in ("os.system-in-a-dictionary", "exec"):
-        folder = save(tmp_path / name, "zip")
-        PICKLES[name](folder)
-        torch.load(folder / "pytorch_model.bin", weights_only=False)
-        assert (tmp_path / "executed").exists()
-        (tmp_path / "executed").unlink()
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:

@@ -1,27 +1,16 @@
-"""Damaged and hostile model folders, by name: each is refused in one line, at once, in little memory.
-
-python -m checkpoints.hostile FOLDER     all of them, with little more memory than an interpreter takes
-"""
+"""Damaged and hostile model folders of every form, by name."""
 
 import json
 import os
-import resource
-import shutil
 import struct
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from checkpoints.hostile_pickles import PICKLES, Damage
-from checkpoints.toy import configured, edited, replaced, save
-from patience import PATIENCE
+from checkpoints.toy import configured, edited, replaced
+from torture.hostile_pickles import PICKLES, Damage
 
-from fastbert import BertModel
 from fastbert.checkpoints.formats.sstable import read_table, varint, write_table
-from fastbert.errors import UserError
 
 WORDS, WEIGHTS, INDEX = "bert.embeddings.word_embeddings.weight", "model.safetensors", "model.safetensors.index.json"
 TABLE, DATA = "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"
@@ -252,44 +241,3 @@ FORMS: dict[str, tuple[str, dict[str, Damage]]] = {
     "pickle": ("zip", PICKLES),
     "tensorflow": ("tensorflow", TENSORFLOW),
 }
-
-
-def refuse(folder: Path) -> tuple[str, float]:
-    """The error that loading raises, and how many seconds of the processor that took."""
-    start = time.process_time()
-    try:
-        BertModel.from_pretrained(folder, pickles=True)
-    except UserError as error:
-        return str(error), time.process_time() - start
-    raise AssertionError(f"{folder} was loaded")
-
-
-def main(root: Path) -> None:
-    """Refuse everything with 200 MB more memory than the interpreter takes now."""
-    folders = {}
-    for form, (base, damages) in FORMS.items():
-        whole = save(root / f"whole-{form}", base)
-        for name, damage in damages.items():
-            folders[form, name] = shutil.copytree(whole, root / f"{form}-{len(folders)}")
-            damage(folders[form, name])
-    with torch.no_grad():
-        BertModel.from_pretrained(save(root / "whole"))
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (200 << 20),) * 2)
-    failed = []
-    for (form, name), folder in folders.items():
-        try:
-            message, seconds = refuse(folder)
-            problem = "slow" if seconds > PATIENCE else "lines" if "\n" in message or len(message) > 1500 else None
-        except BaseException as error:  # noqa: BLE001 - all are reported
-            message, problem = repr(error)[:300], "another error"
-        if problem:
-            failed.append(f"{form} {name}: {problem}: {message}")
-        else:
-            print(f"{form} {name} {seconds:.2f}: {message}")
-    if failed:
-        sys.exit("\n".join(failed))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
