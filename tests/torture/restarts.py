@@ -6,6 +6,7 @@ and what each start takes again with what the one before had done.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import random
@@ -35,7 +36,9 @@ ATTEMPTS = 100  # starts until one ends as it should
 def warm_commands(folder: Path) -> Commands:
     """Return the server of commands of this process, which ends with it."""
     folder.mkdir()
-    return Commands(folder)
+    commands = Commands(folder)
+    atexit.register(commands.close)
+    return commands
 
 
 class Starts(Protocol):

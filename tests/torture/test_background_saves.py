@@ -143,7 +143,7 @@ def ending(number: int) -> dict[str, Any]:
 @scored(
     row=12,
     unit="saves",
-    short=2,
+    short=1,
     full=60,
     goal="the call takes the processor less time than a step",
 )

@@ -51,7 +51,7 @@ def pretraining(tmp_path_factory: pytest.TempPathFactory, launches: Launches) ->
 @scored(
     row=6,
     unit="kills",
-    short=2,
+    short=1,
     full=60,
     goal="the run goes on with as many processes, and ends with the files of an undisturbed one, to the bit",
 )

@@ -134,7 +134,7 @@ def test_stops_at_every_step(campaign: Campaign, stopped_kinds: list[Kind], comm
 @scored(
     row=11,
     unit="preemptions",
-    short=6,
+    short=5,
     full=200,
     goal="out within 30 s, with the code of the signal; no step is lost, and each run ends with the files of an"
     " undisturbed one",
