@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import shutil
 from collections.abc import Iterator
