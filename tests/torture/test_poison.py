@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -157,13 +156,13 @@ def poisoned(runs: Runs, number: int) -> Figures:
     if error is not None:
         assert "\n" not in str(error), f"{what}: {error}"
         late = len(set(seen_in)) - poison.step + 1 if seen_in else 0
-        # An infinite second moment stops its weight, which stays finite: it is seen when it would be saved.
-        frozen = (
-            poison.value == math.inf and poison.sites[0].startswith("exp_avg_sq") and "was not written" in str(error)
-        )
-        assert late <= 1 or frozen, f"{what}: seen {late} steps later: {error}"
-        figures |= {"seen_when_saved": 1} if frozen else {"largest_steps_until_seen": max(0, late)}
         persistent = place in ("moment", "weight")
+        # What no step's result shows, such as the embedding of a position that no text reaches, a bias of -inf, whose
+        # word is never predicted, or an infinite second moment, whose weight stands still, is seen when it would be
+        # saved.
+        hidden = persistent and "was not written" in str(error)
+        assert late <= 1 or hidden, f"{what}: seen {late} steps later: {error}"
+        figures |= {"seen_when_saved": 1} if hidden else {"largest_steps_until_seen": max(0, late)}
         assert on_nan == "stop" or persistent, f"{what}: was to be skipped: {error}"
         if not persistent:
             assert f"step {poison.step}: the gradient is not a finite number" in str(error), f"{what}: {error}"
