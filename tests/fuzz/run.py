@@ -38,7 +38,7 @@ SOURCES = [
     CSRC / "cpu/runtime/crc32c.cpp",
 ]
 # Files that cannot be compiled together with the others: variants of one function, and names of their own.
-APART = ("_avx2", "_avx512", "_neon", "offset_trimming")
+APART = ("avx2", "avx512", "vnni", "neon", "portable", "offset_trimming")
 NAMES = ("checks", "wordpiece_checks", "byte_level_checks", "unigram_checks", "number_checks", "corpus_checks")
 CHECKS = [HERE / f"{name}.cpp" for name in NAMES]
 # Those of kTargets in checks.h.
@@ -226,7 +226,7 @@ def fuzz(target: str, seed: int, seconds: float, artifacts: Path = Path()) -> di
         while (left := seconds - (children_seconds() - begin)) > 0.5:
             options = [
                 f"-max_total_time={max(1, round(left))}", f"-seed={(seed * 1000 + rounds) % 2**31 + 1}",
-                "-max_len=6000", "-print_final_stats=1", "-timeout=20", "-rss_limit_mb=2500",
+                "-max_len=6000", "-print_final_stats=1", "-timeout=300", "-rss_limit_mb=2500",
                 f"-artifact_prefix={artifacts}/",
                 f"-dict={HERE / 'texts.dict'}",
             ]  # fmt: skip

@@ -1,12 +1,8 @@
 """Lines of files, processes and threads: what the tokenizer does inside loaders and workers."""
 
-import functools
 import gzip
 import lzma
-import multiprocessing
 import os
-import random
-import threading
 from itertools import pairwise
 
 import numpy as np
@@ -60,70 +56,6 @@ def test_bad_files(tmp_path, tokenizer):
             list(tokenizer.encode_files(tmp_path / name))
     with pytest.raises(ValueError, match="batch_bytes=0"):
         list(tokenizer.encode_files([], batch_bytes=0))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_in_the_workers_of_a_loader(tokenizer, method):
-    torch = pytest.importorskip("torch")
-    collate = functools.partial(tokenizer, padding=True, return_tensors="pt")
-    loader = torch.utils.data.DataLoader(
-        LINES, batch_size=3, num_workers=2, collate_fn=collate, multiprocessing_context=method
-    )
-    batches = list(loader)
-    for index, batch in enumerate(batches):
-        expected = collate(LINES[3 * index : 3 * index + 3])
-        assert all(torch.equal(batch[key], expected[key]) for key in expected)
-        assert batch.word_ids(0) == expected.word_ids(0)
-    assert len(batches) == 3
-
-
-def test_fork_while_other_threads_encode(seed, tokenizer):
-    rng = random.Random(seed)
-    texts = ["".join(rng.choice("abcdefgh xé") for _ in range(200)) for _ in range(2000)]
-    expected = tokenizer.encode_ragged(texts)[0]
-    stop = threading.Event()
-
-    def work():
-        while not stop.is_set():
-            tokenizer.encode_ragged(texts, threads=2)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        context = multiprocessing.get_context("fork")
-        for _ in range(5):
-            child = context.Process(target=_check, args=(tokenizer, texts, expected))
-            child.start()
-            child.join(30)
-            assert child.exitcode == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
-def _check(tokenizer, texts, expected):
-    same = np.array_equal(tokenizer.encode_ragged(texts, threads=2)[0], expected)
-    os._exit(0 if same and tokenizer(texts[:3], padding=True, return_tensors="np").input_ids.shape[0] == 3 else 1)
-
-
-def test_calls_on_many_threads_are_independent(tokenizer):
-    options = [{"padding": True}, {"max_length": 4}, {"truncation": False, "padding": "max_length", "max_length": 60}]
-    expected = [tokenizer(LINES, **option).data for option in options]
-    wrong = []
-
-    def work(index):
-        for _ in range(200):
-            if tokenizer(LINES, **options[index]).data != expected[index]:
-                wrong.append(index)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -224,7 +224,7 @@ def _fuzz_guided(name: str, seconds: float, seed: int, corpus: Path, artifacts: 
             return atheris.Mutate(data, max_size)
         return (data[:1] + damaged(data[1:], draw, reader.valid))[:max_size]
 
-    options = [f"-seed={seed % 2**31 + 1}", f"-max_len={MAX_BYTES}", "-timeout=30", "-rss_limit_mb=0"]
+    options = [f"-seed={seed % 2**31 + 1}", f"-max_len={MAX_BYTES}", "-timeout=300", "-rss_limit_mb=0"]
     options += [f"-artifact_prefix={artifacts}/", str(corpus)]
     atheris.Setup([sys.argv[0], *options], one, custom_mutator=mutate)
     atheris.Fuzz()
