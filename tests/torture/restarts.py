@@ -194,7 +194,7 @@ class Repeated:
         assert lost <= self._lost, f"{self}: {lost} steps were lost, more than {self._lost}"
         assert lost >= 0, f"{self}: {-lost} steps were left out"
         self.largest_loss = max(self.largest_loss, lost)
-        self.reached = max(self.reached, self.kind.position(ended.last))
+        self.reached = self.kind.position(ended.last)  # what earlier starts had reached is counted as lost
 
     def __str__(self) -> str:
         last = self.story[-1] if self.story else "no start"
