@@ -1,8 +1,9 @@
 """The command line of `benchmarks/gpu.py`, and the build: needs nothing but Python.
 
 Commands: measure (check and time every operation, layer and step beside its alternatives), tests (`pytest -m gpu`, in
-parallel), tune (measure kernel configurations and save the fastest). Each writes DIR/<results|tests|tune>.json after
-every row, test or trial, so that a run that is killed keeps what it had.
+parallel), tune (measure kernel configurations and save the fastest), sanitize (tests of kernels under sanitizers, and
+a run that is resumed to the bit). Each writes DIR/<results|tests|tune|sanitize>.json after every row, test, trial or
+tool, so that a run that is killed keeps what it had.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ROOT / "benchmarks" / "gpu.py"
 # The results of each command.
-RESULTS = {"measure": "results.json", "tests": "tests.json", "tune": "tune.json"}
+RESULTS = {"measure": "results.json", "tests": "tests.json", "tune": "tune.json", "sanitize": "sanitize.json"}
 # The sections that --only selects, listed here because a typing error must be found before anything is built.
 SECTIONS = {
     "measure": (
@@ -34,6 +35,9 @@ SECTIONS = {
         "profile", "charts",
     ),
     "tune": ("build", "environment", "tune"),
+    "sanitize": (
+        "build", "environment", "memcheck", "initcheck", "racecheck", "synccheck", "debug", "consan", "resume",
+    ),
 }  # fmt: skip
 # The commands in which a flag has an effect.
 EFFECTIVE = {
@@ -77,7 +81,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     budget, each = SECONDS.values()
     parser.add_argument("--budget-seconds", type=float, help=f"for everything (default: {budget:g})")
     parser.add_argument("--seconds-per-measure", type=float, help=f"of timing one case (default: {each:g})")
-    parser.add_argument("--only", metavar="SECTION,...", help="sections of measure or tune, with commas between them")
+    parser.add_argument(
+        "--only", metavar="SECTION,...", help="sections of measure, tune or sanitize, with commas between them"
+    )
     parser.add_argument("--tuning", type=Path, metavar="FILE", help="measure with the tuning.json that `tune` wrote")
     parser.add_argument("--profile", action="store_true", default=None, help="also run Nsight Compute on three kernels")
     parser.add_argument("--commit", help="what is measured, where .git is absent (default: $FASTBERT_COMMIT)")
@@ -93,7 +99,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def check(arguments: argparse.Namespace) -> None:
     """Check the flags beside each other, and put defaults in place of absent ones. Raises CommandError."""
     if sum((arguments.command is not None, arguments.plan, arguments.imported is not None)) != 1:
-        raise CommandError("give one of measure, tests, tune, --plan and --import FILE")
+        raise CommandError(f"give one of {', '.join(RESULTS)}, --plan and --import FILE")
     if arguments.imported and arguments.dry_run:
         raise CommandError("--import keeps figures, and those of --dry-run are meaningless: omit one of them")
     command = arguments.command or ("--plan" if arguments.plan else "--import")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastbert.benchmarks.gpu import goals, processes, profiling, report, testing, tuning
+from fastbert.benchmarks.gpu import goals, processes, profiling, report, sanitizing, testing, tuning
 from fastbert.benchmarks.gpu.charts import draw
 from fastbert.benchmarks.gpu.session import Options, Session
 from fastbert.benchmarks.gpu.worker import LAST_LINES, WorkerFailed
@@ -183,6 +183,11 @@ COMMANDS: dict[str, tuple[Section, ...]] = {
     ),
     "tests": (*FIRST, Section("tests", 100, testing.tests)),
     "tune": (*FIRST, Section("tune", 100, tuning.tune)),
+    "sanitize": (
+        *FIRST,
+        *(Section(name, 30, sanitizing.sanitized(name)) for name in sanitizing.VARIABLES),
+        Section("resume", 20, sanitizing.resume),
+    ),
 }
 
 

@@ -17,12 +17,14 @@ from torture.ledger import Figures, merged
 from torture.scorecard import scored
 
 from fastbert import BertConfig, BertModel, PackedBatch, ops, use_backend
+from fastbert.ops import dispatch
 from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.op import encoder_layer
 from fastbert.ops.encoder_layer.spec import bert_layer
 
-# One case in so many runs Triton's kernels of rows, in the interpreter where there is no GPU.
+# One case in so many runs Triton's kernels of rows in the interpreter; where there is a GPU, the tests that are marked
+# `gpu` run them.
 TRITON_SHARE = 20
 # Computes the units of the given numbers together, on some backend: for each its results and gradients.
 Batch = Callable[[list[int]], list[list[Tensor]]]
@@ -184,7 +186,8 @@ def stable(number: int) -> Figures:
     dtype = draw.random.choice((torch.float32, torch.bfloat16))
     # On a GPU PyTorch multiplies, whose bits are its own.
     multiplies = name in ("linear", "linear_cross_entropy")
-    triton = name in ROWS and not multiplies and turn % TRITON_SHARE == TRITON_SHARE - 1
+    interpreted = dispatch.HAS_TRITON and not torch.cuda.is_available()
+    triton = interpreted and name in ROWS and not multiplies and turn % TRITON_SHARE == TRITON_SHARE - 1
     backend = "triton" if triton else "native"
     what = f"number {number}, {name} on {backend} at {level} in {dtype}"
     compared = 0

@@ -31,7 +31,7 @@ def test_the_plan_has_three_commands_of_nine_minutes(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        pytest.param([], "give one of measure, tests, tune, --plan and --import", id="nothing"),
+        pytest.param([], "give one of measure, tests, tune, sanitize, --plan and --import", id="nothing"),
         pytest.param(["measure", "--plan"], "give one of", id="two-at-a-time"),
         pytest.param(["measure"], "measure needs --out DIR", id="no-folder"),
         pytest.param(["measure", "--out", ""], "measure needs --out DIR, which is empty", id="empty-folder"),
