@@ -33,6 +33,7 @@ from tokenizer_pipelines import random_tokenizer
 from torture.campaign import Campaign
 from torture.ledger import Figures
 from torture.scorecard import scored
+from torture.tokenizer_subjects import data_of
 from wordpiece_cases import draw_text, hostile_text, small_vocabulary
 
 from fastbert import _C, WordPieceTokenizer
@@ -116,17 +117,6 @@ def contenders(data: Path | None, folder: Path) -> list[Pair]:
         ]
         pairs += [Pair(family, functools.partial(released_family, data, folder, family)) for family in FAMILIES]
     return pairs
-
-
-def data_of(campaign: Campaign, request: pytest.FixtureRequest) -> Path | None:
-    """Return the optional data for a full form."""
-    if not campaign.full:
-        return None
-    try:
-        folder: Path = request.getfixturevalue("data_dir")
-    except pytest.skip.Exception:
-        return None
-    return folder
 
 
 def lines_of(data: Path | None) -> list[str]:

@@ -20,14 +20,12 @@ import pytest
 import torch
 from embedding import random_texts, small_tokenizer
 from fuzz import run
-from hostile_texts import PARTS, hostile_texts
-from tokenizer_pipelines import random_tokenizer
+from hostile_texts import hostile_texts
 from torture import racing
 from torture.campaign import Campaign
 from torture.ledger import Figures
 from torture.scorecard import scored
-
-from fastbert import _C, WordPieceTokenizer, load_tokenizer
+from torture.tokenizer_subjects import tokenizers
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -49,16 +47,6 @@ def test_forks_with_running_threads(campaign: Campaign, tmp_path: Path) -> None:
         return figures
 
     campaign.run(fork)
-
-
-def tokenizers(folder: Path) -> list[Any]:
-    """Return a tokenizer of each kind."""
-    made: list[Any] = [WordPieceTokenizer([*small_tokenizer().get_vocab(), "é", "##é"])]
-    for kind in ("BPE", "Unigram"):
-        content = random_tokenizer(random.Random(f"{kind} 4"), PARTS, _C.byte_level_alphabet(), kind)
-        (folder / "tokenizer.json").write_text(json.dumps(content))
-        made.append(load_tokenizer(folder / "tokenizer.json", verify=False))
-    return made
 
 
 def encode(tokenizer: Any, texts: list[str], number: int) -> list[Any]:
