@@ -177,7 +177,7 @@ def differences(ours: Any, reference: Any, texts: Sequence[str], seconds: Sequen
                 yield f"ragged ids of {texts[index]!a}: {ids[begin:end].tolist()} instead of {expected[index].ids}"
 
 
-@scored(row=1, unit="texts", short=2_500, full=10_000_000, chunk=12_500, goal="no difference")
+@scored(row=1, unit="texts", short=2_500, full=10_000_000, chunk=5_000, goal="no difference")
 def test_ids_of_generated_texts(campaign: Campaign, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Ids, types, both masks, offsets and words of hostile texts, and of changed real ones, are the reference's."""
     data = data_of(campaign, request)
@@ -200,7 +200,7 @@ def test_ids_of_generated_texts(campaign: Campaign, request: pytest.FixtureReque
     campaign.run(compare)
 
 
-@scored(row=1, unit="characters", short=4_000, full=3 * 1_112_064, chunk=60_000, goal="no difference")
+@scored(row=1, unit="characters", short=4_000, full=3 * 1_112_064, chunk=10_000, goal="no difference")
 def test_ids_of_every_character(campaign: Campaign, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Every scalar value alone, between letters, and before an accent, with all settings and released tokenizers."""
     assert len(CHARACTERS) == 1_112_064

@@ -93,7 +93,7 @@ def peak_of(call: Callable[[], object]) -> int:
     return max(0, read("VmHWM:") - before)
 
 
-@scored(row=4, unit="hostile texts", short=15, full=1200, chunk=60, goal="at most 20 times English, 8 bytes per byte")
+@scored(row=4, unit="hostile texts", short=15, full=1200, chunk=30, goal="at most 20 times English, 8 bytes per byte")
 def test_slow_texts(campaign: Campaign, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """No hostile text takes 20 times as long as English of its size, or 8 times its size in memory.
 
