@@ -72,11 +72,9 @@ def test_whole_corpora(name, released_vocab, make_reference, assert_same_ids, da
 @pytest.mark.parametrize("options", SETTINGS)
 def test_every_scalar_value_alone(options, small_vocab, make_reference, assert_same_ids):
     # Alone among spaces, sixteen to a text: a character that joins or splits words is seen in the next test.
-    chars = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-    assert len(chars) == 1_112_064
-    if options not in ({}, {"do_lower_case": False}):
-        # Unassigned planes and private use behave the same in all settings.
-        chars = chars[:0x30000]
+    # Unassigned planes and private use behave the same: some of them here, all in tests/torture/test_ids.py.
+    points = [*range(0x33500), *range(0x33500, 0xE0000, 97), *range(0xE0000, 0xE0200), *range(0xE0200, 0x110000, 97)]
+    chars = [chr(point) for point in points if not 0xD800 <= point < 0xE000]
     texts = [" x ".join(chars[start : start + 16]) for start in range(0, len(chars), 16)]
     vocab = [*small_vocab, *(char for char in chars[0xA0:0x3000] if char not in small_vocab)]
     assert_same_ids(WordPieceTokenizer(vocab, **options), make_reference(vocab, **options), texts)
@@ -89,30 +87,12 @@ def test_assigned_characters_within_words(options, small_vocab, make_reference, 
     assert_same_ids(WordPieceTokenizer(small_vocab, **options), make_reference(small_vocab, **options), texts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", SETTINGS)
-def test_every_scalar_value_in_every_surrounding(options, small_vocab, make_reference, assert_same_ids):
-    ours, reference = WordPieceTokenizer(small_vocab, **options), make_reference(small_vocab, **options)
-    chars = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-    for form in ("{}", "a{}b", "\u0301{}\u0345", "\U0001d165{}\u0334\u302e", "中{}[SEP]", "{0}{0}"):
-        assert_same_ids(ours, reference, [form.format(char) for char in chars])
-
-
 @pytest.mark.parametrize("options", SETTINGS)
 def test_hostile_text(options, seed, small_vocab, make_reference, assert_same_ids, hostile_text):
     rng = random.Random(seed)
-    texts = [hostile_text(rng) for _ in range(5_000)]
+    texts = [hostile_text(rng) for _ in range(2_000)]
     ours, reference = WordPieceTokenizer(small_vocab, **options), make_reference(small_vocab, **options)
     assert_same_ids(ours, reference, texts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", SETTINGS)
-def test_much_hostile_text(options, seed, small_vocab, make_reference, assert_same_ids, hostile_text):
-    rng = random.Random(seed)
-    ours, reference = WordPieceTokenizer(small_vocab, **options), make_reference(small_vocab, **options)
-    for _ in range(40):
-        assert_same_ids(ours, reference, [hostile_text(rng) for _ in range(10_000)])
 
 
 @pytest.mark.parametrize("split_special_tokens", [False, True])

@@ -20,19 +20,17 @@ import pytest
 import torch
 from embedding import random_texts, small_tokenizer
 from fuzz import run
-from hostile_texts import PARTS, hostile_texts
-from tokenizer_pipelines import random_tokenizer
+from hostile_texts import hostile_texts
 from torture import racing
 from torture.campaign import Campaign
 from torture.ledger import Figures
 from torture.scorecard import scored
-
-from fastbert import _C, WordPieceTokenizer, load_tokenizer
+from torture.tokenizer_subjects import tokenizers
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
-@scored(row=5, unit="forks", short=3, full=1000, chunk=50, goal="the bytes of the parent in every child, no hang")
+@scored(row=5, unit="forks", short=3, full=1000, chunk=20, goal="the bytes of the parent in every child, no hang")
 def test_forks_with_running_threads(campaign: Campaign, tmp_path: Path) -> None:
     """A process forked while its threads tokenize, compute and search works, on the thread that forked and on new ones.
 
@@ -49,16 +47,6 @@ def test_forks_with_running_threads(campaign: Campaign, tmp_path: Path) -> None:
         return figures
 
     campaign.run(fork)
-
-
-def tokenizers(folder: Path) -> list[Any]:
-    """Return a tokenizer of each kind."""
-    made: list[Any] = [WordPieceTokenizer([*small_tokenizer().get_vocab(), "é", "##é"])]
-    for kind in ("BPE", "Unigram"):
-        content = random_tokenizer(random.Random(f"{kind} 4"), PARTS, _C.byte_level_alphabet(), kind)
-        (folder / "tokenizer.json").write_text(json.dumps(content))
-        made.append(load_tokenizer(folder / "tokenizer.json", verify=False))
-    return made
 
 
 def encode(tokenizer: Any, texts: list[str], number: int) -> list[Any]:
@@ -110,7 +98,7 @@ def test_threads_on_one_tokenizer(campaign: Campaign, tmp_path: Path) -> None:
 LINES = [*random_texts(1, 30, most=20), "", "é\u2028x", "[MASK] a"]
 
 
-@scored(row=5, unit="data loaders", short=2, full=100, chunk=10, goal="the batches of one process, in order")
+@scored(row=5, unit="data loaders", short=2, full=100, chunk=4, goal="the batches of one process, in order")
 def test_workers_of_a_loader(campaign: Campaign) -> None:
     """Workers of a DataLoader, forked or spawned, give the same batches as the process itself."""
     tokenizer = small_tokenizer()

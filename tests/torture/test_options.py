@@ -1,4 +1,4 @@
-"""Calls of the tokenizer against BertTokenizerFast: random options over random texts, and all that the result tells.
+"""Row 2 of the scorecard: all options of a call give what they give with BertTokenizerFast, in all that it returns.
 
 Wanted deviations, where ours raises a ValueError that names the value and the cure: a length with no room for the
 special tokens (the reference then cuts nothing), a stride that leaves no step forward (the reference panics), and
@@ -7,7 +7,6 @@ only_first or only_second that would remove a whole sequence (the reference rais
 
 import random
 import re
-import time
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -15,6 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torture.campaign import Campaign
+from torture.ledger import Figures
+from torture.scorecard import scored
+from wordpiece_cases import draw_call, small_vocabulary
+
+from fastbert.tokenizers import WordPieceTokenizer
 
 SETTINGS = [
     {"do_lower_case": True, "model_max_length": 16},
@@ -26,16 +31,18 @@ SETTINGS = [
 ROW_FIELDS = ("ids", "tokens", "type_ids", "offsets", "word_ids", "sequence_ids", "attention_mask")
 ROW_FIELDS += ("special_tokens_mask", "n_sequences")
 UNLIMITED = int(1e30)
-BLOCK = 10_000
 
 
 @pytest.fixture(scope="module")
-def contenders(small_vocab, make_ours, make_reference):
+def contenders():
     """(settings, ours, reference) for each of the settings."""
-    made = []
+    transformers = pytest.importorskip("transformers")
+    made, vocab = [], small_vocabulary()
+    numbered = {token: index for index, token in enumerate(vocab)}
     for settings in SETTINGS:
         settings = {"model_max_length": UNLIMITED, **settings}
-        made.append((settings, make_ours(small_vocab, **settings), make_reference(small_vocab, **settings)))
+        reference = transformers.BertTokenizerFast(vocab=numbered, **settings)
+        made.append((settings, WordPieceTokenizer(vocab, **settings), reference))
     return made
 
 
@@ -194,25 +201,36 @@ def check_call(rng, ours, reference, call):
     return "overflow" if overflow and expected[0].overflowing else "compared"
 
 
-def check_calls(contenders, draw_call, seed, block, count):
-    """Cases of one block, which `--seed` and the block's number alone determine."""
-    rng, kinds = random.Random(f"{seed} {block}"), Counter()
-    for index in range(count):
-        settings, ours, reference = contenders[index % len(contenders)]
+def check_calls(contenders, numbers):
+    """Compare calls, each of which its number alone determines; return how many were compared, and how."""
+    kinds = Counter()
+    for number in numbers:
+        settings, ours, reference = contenders[number % len(contenders)]
+        rng = random.Random(f"calls {number}")
         call = draw_call(rng)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 kinds[check_call(rng, ours, reference, call)] += 1
         except AssertionError as error:
-            pytest.fail(f"--seed {seed}, block {block}, case {index}, {settings}\n{call}\n{error}", pytrace=False)
+            raise AssertionError(f"call {number}, {settings}\n{call}\n{error}") from None
     return kinds
 
 
-def test_random_calls(contenders, draw_call, seed):
-    kinds = check_calls(contenders, draw_call, seed, "quick", 2_000)
-    assert kinds["compared"] > 1_000, kinds
-    assert min(kinds["overflow"], kinds["refused"]) > 100, kinds
+@scored(
+    row=2, unit="calls", short=1500, full=1_000_000, chunk=2500, goal="no difference beyond the published deviations"
+)
+def test_options_of_generated_calls(campaign: Campaign, contenders) -> None:
+    """Keys, types, ids, masks, offsets, words, windows, mappings and refusals of any call are the reference's."""
+
+    def call(numbers: range) -> Figures:
+        kinds = check_calls(contenders, numbers)
+        if len(numbers) >= 1000:
+            assert kinds["compared"] > len(numbers) / 2, kinds
+            assert min(kinds["overflow"], kinds["refused"]) > len(numbers) / 30, kinds
+        return {name: float(count) for name, count in kinds.items()}
+
+    campaign.run(call)
 
 
 @pytest.mark.parametrize(
@@ -246,17 +264,6 @@ def test_named_calls(arguments, options, contenders):
     for _, ours, reference in contenders:
         got, expected = ours(*arguments, **options), reference(*arguments, **options)
         assert_same_result(random.Random(0), got, expected, options.get("return_overflowing_tokens"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [f"block-{number:02}" for number in range(100)])
-def test_a_million_calls(contenders, draw_call, seed, block, capsys):
-    """A hundred blocks of ten thousand; `-k block-57` with the same `--seed` repeats one, `--stepwise` goes on."""
-    begin = time.perf_counter()
-    check_calls(contenders, draw_call, seed, block, BLOCK)
-    speed = BLOCK / (time.perf_counter() - begin)
-    with capsys.disabled():
-        print(f" {block} of 100, --seed {seed}: {speed:.0f} calls/s", end="", flush=True)
 
 
 class FaultyRow:
@@ -384,14 +391,14 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_a_fault_is_found(fault, contenders, draw_call):
+def test_a_fault_is_found(fault, contenders):
     broken = [(settings, Faulty(reference, **fault), reference) for settings, _, reference in contenders]
-    with pytest.raises(pytest.fail.Exception, match="--seed 1, block faults"):
-        check_calls(broken, draw_call, 1, "faults", 2_000)
+    with pytest.raises(AssertionError, match=r"^call \d+, "):
+        check_calls(broken, range(2_000))
 
 
-def test_without_a_fault_the_reference_passes(contenders, draw_call):
+def test_without_a_fault_the_reference_passes(contenders):
     same = [(settings, Faulty(reference), reference) for settings, _, reference in contenders]
-    check_calls(same, draw_call, 1, "faults", 2_000)
-    with pytest.raises(pytest.fail.Exception, match=r"instead of a ValueError|does not match"):
-        check_calls([(s, reference, reference) for s, _, reference in contenders], draw_call, 1, "refusals", 1_000)
+    check_calls(same, range(1_000))
+    with pytest.raises(AssertionError, match=r"instead of a ValueError|does not match"):
+        check_calls([(s, reference, reference) for s, _, reference in contenders], range(1_000))
