@@ -104,6 +104,8 @@ def main(root: Path, first: int, stop: int, kind: str) -> None:
     else:
         from torture.leaving_paths import families
 
+    from torture.networkless import Network
+
     from fastbert.errors import UserError
 
     logging.getLogger("fastbert").setLevel(logging.CRITICAL)
@@ -116,6 +118,9 @@ def main(root: Path, first: int, stop: int, kind: str) -> None:
     (root / "whole").mkdir()
     (root / "box").mkdir()
     os.environ["FASTBERT_VERIFY"] = "0"
+    network = Network()
+    sys.addaudithook(network)
+    network.doing = "writing all folders"  # which trains, converts, prepares, embeds and indexes
     made = families(root / "whole")
     for family in made:  # imports, caches
         try:
@@ -123,6 +128,7 @@ def main(root: Path, first: int, stop: int, kind: str) -> None:
         except UserError:
             if not family.name.startswith("data-"):  # tables, whatever the name says
                 raise
+    assert not network.reached, network.reached
     traps = Traps(root / "box")
     sys.addaudithook(traps)
     sys.dont_write_bytecode = True

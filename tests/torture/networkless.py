@@ -1,6 +1,8 @@
 """Import every module, ask every command for help, and load, embed, search, prepare and train, without a network.
 
-python -P -m torture.networkless FOLDER      print what was done, as JSON; a socket of the internet is an error
+python -P -m torture.networkless FOLDER [training]      print what was done, as JSON; a socket is an error
+
+Without `training` runs are left out, which torture.hostile_sandbox makes under the same hook.
 
 An audit hook refuses them in Python. It does not see sockets that torch's gloo and TCPStore open in C++: they join
 several processes, which this does not start.
@@ -46,7 +48,7 @@ def modules() -> Iterator[str]:
             yield found.name
 
 
-def main(root: Path) -> None:
+def main(root: Path, *, training: bool) -> None:
     network, done, missing = Network(), [], []
     sys.addaudithook(network)
     # As users have it, not as the tests do.
@@ -68,7 +70,7 @@ def main(root: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
             cli.main(network.doing.split()[1:])
         done.append(network.doing)
-    for what in work(root):
+    for what in work(root, training=training):
         network.doing = what
         done.append(what)
     assert not network.reached, "\n".join(network.reached[:20])
@@ -77,7 +79,7 @@ def main(root: Path) -> None:
     )
 
 
-def work(root: Path) -> Iterator[str]:
+def work(root: Path, *, training: bool) -> Iterator[str]:
     """Do what users do with files of their own; yield its name before each."""
     from torture import stored_folders
 
@@ -87,10 +89,11 @@ def work(root: Path) -> Iterator[str]:
     from fastbert.models import registry
     from fastbert.search.index import Index
 
-    yield "pretrain"
-    stored_folders.pretraining_run(root / "pretraining", 0)
-    yield "finetune"
-    stored_folders.finetuning_run(root / "finetuning", 0)
+    if training:
+        yield "pretrain"
+        stored_folders.pretraining_run(root / "pretraining", 0)
+        yield "finetune"
+        stored_folders.finetuning_run(root / "finetuning", 0)
     yield "load, embed and search"
     folder = stored_folders.embedder(root / "embedder", 0)
     registry.load(folder)
@@ -110,4 +113,4 @@ def work(root: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), training="training" in sys.argv[2:])

@@ -160,7 +160,7 @@ def read(stored: Stored) -> dict[str, Any]:
 
 
 @scored(
-    row=8, unit="damages", short=300, full=20_000, chunk=1_000,
+    row=8, unit="damages", short=200, full=20_000, chunk=1_000,
     goal="every one is refused with the folder's name, or changes nothing that is read",
 )  # fmt: skip
 def test_flips_and_truncations(campaign: Campaign, folders: list[Stored]) -> None:

@@ -24,6 +24,7 @@ def test_no_network(campaign: Campaign, tmp_path: Path) -> None:
     def attempt(numbers: range) -> dict[str, float]:
         environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-P", "-W", "ignore", "-m", "torture.networkless", str(tmp_path)]
+        command += ["training"] * campaign.full
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         counts = json.loads(done.stdout.splitlines()[-1])

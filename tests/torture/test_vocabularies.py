@@ -238,7 +238,7 @@ def attempts(bound: Bound, other: Path) -> dict[str, Callable[[], object]]:
 
 
 @scored(
-    row=19, unit="vocabularies", short=150, full=2_000, chunk=200,
+    row=19, unit="vocabularies", short=100, full=2_000, chunk=200,
     goal="every one is refused beside the weights, for them, by a run, by shards and by tasks",
 )  # fmt: skip
 def test_swapped_vocabularies(campaign: Campaign, bound: dict[str, Bound], tmp_path: Path) -> None:
