@@ -177,9 +177,9 @@ def preempted(repeated: Repeated, number: int) -> tuple[str, Ended]:
             fault = draw.randint(1, 4 * restarts.IN_SAVE.get(operation, 1))
             ending = {"fault": fault, "operations": [operation], "within": "checkpoints"}
         else:
-            if where == "in_loading":  # of a run that was stopped before
-                call = {"call": kind.steps // 2, "function": CALLS[kind.name]["steps"], "signals": [signal.SIGKILL]}
-                repeated.start(f"before number {number}", background=False, **call)
+            if where == "in_loading":  # of a run that was killed after its first checkpoint
+                call, function = restarts.INTERVAL + 2, CALLS[kind.name]["report"]
+                repeated.start(f"before number {number}", background=False, call=call, function=function)
             most = {"in_steps": kind.steps, "in_validation": 3, "in_loading": 1}[where]
             function = CALLS[kind.name][where.removeprefix("in_")]
             ending = {"call": draw.randint(1, most), "function": function}
