@@ -1,4 +1,4 @@
-// Preloaded into a process (LD_PRELOAD): counts its calls that change files of one folder, logs them, and lets one fail.
+// Preloaded into a process (LD_PRELOAD): counts its calls that change files of one folder, logs them, lets one fail.
 //
 // `disk_faults_arm` begins. A call counts if its path or descriptor lies in the folder. The log has a record per call,
 // with what was written, from which a power cut can be replayed. Nothing waits for the disk: fsync only is logged.
@@ -24,7 +24,8 @@
 
 // The same numbers are in disk_faults.py.
 enum op {
-    OPEN = 1, WRITE, FSYNC, TRUNCATE, ALLOCATE, RENAME, EXCHANGE, LINK, SYMLINK, UNLINK, MKDIR, RMDIR, MODE, CLOSE, MSYNC
+    OPEN = 1, WRITE, FSYNC, TRUNCATE, ALLOCATE, RENAME, EXCHANGE, LINK, SYMLINK,
+    UNLINK, MKDIR, RMDIR, MODE, CLOSE, MSYNC
 };
 enum effect { NONE, ONCE, FULL, LASTING, SHORT, KILL, KILL_HALF };
 
@@ -197,8 +198,14 @@ static int open_watched(int folder, const char *name, int flags, mode_t mode) {
     }
 int open(const char *name, int flags, ...) { OPEN_MODE(flags) return open_watched(AT_FDCWD, name, flags, mode); }
 int open64(const char *name, int flags, ...) { OPEN_MODE(flags) return open_watched(AT_FDCWD, name, flags, mode); }
-int openat(int folder, const char *name, int flags, ...) { OPEN_MODE(flags) return open_watched(folder, name, flags, mode); }
-int openat64(int folder, const char *name, int flags, ...) { OPEN_MODE(flags) return open_watched(folder, name, flags, mode); }
+int openat(int folder, const char *name, int flags, ...) {
+    OPEN_MODE(flags)
+    return open_watched(folder, name, flags, mode);
+}
+int openat64(int folder, const char *name, int flags, ...) {
+    OPEN_MODE(flags)
+    return open_watched(folder, name, flags, mode);
+}
 int __open_2(const char *name, int flags) { return open_watched(AT_FDCWD, name, flags, 0); }
 int __open64_2(const char *name, int flags) { return open_watched(AT_FDCWD, name, flags, 0); }
 int __openat_2(int folder, const char *name, int flags) { return open_watched(folder, name, flags, 0); }
@@ -306,7 +313,10 @@ int close(int descriptor) {
 }
 
 int fsync(int descriptor) { WATCH_DESCRIPTOR(FSYNC, descriptor); RUN_CALL(watched ? 0 : RAW(SYS_fsync, descriptor)); }
-int fdatasync(int descriptor) { WATCH_DESCRIPTOR(FSYNC, descriptor); RUN_CALL(watched ? 0 : RAW(SYS_fdatasync, descriptor)); }
+int fdatasync(int descriptor) {
+    WATCH_DESCRIPTOR(FSYNC, descriptor);
+    RUN_CALL(watched ? 0 : RAW(SYS_fdatasync, descriptor));
+}
 int sync_file_range(int descriptor, off_t offset, off_t length, unsigned flags) {
     WATCH_DESCRIPTOR(MSYNC, descriptor);
     RUN_CALL(watched ? 0 : RAW(SYS_sync_file_range, descriptor, offset, length, flags));
@@ -328,9 +338,15 @@ int fallocate(int descriptor, int mode, off_t offset, off_t length) {
     call.flags = mode, call.offset = offset, call.length = length;
     RUN_CALL(RAW(SYS_fallocate, descriptor, mode, offset, length));
 }
-int fallocate64(int descriptor, int mode, off_t offset, off_t length) { return fallocate(descriptor, mode, offset, length); }
-int posix_fallocate(int descriptor, off_t offset, off_t length) { return fallocate(descriptor, 0, offset, length) ? errno : 0; }
-int posix_fallocate64(int descriptor, off_t offset, off_t length) { return posix_fallocate(descriptor, offset, length); }
+int fallocate64(int descriptor, int mode, off_t offset, off_t length) {
+    return fallocate(descriptor, mode, offset, length);
+}
+int posix_fallocate(int descriptor, off_t offset, off_t length) {
+    return fallocate(descriptor, 0, offset, length) ? errno : 0;
+}
+int posix_fallocate64(int descriptor, off_t offset, off_t length) {
+    return posix_fallocate(descriptor, offset, length);
+}
 
 int renameat2(int folder, const char *from, int other, const char *to, unsigned flags) {
     WATCH_PATHS(flags & RENAME_EXCHANGE ? EXCHANGE : RENAME, folder, from, other, to);
@@ -368,7 +384,10 @@ int mkdirat(int folder, const char *name, mode_t mode) {
 }
 int mkdir(const char *name, mode_t mode) { return mkdirat(AT_FDCWD, name, mode); }
 
-int fchmod(int descriptor, mode_t mode) { WATCH_DESCRIPTOR(MODE, descriptor); RUN_CALL(RAW(SYS_fchmod, descriptor, mode)); }
+int fchmod(int descriptor, mode_t mode) {
+    WATCH_DESCRIPTOR(MODE, descriptor);
+    RUN_CALL(RAW(SYS_fchmod, descriptor, mode));
+}
 int fchmodat(int folder, const char *name, mode_t mode, int flags) {
     WATCH_PATH(MODE, folder, name);
     RUN_CALL(flags ? (errno = ENOTSUP, -1) : RAW(SYS_fchmodat, folder, name, mode));
