@@ -56,6 +56,9 @@ TokenCorpus::TokenCorpus(std::vector<TokenShard> shards)
                                         " does not rise from 0 to the number of tokens");
         }
         const auto bits = static_cast<int64_t>(shard.continuation_bits.size());
+        if (shard.tokens.data == nullptr && bits == 0) {  // nothing would tell where words begin
+            throw std::invalid_argument("shard " + std::to_string(i) + " has neither tokens nor continuation bits");
+        }
         if (bits != (shards_[0].continuation_bits.empty() ? 0 : (shard.tokens.size + 7) / 8)) {
             throw std::invalid_argument("shard " + std::to_string(i) + " has " + std::to_string(bits) +
                                         " bytes of continuation bits for " + std::to_string(shard.tokens.size) + " tokens");
