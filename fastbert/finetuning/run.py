@@ -1,6 +1,7 @@
 """Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions.
 
 With several processes all of them read the examples and train; the first one alone reads and writes the run's folder.
+One file: the order of a run's steps, each of which is a module of its own, is read in one place.
 """
 
 from __future__ import annotations

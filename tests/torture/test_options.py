@@ -3,6 +3,8 @@
 Wanted deviations, where ours raises a ValueError that names the value and the cure: a length with no room for the
 special tokens (the reference then cuts nothing), a stride that leaves no step forward (the reference panics), and
 only_first or only_second that would remove a whole sequence (the reference raises a bare Exception).
+
+One file: the draws of a call and the comparison of its results belong together.
 """
 
 import random
