@@ -42,7 +42,7 @@ def test_a_record_passes_the_schema(path: Path) -> None:
 @sweep("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_name_records_that_exist(document: Path) -> None:
     text = document.read_text()
-    named = re.findall(r"benchmarks/results/[\w./-]+\.json", text)
+    named = re.findall(r"benchmarks/results/[\w./-]+\.json\b", text)
     # The README of the records and the guide show a command that writes one.
     written = re.findall(r"--json (benchmarks/results/[\w./-]+\.json)", text)
     assert [name for name in named if name not in written and not (ROOT / name).is_file()] == []

@@ -1,12 +1,15 @@
 """What pre-training refuses, in one line: folders, teachers, models, corpora and gradients."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from fastbert.checkpoints import atomic_folder
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, CorpusError, UserError
 from fastbert.models import BertForPreTraining
@@ -154,11 +157,21 @@ def test_overwrite_spares_folders_that_hold_no_run(config: PretrainConfig) -> No
     assert (config.out / "model").is_dir()
 
 
-def test_a_model_that_does_not_fit_on_the_disk_is_one_line(config: PretrainConfig, tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_on_the_disk_is_one_line(
+    config: PretrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = BertForPreTraining(BertConfig.from_pretrained(config.model))
-    (tmp_path / "full" / "model.safetensors").mkdir(parents=True)  # what cannot be written, for whoever runs this
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: could not be written"):
-        model.save_pretrained(tmp_path / "full")
+    folder = tmp_path / "full"
+    model.save_pretrained(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(atomic_folder, "sync_tree", full)
+    with pytest.raises(CheckpointError, match=r"full: could not be written \(.*No space left on device"):
+        model.save_pretrained(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_objectives_that_a_model_cannot_have_are_refused(config: PretrainConfig, tmp_path: Path) -> None:
