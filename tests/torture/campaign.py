@@ -50,7 +50,7 @@ class Campaign:
         try:
             entry.figures = attempt(numbers) or {}
         except Exception as error:
-            entry.failures, entry.note = 1, f"{type(error).__name__}: {error}"[:500]
+            entry.failures, entry.note = 1, ledger.shortened(error)
             raise
         else:
             return entry.figures

@@ -11,6 +11,7 @@ import datetime
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -90,6 +91,12 @@ def append(entry: Entry, path: Path = LEDGER) -> None:
         partial = path.with_suffix(".partial")
         partial.write_text("".join(f"{_line(known)}\n" for known in entries))
         partial.replace(path)
+
+
+def shortened(error: Exception) -> str:
+    """Return the first line of an error, with the folders left out of absolute paths, which say nothing elsewhere."""
+    first = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+", "", first)[:500]
 
 
 def _line(entry: Entry) -> str:

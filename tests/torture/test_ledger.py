@@ -65,5 +65,10 @@ def test_an_interrupted_part_counts_for_nothing(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_notes_name_no_folder_of_a_machine() -> None:
+    error = OSError("call 9 (open /tmp/folder-1/a.b/file.txt), in ../x/y or 1/2: exit code 1\nmore")
+    assert ledger.shortened(error) == "OSError: call 9 (open file.txt), in ../x/y or 1/2: exit code 1"
+
+
 def test_time_is_bounded(tmp_path: Path) -> None:
     assert Campaign(CHECK, full=True, minutes=0, path=tmp_path / "ledger.jsonl").run(tries) == {}
