@@ -162,49 +162,49 @@ def takes_overwrite(scene: Scene) -> bool:
 
 @scored(row=7, unit="faults", short=1, full=848, chunk=106, goal=GOAL)
 def test_faults_of_save_pretrained(campaign: Campaign, theatre: Theatre) -> None:
-    """A model's folder is the old one or the new one."""
+    """A model's folder."""
     campaign.run(faults_of("save_pretrained", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=3840, chunk=240, goal=GOAL)
 def test_faults_of_convert(campaign: Campaign, theatre: Theatre) -> None:
-    """So is a converted folder, in one file, in shards, and in TensorFlow's files."""
+    """Converted folders: in one file, in shards, and in TensorFlow's files."""
     campaign.run(faults_of("convert", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=240, chunk=60, goal=GOAL)
 def test_faults_of_convert_to_delta(campaign: Campaign, theatre: Theatre) -> None:
-    """So is the file of a model's difference from its base."""
+    """The file of a model's difference from its base."""
     campaign.run(faults_of("convert_delta", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=944, chunk=59, goal=GOAL)
 def test_faults_of_export(campaign: Campaign, theatre: Theatre) -> None:
-    """So is a folder with an ONNX file."""
+    """A folder with an ONNX file."""
     campaign.run(faults_of("export", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=1376, chunk=86, goal=GOAL)
 def test_faults_of_prepare(campaign: Campaign, theatre: Theatre) -> None:
-    """So are token shards."""
+    """Token shards."""
     campaign.run(faults_of("prepare", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=2568, chunk=107, goal=GOAL)
 def test_faults_of_vocab(campaign: Campaign, theatre: Theatre) -> None:
-    """So is a vocabulary, and an extended model."""
+    """A vocabulary, and a model that is extended by one."""
     campaign.run(faults_of("vocab", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=544, chunk=68, goal=GOAL)
 def test_faults_of_embed(campaign: Campaign, theatre: Theatre) -> None:
-    """So are files of vectors, of each kind."""
+    """Files of vectors, of each kind."""
     campaign.run(faults_of("embed", theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=880, chunk=110, goal=GOAL)
 def test_faults_of_search_index(campaign: Campaign, theatre: Theatre) -> None:
-    """So is an index of texts."""
+    """An index of texts."""
     campaign.run(faults_of("search_index", theatre))
 
 
@@ -237,13 +237,13 @@ def try_training(theatre: Theatre, run: Run, index: int, kind: Kind) -> list[str
 
 @scored(row=7, unit="faults", short=1, full=1160, chunk=40, goal=RESTARTS)
 def test_faults_of_pretraining(campaign: Campaign, theatre: Theatre) -> None:
-    """The checkpoint before the fault loads, and the restarted run ends with the same weights and metrics."""
+    """Checkpoints of pre-training, saved at once and in the background."""
     campaign.run(faults_of_training(("pretrain", "pretrain-async"), theatre))
 
 
 @scored(row=7, unit="faults", short=1, full=450, chunk=30, goal=RESTARTS)
 def test_faults_of_finetuning(campaign: Campaign, theatre: Theatre) -> None:
-    """So it is with fine-tuning, its predictions and its reports."""
+    """Checkpoints, predictions and reports of fine-tuning."""
     campaign.run(faults_of_training(("finetune-async",), theatre))
 
 
@@ -318,7 +318,7 @@ def test_power_cuts_of_pretraining(campaign: Campaign, theatre: Theatre) -> None
 
 @scored(row=7, unit="power cuts", short=1, full=450, chunk=30, goal=RESTARTS)
 def test_power_cuts_of_finetuning(campaign: Campaign, theatre: Theatre) -> None:
-    """So it is with fine-tuning."""
+    """Whenever power fails while a model is fine-tuned."""
     campaign.run(power_cuts_of_training(("finetune-async",), theatre))
 
 

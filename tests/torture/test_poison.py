@@ -192,7 +192,7 @@ def poisoned(runs: Runs, number: int) -> Figures:
     short=12,
     full=1_000,
     chunk=25,
-    goal="each is seen within a step, none is saved, what follows equals a run without it",
+    goal="seen within a step or before it is saved; none is saved; what follows equals a run without it",
 )
 def test_poisoned_steps(campaign: Campaign, tmp_path: Path) -> None:
     """A NaN or an infinity anywhere in a step stops the run with one line, or skips the step, as --on-nan says."""

@@ -62,13 +62,13 @@ KILLS = "files of an undisturbed run; at most one interval of steps lost, less t
 
 @scored(row=6, unit="kills", short=4, full=500, chunk=20, goal=KILLS)
 def test_kills_of_pretraining(campaign: Campaign, pretraining: Kind, commands: Commands, tmp_path: Path) -> None:
-    """`kill -9` at any moment, half of the times inside saves, costs at most one interval and changes nothing."""
+    """`kill -9` at any moment, half of the times inside saves; the same command goes on."""
     campaign.run(lambda numbers: kills(pretraining, commands, tmp_path, numbers))
 
 
 @scored(row=6, unit="kills", short=4, full=200, chunk=20, goal=KILLS)
 def test_kills_of_finetuning(campaign: Campaign, finetuning: Kind, commands: Commands, tmp_path: Path) -> None:
-    """So it does where a run has several trials, and writes its best models beside the checkpoints."""
+    """The same of a run of several trials, which writes its best models beside the checkpoints."""
     campaign.run(lambda numbers: kills(finetuning, commands, tmp_path, numbers))
 
 
