@@ -265,7 +265,7 @@ def check_tokenizer(folder: Path, number: int, texts: int, calls: int) -> int:
 
 @scored(row=1, unit="random tokenizers", short=25, full=5_000, chunk=50, goal="no difference")
 def test_ids_of_random_tokenizers(campaign: Campaign, tmp_path: Path) -> None:
-    """Byte-level BPE and Unigram with random steps, pieces and merges: texts, calls and decoding are the reference's."""
+    """Byte-level BPE and Unigram of random steps, pieces and merges: texts, calls, decoding are the reference's."""
 
     def compare(numbers: range) -> Figures:
         texts, calls = (150, 12) if campaign.full else (50, 6)
