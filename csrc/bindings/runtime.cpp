@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "cpu/runtime/fingerprint.h"
 #include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
+#include "cpu/runtime/weights_sum.h"
 #include "cpu/runtime/caching_allocator.h"
 
 namespace py = pybind11;
@@ -168,6 +170,20 @@ void bind_checksums(py::module_& module) {
             return full_fingerprint(memory);
         },
         py::arg("spans"), "Return a number that changes when any byte of memory, as (address, bytes) spans, does.");
+    module.def(
+        "weights_sum",
+        [](const std::vector<std::tuple<Address, std::size_t, std::size_t, std::size_t>>& parameters) {
+            std::vector<WeightRows> weights;
+            for (const auto& [address, rows, columns, bytes] : parameters) {
+                require(bytes == 2 || bytes == 4 || bytes == 8, "an element must have 2, 4 or 8 bytes");
+                if (rows && columns && !address) throw py::value_error("a weight's memory was given back");
+                weights.push_back({reinterpret_cast<const std::byte*>(address), columns ? rows : 0, columns, bytes});
+            }
+            py::gil_scoped_release release;
+            return weights_sum(weights);
+        },
+        py::arg("parameters"),
+        "Return a sum of weights, given as (address, rows, columns, bytes per element), that tells their places.");
     module.def(
         "crc32c",
         [](const py::buffer& data, std::uint32_t value) {

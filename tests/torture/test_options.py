@@ -220,7 +220,7 @@ def check_calls(contenders, numbers):
 
 
 @scored(
-    row=2, unit="calls", short=1500, full=1_000_000, chunk=2500, goal="no difference beyond the published deviations"
+    row=2, unit="calls", short=1500, full=1_000_000, chunk=25_000, goal="no difference beyond the published deviations"
 )
 def test_options_of_generated_calls(campaign: Campaign, contenders) -> None:
     """Keys, types, ids, masks, offsets, words, windows, mappings and refusals of any call are the reference's."""

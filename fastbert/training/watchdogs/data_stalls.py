@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,20 +31,23 @@ class DataWatch:
         """`cures` are flags with which batches may arrive sooner, named in the message."""
         self.on_message, self.cures, self.silence, self.clock = on_message, tuple(cures), silence, clock
         self.waited = self.computed = 0.0
-        self.told_share = self.told_silence = False
+        self.told_share = False
+        self._watcher: threading.Thread | None = None
+        self._wait: tuple[int, float] | None = None
+        """The step that waits, and since when."""
 
     @contextmanager
     def waiting(self, step: int) -> Iterator[None]:
         """Count the time of the block as waiting for the batches of `step`; report it if it does not end."""
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self), self.silence), daemon=True)
+            self._watcher.start()
         began = self.clock()
-        timer = threading.Timer(self.silence, self._silent, [step])
-        timer.daemon = True
-        if not self.told_silence:
-            timer.start()
+        self._wait = (step, time.monotonic())
         try:
             yield
         finally:
-            timer.cancel()
+            self._wait = None
             self.waited += self.clock() - began
 
     def count(self, computed: float) -> str | None:
@@ -64,12 +68,27 @@ class DataWatch:
         self.on_message(message)
         return message
 
-    def _silent(self, step: int) -> None:
-        self.told_silence = True
+    def look(self) -> bool:
+        """Report a wait that has lasted `silence` seconds; return True once that has been done."""
+        wait = self._wait
+        if wait is None or time.monotonic() - wait[1] < self.silence:
+            return False
         self.on_message(
-            f"step {step:,} has waited {self.silence:.0f} s for its batches: the disk, the network or a worker that"
+            f"step {wait[0]:,} has waited {self.silence:.0f} s for its batches: the disk, the network or a worker that"
             " reads the data is stalled"
         )
+        return True
+
+
+def _watch(watch: weakref.ref[DataWatch], silence: float) -> None:
+    """Look for a silence until it has been reported or the watch is gone. One thread looks now and then: a timer per
+    step would take half a millisecond of each."""
+    while True:
+        time.sleep(silence / 16)
+        alive = watch()
+        if alive is None or alive.look():
+            return
+        del alive
 
 
 def stall_message(waited: float, computed: float, cures: Sequence[str] = ()) -> str | None:
