@@ -3,8 +3,8 @@
     python benchmarks/bench_checks.py --quick
     python benchmarks/bench_checks.py --models mini base --rounds 9 --json rows.json
 
-A step with checks and logs does what the loop of `fastbert pretrain` does beside the computing of the step: it watches
-the wait for data, looks for an error of a save in the background, judges the loss, appends the exact step to
+A step, of 4,096 tokens, with checks and logs does what the loop of `fastbert pretrain` does beside the computing: it
+watches the wait for data, looks for an error of a save in the background, judges the loss, appends the exact step to
 steps.jsonl and, every `--log-every` steps, a line to metrics.jsonl with the sum of all weights. `checks_ms` times these
 calls alone; `ratio` compares steps with and without them, which take turns. The finite check of the gradients is part
 of the pass that computes their norm for clipping (`norm_ms`), and not counted.
@@ -45,6 +45,8 @@ from fastbert.training.step_spec import StepCounts
 
 GOALS = {"step": 0.005, "loading": 0.05}
 BLOCK = 5  # steps with checks, then as many without
+SEQUENCES = 32  # of 128 tokens: a small batch of pre-training, as checks cost the same in large ones
+STEP_SECONDS = 120.0  # of steps at most, once each kind of step was among them
 SENTENCE = 16
 WORKLOADS = ("load", "first-sentence")
 Clock = Callable[[], float]
@@ -54,7 +56,7 @@ class CheckedTraining(Training):
     """Steps as the loop takes them, with its checks and logs round each."""
 
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype, folder: Path) -> None:
-        super().__init__(name, device, dtype)
+        super().__init__(name, device, dtype, SEQUENCES)
         config = PretrainConfig(corpus=("text",))
         self.log_every = config.log_every
         self.monitors = Monitors(config, folder, device, self.model.num_parameters(), lambda message: None)
@@ -105,8 +107,11 @@ def measure_steps(name: str, rounds: int, folder: Path, say: Callable[[str], Non
     training.steps(3)
     training.norm_seconds.clear()
     plain, checked, checks, processor = [], [], [], []
-    blocks = max(1, -(-training.log_every // BLOCK)) * rounds
-    for _ in range(blocks):
+    period = max(1, -(-training.log_every // BLOCK))  # blocks until a step that has a line of metrics.jsonl
+    end = time.monotonic() + STEP_SECONDS
+    for block in range(period * rounds):
+        if block % period == 0 and block and time.monotonic() > end:
+            break
         plain += training.steps(BLOCK)
         for _ in range(BLOCK):
             started, used = time.perf_counter(), time.thread_time()

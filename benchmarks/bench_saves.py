@@ -45,14 +45,16 @@ BASELINE_STEPS = 4
 class Training:
     """A model, its optimiser, and a batch of random tokens of which 15 % are predicted."""
 
-    def __init__(self, name: str, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, name: str, device: torch.device, dtype: torch.dtype, sequences: int | None = None) -> None:
+        """`sequences` of a batch are by default as few as a step of the model can be measured with."""
         generator = torch.Generator().manual_seed(0)
         config = BertConfig.preset(name)
         self.model = BertForPreTraining(config).to(device)
         self.model.init_weights(seed=0)
         self.optimizer = adamw(self.model, lr=1e-4, weight_decay=0.01)
         self.optimizer.flatten_if_faster(self.model, device, dtype)
-        self.device, self.dtype, self.sequences = device, dtype, SEQUENCES.get(name, DEFAULT_SEQUENCES)
+        self.device, self.dtype = device, dtype
+        self.sequences = sequences or SEQUENCES.get(name, DEFAULT_SEQUENCES)
         ids = torch.randint(1000, config.vocab_size, (self.sequences, LENGTH), generator=generator)
         labels = ids.where(torch.rand(ids.shape, generator=generator) < 0.15, -100)
         pairs = torch.randint(0, 2, (self.sequences,), generator=generator)

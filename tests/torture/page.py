@@ -53,9 +53,13 @@ def state(row: int, checks: list[Check], entries: list[Entry]) -> str:
         return "unmeasured"
     failing = sum(open_failures(check, entries) for check in mine)
     if failing:
-        return f"**{failing} failures**"
-    reached = sum(tried(check, entries) >= check.full for check in mine)
-    return "whole" if reached == len(mine) else f"{reached} of {len(mine)} checks whole"
+        return f"**{failing} failure{'s' * (failing > 1)}**"
+    shares = [tried(check, entries) / check.full for check in mine]
+    whole = sum(share >= 1 for share in shares)
+    if whole == len(mine):
+        return "whole"
+    # Rounded down: a row of which a little is missing is not at 100 %.
+    return f"{whole} of {len(mine)} checks whole, {int(100 * sum(shares) / len(shares))} % of all"
 
 
 def overview(checks: list[Check], entries: list[Entry]) -> list[str]:
@@ -78,26 +82,52 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
 
 
-def section(row: int, checks: list[Check], entries: list[Entry]) -> list[str]:
-    """Return the heading, the table and the commands of a row."""
-    lines = ["", f"## {row}. {PROMISES[row]}", ""]
-    mine = [check for check in checks if check.row == row]
-    if mine:
-        lines += ["| check | must hold | passed | failures found | last run |", "| --- | --- | --- | --- | --- |"]
-    for check in mine:
-        known = [entry for entry in entries if entry.check == check.name]
-        latest = max((entry for entry in known if not entry.failures), key=lambda entry: entry.date, default=None)
-        processors = ", ".join(sorted({entry.processor for entry in known}))
-        last = f"{latest.date}, `{latest.commit}`, {processors}" if latest else "not yet"
-        done, found = tried(check, entries), sum(1 for entry in known if entry.failures)
-        still = open_failures(check, entries)
-        failures = f"{found}, {still} open" if still else f"{found}, mended" if found else "0"
-        lines.append(
-            f"| `{check.name}` | {check.goal} | {done:,} of {check.full:,} {check.unit} | {failures} | {last} |"
-        )
-    for check in mine:
+def cells(check: Check, entries: list[Entry]) -> tuple[str, str, str]:
+    """Return what has passed of a check, the failures that were found, and its last run."""
+    known = [entry for entry in entries if entry.check == check.name]
+    latest = max((entry for entry in known if not entry.failures), key=lambda entry: entry.date, default=None)
+    processors = ", ".join(sorted({entry.processor for entry in known}))
+    last = f"{latest.date}, `{latest.commit}`, {processors}" if latest else "not yet"
+    done, found = tried(check, entries), sum(1 for entry in known if entry.failures)
+    still = open_failures(check, entries)
+    failures = f"{found}, {still} open" if still else f"{found}, mended" if found else "0"
+    return f"{done:,} of {check.full:,} {check.unit}", failures, last
+
+
+def table_of_each(checks: list[Check], entries: list[Entry]) -> list[str]:
+    """Return the table of checks that hold different things to different promises, and what each does."""
+    lines = ["", "| check | must hold | passed | failures found | last run |", "| --- | --- | --- | --- | --- |"]
+    for check in checks:
+        passed, failures, last = cells(check, entries)
+        lines.append(f"| `{check.name}` | {check.goal} | {passed} | {failures} | {last} |")
+    for check in checks:
         figures = figures_of(check, entries)
         lines += ["", f"`{check.name}`: {check.summary}" + (f" So far: {figures}." if figures else "")]
+    return lines
+
+
+def table_of_alike(checks: list[Check], entries: list[Entry]) -> list[str]:
+    """Return the table of checks that do the same to different things."""
+    lines = ["", f"{checks[0].summary} Must hold: {checks[0].goal}.", ""]
+    lines += ["| check | passed | so far | failures found | last run |", "| --- | --- | --- | --- | --- |"]
+    for check in checks:
+        passed, failures, last = cells(check, entries)
+        lines.append(f"| `{check.name}` | {passed} | {figures_of(check, entries)} | {failures} | {last} |")
+    return lines
+
+
+def section(row: int, checks: list[Check], entries: list[Entry]) -> list[str]:
+    """Return the heading, the tables and the commands of a row."""
+    lines = ["", f"## {row}. {PROMISES[row]}"]
+    mine = [check for check in checks if check.row == row]
+    groups: dict[tuple[str, ...], list[Check]] = {}
+    for check in mine:
+        groups.setdefault((check.summary, check.goal, check.unit), []).append(check)
+    if each := [group[0] for group in groups.values() if len(group) == 1]:
+        lines += table_of_each(each, entries)
+    for group in groups.values():
+        if len(group) > 1:
+            lines += table_of_alike(group, entries)
     if row in ON_GPUS:
         lines += ["", f"On GPUs: {ON_GPUS[row]}."]
     if modules := sorted({check.module for check in mine}):

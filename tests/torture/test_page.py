@@ -26,8 +26,15 @@ def test_a_part_of_a_full_form() -> None:
     lines = page.section(6, [CHECK], [RUN])
     assert "| `toy` | nothing is lost | 12 of 20 kills | 0 | 2026-01-02, `0123`, avx2 |" in lines
     assert "`toy`: Toys. So far: in saves 3, longest s 2.5." in lines
-    assert page.state(6, [CHECK], [RUN]) == "0 of 1 checks whole"
+    assert page.state(6, [CHECK], [RUN]) == "0 of 1 checks whole, 60 % of all"
     assert page.state(7, [CHECK], [RUN]) == "unmeasured"
+
+
+def test_checks_that_do_the_same_share_a_table() -> None:
+    lines = page.section(6, [CHECK, replace(CHECK, name="other")], [RUN])
+    assert lines.count("Toys. Must hold: nothing is lost.") == 1
+    assert "| `toy` | 12 of 20 kills | in saves 3, longest s 2.5 | 0 | 2026-01-02, `0123`, avx2 |" in lines
+    assert "| `other` | 0 of 20 kills |  | 0 | not yet |" in lines
 
 
 def test_numbers_count_once() -> None:
@@ -39,7 +46,7 @@ def test_numbers_count_once() -> None:
 
 def test_a_failure_is_open_until_its_numbers_have_passed() -> None:
     failed = replace(RUN, first=12, count=8, failures=1, note="AssertionError: kill 13", figures={})
-    assert page.state(6, [CHECK], [RUN, failed]) == "**1 failures**"
+    assert page.state(6, [CHECK], [RUN, failed]) == "**1 failure**"
     assert "12 of 20 kills | 1, 1 open |" in page.section(6, [CHECK], [RUN, failed])[5]
     mended = replace(failed, failures=0, note="", date="2026-01-04")
     assert page.state(6, [CHECK], [RUN, failed, mended]) == "whole"
