@@ -101,8 +101,12 @@ class Totals:
         values = [getattr(output, name) for name in self.NAMES]
         self.has_pairs = self.has_pairs or values[3] is not None
         device = next(value for value in values if value is not None).device
-        zero = torch.zeros((), device=device)
-        tensors = [zero if value is None else value.detach().double() for value in values]
+        if device.type == "cpu":  # one tensor is sooner made than six are converted
+            numbers = [0.0 if value is None else value.item() for value in values]
+            tensors = list(torch.tensor(numbers, dtype=torch.float64, device=device).unbind())
+        else:
+            zero = torch.zeros((), device=device)
+            tensors = [zero if value is None else value.detach().double() for value in values]
         self.sums = tensors if self.sums is None else [a + b for a, b in zip(self.sums, tensors)]
         for name in self.EXTRAS:
             extra = getattr(output, name, None)

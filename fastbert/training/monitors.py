@@ -3,6 +3,8 @@ loss spikes. Each reports through messages; what to do about a spike is the loop
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +19,7 @@ from fastbert.training.watchdogs.disk_space import BYTES_PER_PARAMETER, DiskSpac
 from fastbert.training.watchdogs.host_memory import MemoryWatch
 from fastbert.training.watchdogs.spikes import SpikeDetector
 
+MEMORY_SECONDS = 5.0  # between looks at the memory
 SPIKE_STEPS = 50  # after a message about a spike, without another one
 
 
@@ -36,6 +39,7 @@ class Monitors:
         cures = ["--micro-batch", *([] if config.checkpoint_activations else ["--checkpoint-activations"])]
         self.memory = MemoryWatch(on_message, cures) if device.type == "cpu" else None
         self.spikes = SpikeDetector()
+        self._looked = -math.inf
         self._phase = 0
         self._told_space = False
         self._quiet_until = 0
@@ -84,9 +88,10 @@ class Monitors:
         self._phase = phase if isinstance(phase, int) else 0
 
     def line(self) -> None:
-        """Look at the memory, once per line of metrics.jsonl."""
-        if self.memory is not None:
+        """Look at the memory, at a line of metrics.jsonl, but not at each of quick steps."""
+        if self.memory is not None and time.monotonic() - self._looked >= MEMORY_SECONDS:
             self.memory.check()
+            self._looked = time.monotonic()
 
     def before_save(self) -> None:
         """Report, once, a disk that has no room for the next checkpoint."""

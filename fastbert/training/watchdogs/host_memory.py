@@ -91,7 +91,7 @@ def advice(memory: HostMemory, cures: Sequence[str], *, more: int = 0) -> str | 
 
 
 class MemoryWatch:
-    """Warns once that memory is nearly full; a call reads a few small files, so call it once per line of the log."""
+    """Warns once that memory is nearly full; a call reads a few small files, in some milliseconds."""
 
     def __init__(
         self,
