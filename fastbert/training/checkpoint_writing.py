@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def write_latest(final: Path) -> None:
 
 
 def write_hashed(path: Path, parts: Iterable[memoryview], cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Write a new file, flush it to the disk, and return the SHA-256 of its bytes, computed on the way.
+    """Write a new file, flush it to the disk, and return the SHA-256 of its bytes, computed by another thread meanwhile.
 
     Hashing and writing release the GIL. Raises OSError, also for a file that holds other bytes than were written: small
     files are read again, of large ones the size is compared.
@@ -94,15 +95,17 @@ def write_hashed(path: Path, parts: Iterable[memoryview], cancelled: Callable[[]
     sha256, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        for part in parts:
-            for start in range(0, len(part), _CHUNK):
-                if cancelled():
-                    raise Cancelled
-                chunk = part[start : start + _CHUNK]
-                sha256.update(chunk)
-                size += len(chunk)
-                while chunk:
-                    chunk = chunk[os.write(descriptor, chunk) :]
+        with ThreadPoolExecutor(1) as hasher:
+            for part in parts:
+                for start in range(0, len(part), _CHUNK):
+                    if cancelled():
+                        raise Cancelled
+                    chunk = part[start : start + _CHUNK]
+                    size += len(chunk)
+                    hashed = hasher.submit(sha256.update, chunk)
+                    while chunk:
+                        chunk = chunk[os.write(descriptor, chunk) :]
+                    hashed.result()
         os.fsync(descriptor)
         stored = os.fstat(descriptor).st_size
     finally:
