@@ -87,7 +87,7 @@ def write_latest(final: Path) -> None:
 
 
 def write_hashed(path: Path, parts: Iterable[memoryview], cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Write a new file, flush it to the disk, and return the SHA-256 of its bytes, computed by another thread meanwhile.
+    """Write a new file, flush it to the disk, and return the SHA-256 of its bytes, which another thread computes.
 
     Hashing and writing release the GIL. Raises OSError, also for a file that holds other bytes than were written: small
     files are read again, of large ones the size is compared.
