@@ -233,6 +233,15 @@ PLAN = (
         measures=("fastbert/training/saving.py", "fastbert/training/snapshot.py"),
     ),
     Planned(
+        benchmark="checks",
+        module="bench_checks",
+        minutes=7,
+        measures=(
+            *("fastbert/training/step_reports.py", "fastbert/training/monitors.py", "fastbert/training/watchdogs"),
+            *("fastbert/training/step_log.py", "fastbert/training/metrics.py", "fastbert/checkpoints/manifest.py"),
+        ),
+    ),
+    Planned(
         benchmark="prepare",
         module="bench_prepare",
         arguments=("--layouts", "lines"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastbert.benchmarks import bench_checks, bench_saves
+from fastbert.benchmarks import bench_checks
 from fastbert.benchmarks.harness import records
 from fastbert.config import BertConfig
 
@@ -18,7 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch, threads: None) -> None:
         vocab_size=2000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
     )
     monkeypatch.setattr(BertConfig, "preset", lambda name: config)
-    monkeypatch.setattr(bench_saves, "SEQUENCES", {"tiny": 2})
+    monkeypatch.setattr(bench_checks, "SEQUENCES", 2)
 
 
 def test_steps_and_loading_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
