@@ -96,10 +96,17 @@ Normalizer normalizer_of(unsigned choice) {
     }
 }
 
+// Made once: it classifies all characters, which takes longer than an input.
+const Normalizer& shared_normalizer(unsigned choice) {
+    static std::map<unsigned, Normalizer> made;
+    const auto found = made.find(choice);
+    return found != made.end() ? found->second : made.emplace(choice, normalizer_of(choice)).first->second;
+}
+
 struct Subject {
     Model model;
     ByteLevelOptions options;
-    Normalizer normalizer{{}};
+    const Normalizer* normalizer = nullptr;
     Specials specials;
     Versions versions;
 };
@@ -113,11 +120,11 @@ void build(Subject& entry, Model model, unsigned choice, std::vector<SplitScan> 
     entry.model = std::move(model);
     entry.options = {.prefix_space = prefix, .trim = {.enabled = trims, .expects_prefix = prefix != shuffled},
                      .whole_words = prefix == shuffled};
-    entry.normalizer = normalizer_of(choice % 3);
+    entry.normalizer = &shared_normalizer(choice % 3);
     entry.specials = {kSpecials, static_cast<std::int32_t>(entry.model.tokens.size() - kSpecials.size())};
     for (const SplitScan& scan : scans) {
         entry.versions.add(std::make_unique<ByteLevelBpe>(entry.model.tokens, entry.model.merges,
-                                                          entry.specials.added(), false, entry.normalizer,
+                                                          entry.specials.added(), false, *entry.normalizer,
                                                           entry.options, scan));
     }
 }
@@ -161,7 +168,7 @@ std::vector<std::pair<std::int32_t, std::size_t>> merge(const Subject& subject, 
 
 // Text without special tokens.
 void encode_segment(const Subject& subject, std::string_view segment, std::uint32_t position, std::uint32_t& word, Tokens& tokens) {
-    Characters characters = subject.normalizer.normalize(segment);
+    Characters characters = subject.normalizer->normalize(segment);
     if (characters.empty()) return;
     if (subject.options.prefix_space && characters.front().point != ' ') {
         characters.insert(characters.begin(), {' ', characters.front().source});

@@ -94,6 +94,13 @@ std::vector<Step> normalizer_of(unsigned choice) {
     }
 }
 
+// Made once: it classifies all characters, which takes longer than an input.
+const Normalizer& shared_normalizer(unsigned choice) {
+    static std::map<unsigned, Normalizer> made;
+    const auto found = made.find(choice);
+    return found != made.end() ? found->second : made.emplace(choice, Normalizer(normalizer_of(choice))).first->second;
+}
+
 std::vector<SplittingStep> splitter_of(unsigned choice) {
     using Prepend = MetaspaceStep::Prepend;
     const auto metaspace = [](Prepend prepend) { return MetaspaceStep{U'▁', prepend, true}; };
@@ -112,9 +119,8 @@ struct Subject {
     std::vector<double> scores;
     std::map<std::string, std::int32_t, std::less<>> ids;
     std::vector<std::int32_t> byte_ids;
-    std::vector<Step> steps;
     std::vector<SplittingStep> splitters;
-    std::unique_ptr<Normalizer> normalizer;
+    const Normalizer* normalizer = nullptr;
     Versions versions;
 };
 
@@ -138,12 +144,11 @@ void build(Subject& subject, unsigned choice, std::vector<SpaceScan> scans = {fa
             subject.byte_ids.push_back(subject.ids[name]);
         }
     }
-    subject.steps = normalizer_of(choice % 8);
-    subject.normalizer = std::make_unique<Normalizer>(subject.steps);
+    subject.normalizer = &shared_normalizer(choice % 8);
     subject.splitters = splitter_of(choice % 8);
     for (const SpaceScan& scan : scans) {
         subject.versions.add(std::make_unique<Unigram>(subject.tokens, subject.scores, kUnknown, subject.byte_ids,
-                                                       kSpecialTokens.added(), false, Normalizer(subject.steps),
+                                                       kSpecialTokens.added(), false, *subject.normalizer,
                                                        PreTokenizer(subject.splitters), scan));
     }
 }
