@@ -180,7 +180,7 @@ private:
     }
 
     // The usual steps at once: white space is dropped or becomes the replacement, with which every word begins.
-    void split_usual(const normalizer::Characters& text) {
+    void split_usual(normalizer::Characters text) {
         std::string& word = scratch_->word;
         std::vector<std::uint32_t>& sources = scratch_->sources;
         std::uint32_t index = 0;
@@ -208,6 +208,7 @@ private:
                 sources.push_back(character.source);
             }
         }
+        text = {};  // a long word needs memory of its own
         finish();
     }
 
@@ -231,7 +232,7 @@ private:
     // `is_first`: of the part of the text with which it begins.
     void split_words(normalizer::Characters characters, bool is_first) {
         if (characters.empty()) return;
-        if (kind_.is_usual_) return split_usual(characters);
+        if (kind_.is_usual_) return split_usual(std::move(characters));
         std::vector<Word>& words = scratch_->words;
         words.clear();
         const bool at_start = is_first && characters.front().source == 0;
@@ -248,7 +249,7 @@ private:
     // Memory of a very long text is not kept.
     void trim() {
         constexpr std::size_t kKept = 1 << 16;
-        if (scratch_->lattice.nodes.capacity() <= kKept) return;
+        if (scratch_->lattice.links.capacity() <= kKept) return;
         *scratch_ = UnigramScratch();
     }
 

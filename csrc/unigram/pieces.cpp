@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "unicode/utf8.h"
@@ -17,6 +18,9 @@ Pieces::Pieces(const std::vector<std::string>& tokens, std::vector<double> score
                std::vector<std::int32_t> byte_ids)
     : trie_(tokens), most_(trie_.longest_chain()), scores_(std::move(scores)), unknown_id_(unknown_id), byte_ids_(std::move(byte_ids)) {
     constexpr double kPenalty = 10.0;  // of sentencepiece
+    std::size_t longest = unicode::kMaxUtf8Bytes;
+    for (const std::string& token : tokens) longest = std::max(longest, token.size());
+    ring_ = std::bit_ceil(longest + 1);
     const auto is_short = [](double score) { return static_cast<double>(static_cast<float>(score)) == score; };
     if (std::all_of(scores_.begin(), scores_.end(), is_short)) short_scores_.assign(scores_.begin(), scores_.end());
     unknown_score_ = *std::min_element(scores_.begin(), scores_.end()) - kPenalty;
@@ -93,9 +97,14 @@ void Pieces::find_pieces(std::string_view word, Lattice& lattice) const {
 void Pieces::find_path(std::string_view word, Lattice& lattice) const {
     constexpr std::size_t kPlaces = 64;
     const std::size_t size = word.size();
-    auto& nodes = lattice.nodes;
-    nodes.resize(size + 1);
-    std::fill(nodes.begin(), nodes.end(), Lattice::Node{0.0, -1, 0});
+    auto& links = lattice.links;
+    links.resize(size + 1);
+    std::fill(links.begin(), links.end(), Lattice::Link{-1, 0});
+    // A piece that begins here ends before the score of this place is overwritten.
+    const std::size_t mask = ring_ - 1;
+    lattice.scores.resize(ring_);
+    double* const scores = lattice.scores.data();
+    scores[0] = 0.0;
     const auto* const bytes = reinterpret_cast<const std::uint8_t*>(word.data());
     for (std::size_t at = 0; at < size;) {
         lattice.begins.clear();
@@ -107,12 +116,14 @@ void Pieces::find_path(std::string_view word, Lattice& lattice) const {
         find_pieces(word, lattice);
         for (std::size_t place = 0; place < lattice.begins.size(); ++place) {
             const std::uint32_t begin = lattice.begins[place];
-            const double before = nodes[begin].score;
+            const double before = scores[begin & mask];
             const std::size_t behind = place + 1 < lattice.begins.size() ? lattice.begins[place + 1] : at;
             bool has_single = false;
             const auto reach = [&](std::size_t end, double reached, std::int32_t id) {
-                Lattice::Node& node = nodes[end];
-                if (node.begin < 0 || reached > node.score) node = {reached, static_cast<std::int32_t>(begin), id};
+                Lattice::Link& link = links[end];
+                if (link.other >= 0 && !(reached > scores[end & mask])) return;
+                link = {static_cast<std::int32_t>(begin), id};
+                scores[end & mask] = reached;
             };
             const Lattice::Piece* const found = lattice.found.data() + place * most_;
             for (std::size_t i = 0; i < lattice.counts[place]; ++i) {
@@ -122,11 +133,14 @@ void Pieces::find_path(std::string_view word, Lattice& lattice) const {
             if (!has_single) reach(behind, unknown_score_ + before, unknown_id_);
         }
     }
-    lattice.pieces.clear();
+    // Turn the links of the path round.
+    Lattice::Link link = links[size];
     for (std::size_t end = size; end > 0;) {
-        const Lattice::Node& node = nodes[end];
-        lattice.pieces.push_back({static_cast<std::uint32_t>(node.begin), static_cast<std::uint32_t>(end), node.id});
-        end = static_cast<std::size_t>(node.begin);
+        const auto begin = static_cast<std::size_t>(link.other);
+        const Lattice::Link before = links[begin];
+        links[begin] = {static_cast<std::int32_t>(end), link.id};
+        link = before;
+        end = begin;
     }
 }
 

@@ -12,16 +12,17 @@ namespace fastbert::unigram {
 
 // Memory of a search, kept between words.
 struct Lattice {
-    struct Node {  // the best path to a byte
-        double score;
-        std::int32_t begin, id;  // of its last piece; a begin of -1: there is no path
+    // The last piece of the best path to a byte; a begin of -1: there is no path. Along the path that is chosen, the piece
+    // that begins at a byte, and its end.
+    struct Link {
+        std::int32_t other, id;
     };
     struct Piece {
         std::uint32_t begin, end;
         std::int32_t id;
     };
-    std::vector<Node> nodes;
-    std::vector<Piece> pieces;
+    std::vector<Link> links;
+    std::vector<double> scores;         // of the paths to the bytes that pieces reach from here, in a ring
     std::vector<std::uint32_t> begins;  // of some characters,
     std::vector<Piece> found;           // and the pieces found at each
     std::vector<std::uint32_t> counts;
@@ -38,14 +39,21 @@ public:
     template <class Token>
     void split(std::string_view word, Lattice& lattice, Token token) const {
         find_path(word, lattice);
-        for (std::size_t i = lattice.pieces.size(); i-- > 0;) {
-            Lattice::Piece piece = lattice.pieces[i];
+        const auto piece_at = [&](std::size_t begin) {
+            const Lattice::Link& link = lattice.links[begin];
+            return Lattice::Piece{static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(link.other), link.id};
+        };
+        for (std::size_t at = 0; at < word.size();) {
+            Lattice::Piece piece = piece_at(at);
             if (piece.id != unknown_id_) {
                 token(piece.id, piece.begin, piece.end);
+                at = piece.end;
                 continue;
             }
             // Unknown characters side by side are one token.
-            while (i > 0 && lattice.pieces[i - 1].id == unknown_id_) piece.end = lattice.pieces[--i].end;
+            while (piece.end < word.size() && lattice.links[piece.end].id == unknown_id_)
+                piece.end = piece_at(piece.end).end;
+            at = piece.end;
             const std::string_view text = word.substr(piece.begin, piece.end - piece.begin);
             if (const std::int32_t id = find(text); id != PieceTrie::kNone) {
                 token(id, piece.begin, piece.end);
@@ -62,7 +70,7 @@ public:
 
 private:
     void find_pieces(std::string_view word, Lattice& lattice) const;
-    // Fill lattice.pieces, the last one first.
+    // Fill lattice.links from the first piece to the last one.
     void find_path(std::string_view word, Lattice& lattice) const;
 
     double score(std::int32_t id) const {
@@ -72,6 +80,7 @@ private:
 
     PieceTrie trie_;
     std::size_t most_;  // pieces at one place of a text
+    std::size_t ring_;  // a power of two above the bytes of any piece
     std::vector<double> scores_;
     std::vector<float> short_scores_;  // if they are the same: half the memory to look them up in
     double unknown_score_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import sys
 from pathlib import Path
@@ -64,11 +65,14 @@ def test_a_long_run_stays_flat(campaign: Campaign, tmp_path: Path) -> None:
 
 
 @scored(row=20, unit="calls", short=600, full=100_000, chunk=25_000, goal="memory + < 1 %, no handles")
-def test_many_calls_leave_nothing_behind(campaign: Campaign, tmp_path: Path) -> None:
+def test_many_calls_leave_nothing_behind(campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of any kind tokenized, packed and embedded, one call after the other."""
     folder = toy_folder(tmp_path / "model")
     model, tokenizer = load(folder), load_tokenizer(folder)
     texts = hostile_texts(random.Random(1), 400)
+    monkeypatch.setattr(
+        logging.getLogger("fastbert"), "disabled", True
+    )  # pytest keeps every line about truncated texts
 
     def call(numbers: range) -> Figures:
         samples = []
