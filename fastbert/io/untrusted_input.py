@@ -178,6 +178,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def shown_error(error: Exception) -> str:
+    """Return the message of a library's error, which may quote a file at any length, shortened to fit one line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
 def _open_nonblocking(path: str, flags: int) -> int:
     # Without O_NONBLOCK, opening a pipe waits until a process writes to it. It has no effect on regular files.
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

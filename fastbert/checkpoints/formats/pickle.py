@@ -20,7 +20,7 @@ from fastbert.checkpoints.file_tensors import Checksum, FileTensor
 from fastbert.checkpoints.formats.pickle_machine import MAX_BYTES, View, run
 from fastbert.checkpoints.formats.safetensors import check_shape
 from fastbert.errors import CheckpointError
-from fastbert.io.untrusted_input import UntrustedFile, shown
+from fastbert.io.untrusted_input import UntrustedFile, shown, shown_error
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
@@ -123,7 +123,7 @@ def _members(file: UntrustedFile) -> dict[str, zipfile.ZipInfo]:
         OverflowError,
         struct.error,
     ) as error:
-        raise CheckpointError(f"{file.path}: not a complete zip ({error})") from None
+        raise CheckpointError(f"{file.path}: not a complete zip ({shown_error(error)})") from None
     members = {member.filename: member for member in infos}
     if len(members) != len(infos):
         raise CheckpointError(f"{file.path}: a zip with a repeated name, which torch.save never writes")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fastbert.errors import CheckpointError
-from fastbert.io.untrusted_input import shown
+from fastbert.io.untrusted_input import shown, shown_error
 
 MAX_BYTES = 16 << 20
 MAX_OPCODES = 400_000  # one tensor takes forty
@@ -113,7 +113,9 @@ def run(data: bytes, source: str, start: int = 0) -> tuple[Any, int]:
     except Refused as error:
         raise CheckpointError(f"{source}: refused without executing anything: {error}") from None
     except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
-        raise CheckpointError(f"{source}: not a complete pickle ({type(error).__name__}: {error})") from None
+        raise CheckpointError(
+            f"{source}: not a complete pickle ({type(error).__name__}: {shown_error(error)})"
+        ) from None
 
 
 class _Machine:
