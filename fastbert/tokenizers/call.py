@@ -169,17 +169,17 @@ def read_lengths(
     if truncate != _C.TruncationStrategy.NONE:
         assert length is not None
         check_room(length, added)
-        # The reference always subtracts the special tokens of a single sequence here.
         cure = "use a smaller stride or a larger max_length"
         if added and stride and stride >= length - added:
             raise ValueError(
                 f"stride={stride} must be below the {length - added} tokens that max_length={length} leaves beside the"
                 f" {added} special tokens; {cure}"
             )
-        if stride and stride > length - added_to_single:
-            most = max(0, length - added_to_single)
+        # The reference always subtracts the special tokens of a single sequence here.
+        most = max(0, length - added_to_single)
+        if stride > most:
             raise ValueError(
-                f"stride={stride} must be at most {most} at max_length={length}, as if there were special tokens; {cure}"
+                f"stride={stride} must be at most {most} at max_length={length}, also without special tokens; {cure}"
             )
         if multiple and strategy != "do_not_pad" and length % multiple:
             raise ValueError(
