@@ -25,7 +25,7 @@ from torture.ledger import Figures
 from torture.reader_formats import FORMATS, Format
 from torture.scorecard import scored
 
-SECONDS, PART = 1800, 60
+SECONDS, PART = 1800, 30
 TESTS = Path(__file__).resolve().parents[1]
 
 
