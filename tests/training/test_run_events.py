@@ -173,6 +173,26 @@ def test_the_sum_of_all_weights_tells_their_places() -> None:
     assert total(torch.zeros(0), torch.tensor(1.0)) != total(torch.tensor(1.0), torch.zeros(0))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_the_sum_of_all_weights_is_its_definition(dtype: torch.dtype) -> None:
+    """Lines of steps.jsonl are compared by later versions: all shapes, also transposed, and any number of threads."""
+    shapes = [(3000, 77), (5,), (), (0,), (4, 0), (2, 3, 4), (1, 100_000), (70_000, 1)]
+    tensors = [torch.randn(shape, dtype=dtype) for shape in shapes] + [torch.randn(30, 40, dtype=dtype).t()]
+    model = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[0].element_size()]
+    expected = 0
+    for index, tensor in enumerate(tensors):
+        rows = tensor.contiguous().view(kind).reshape(len(tensor) if tensor.dim() else 1, -1) if tensor.numel() else []
+        expected += (2 * index + 1) * sum((2 * row + 1) * sum(values.tolist()) for row, values in enumerate(rows))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            assert weights_sum(model) == expected % 2**64, f"{threads} threads"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_replay_finds_what_was_changed(config: PretrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
     """A difference of one bit ends it with 1; nothing is written."""
     pretrain(replace(config, checkpoint_every=4, keep_checkpoints=9, log_every=5))
