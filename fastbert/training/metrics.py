@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ DETECTION = ("rtd_loss", "rtd_accuracy", "rtd_precision", "rtd_recall", "rtd_rep
 WAITS = ("data_seconds", "validation_seconds", "checkpoint_seconds")
 MEASURED = ("seconds", "tokens_per_second", "mfu", "memory_bytes", *WAITS)
 """The fields that a clock or the machine gives: they differ between a run and its repetition, all others are equal."""
+
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +275,42 @@ def line_of(values: Mapping[str, Any]) -> str:
     return json.dumps(plain) + "\n"
 
 
+def typed(kind: type[Line], values: dict[str, Any]) -> Line:
+    """Return the values of a line as a dataclass. Raises `TypeError` for a field that is missing, unknown or of another
+    type; null stands for a number that is not finite."""
+    plain: Any = kind  # to mypy, a type of any class is not hashable
+    line, hints = kind(**values), _hints(plain)
+    wrong = [name for name, value in values.items() if not _fits(value, hints[name])]
+    if wrong:
+        raise TypeError(f"wrong types of {', '.join(wrong)}")
+    return line
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Tell whether a value of JSON is of a field's type."""
+    if isinstance(hint, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if isinstance(value, bool):
+        return hint is bool
+    if hint is float:
+        return value is None or isinstance(value, (int, float))
+    return isinstance(value, get_origin(hint) or hint)
+
+
+def _object(values: object) -> dict[str, Any]:
+    """Return a JSON object. Raises `TypeError` for any other value of JSON."""
+    if not isinstance(values, dict):
+        raise TypeError("not an object")
+    return values
+
+
 def read_records(path: Path, make: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
     """Read the lines of a metrics.jsonl, each as `make` returns it; a last line that a kill has cut short is skipped.
 
@@ -285,7 +325,7 @@ def read_records(path: Path, make: Callable[[dict[str, Any]], Any] = dict) -> li
         if not line.strip():
             continue
         try:
-            records.append(make(json.loads(line)))
+            records.append(make(_object(json.loads(line))))
         except (ValueError, RecursionError, TypeError) as error:
             if number < len(lines) or isinstance(error, TypeError):
                 raise UserError(f"{path}: line {number} is not a metrics record") from None
@@ -294,7 +334,7 @@ def read_records(path: Path, make: Callable[[dict[str, Any]], Any] = dict) -> li
 
 def read_metrics(path: Path) -> list[Metrics]:
     """Read the lines of a pre-training run's metrics.jsonl."""
-    return read_records(path, lambda values: Metrics(**values))
+    return read_records(path, functools.partial(typed, Metrics))
 
 
 def last_of(records: Iterable[Metrics], split: str) -> Metrics | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.figures import bar_style, draw_baseline, figure_file, finish_axes, legend_below, line_style
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.training.metrics import Metrics, read_metrics, read_records
+from fastbert.training.metrics import Metrics, read_metrics, read_records, typed
 from fastbert.training.reference_curves import find_reference
 from fastbert.training.reporter import Record
 
@@ -184,13 +185,40 @@ def _plot_finetuned(runs: Sequence[Path], out: Path, x_axis: str) -> Path:
 
 def _trials(run: Path) -> dict[tuple[float, ...], list[Record]]:
     """Return the lines of metrics.jsonl of each trial. Raises `UserError` for a run without metrics."""
-    records = read_records(_folder(run) / "metrics.jsonl")
+    records = read_records(_folder(run) / "metrics.jsonl", _trial_line)
     if not records:
         raise UserError(f"{run}: no metrics to plot; a run's folder holds a metrics.jsonl")
     trials: dict[tuple[float, ...], list[Record]] = {}
     for record in records:
         trials.setdefault(tuple(record[key] for key in TRIAL_KEYS), []).append(record)
     return trials
+
+
+@dataclass(frozen=True)
+class _TrialLine:
+    """What plots need of a line of a trial's metrics.jsonl."""
+
+    step: int
+    split: Literal["train", "validation"]
+    tokens: int
+    seconds: float
+    lr: float
+    batch_size: int
+    epochs: float
+    seed: int
+    loss: float | None
+    scores: dict[str, Any] | None
+
+
+def _trial_line(values: Record) -> Record:
+    """Return a line of a trial. Raises `TypeError` for another line."""
+    line = typed(_TrialLine, {field.name: values.get(field.name) for field in fields(_TrialLine)})
+    scores = line.scores or {}
+    values_of = [of_file.values() if isinstance(of_file, dict) else [""] for of_file in scores.values()]
+    undrawable = any(isinstance(value, str | list | dict) for values in values_of for value in values)
+    if undrawable or None in (line.seconds, line.lr, line.epochs) or (line.split == "validation" and not scores):
+        raise TypeError("not a trial's line")
+    return values
 
 
 def _first_file(trials: Mapping[tuple[float, ...], Sequence[Record]]) -> str | None:

@@ -7,6 +7,7 @@ had been a spike, is "omitted".
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from fastbert import _C
-from fastbert.training.metrics import MetricsLog, read_records
+from fastbert.training.metrics import MetricsLog, read_records, typed
 
 FILE = "steps.jsonl"
 
@@ -63,7 +64,7 @@ class StepLog:
 
 def read_steps(folder: Path) -> dict[int, ExactStep]:
     """Read the steps of a run by number. Raises `UserError` for a line that is not a step's."""
-    lines: list[Any] = read_records(folder / FILE, lambda values: ExactStep(**values))
+    lines: list[Any] = read_records(folder / FILE, functools.partial(typed, ExactStep))
     return {line.step: line for line in lines}
 
 

@@ -102,6 +102,7 @@ def test_costs_are_written_where_they_are_known_and_older_lines_load(tmp_path: P
     assert read_metrics(tmp_path / "metrics.jsonl") == [LINE, costs]
     assert told == [LINE.record(), costs.record()]
     assert {name for name in MEASURED if name in costs.record()} == set(MEASURED)
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({**LINE.record(), "surprise": 1}) + "\n\n")
-    with pytest.raises(UserError, match="line 1 is not a metrics record"):
-        read_metrics(tmp_path / "metrics.jsonl")
+    for wrong in ({"surprise": 1}, {"step": {}}, {"step": 1.5}, {"step": None}, {"loss": "1"}, {"split": "test"}):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({**LINE.record(), **wrong}) + "\n\n")
+        with pytest.raises(UserError, match="line 1 is not a metrics record"):
+            read_metrics(tmp_path / "metrics.jsonl")

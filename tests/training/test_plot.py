@@ -34,7 +34,7 @@ def pretraining(folder: Path, unigram: object = None, pairs: float | None = None
 def finetuning(folder: Path, scores: list[list[float | None]], **files: dict[str, Any]) -> Path:
     lines: list[dict[str, Any]] = []
     for seed, of_trial in enumerate(scores):
-        trial = {"lr": 1e-5, "batch_size": 8, "epochs": 1, "seed": seed}
+        trial = {"lr": 1e-5, "batch_size": 8, "epochs": 1, "seed": seed, "seconds": 1.0}
         lines += [
             {**trial, "step": step, "tokens": 10 * step, "split": "train", "loss": 1.0 / step} for step in (1, 10, 20)
         ]
@@ -183,3 +183,24 @@ def test_runs_of_different_kinds_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no metrics to plot"):
         plot.plot_runs([tmp_path], tmp_path / "out.png")
     assert not (tmp_path / "out.png").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "1"},
+        {"lr": None},
+        {"split": "test"},
+        {"loss": []},
+        {"scores": {}},
+        {"scores": {FILE: 1}},
+        {"scores": {FILE: {"accuracy": "high"}}},
+    ],
+)
+def test_a_damaged_line_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
+    run = finetuning(tmp_path / "run", [[0.6]])
+    file = run / "metrics.jsonl"
+    *lines, last = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, json.dumps({**json.loads(last), **wrong}), ""]))
+    with pytest.raises(UserError, match=rf"metrics.jsonl: line {len(lines) + 1} is not a metrics record"):
+        plot.plot_trials(run, "accuracy")
