@@ -3,9 +3,22 @@
 from importlib import import_module
 from typing import Any
 
+LONGEST_MESSAGE = 1500
+_END = 400  # of a message that is too long: where the cure stands
+
 
 class UserError(ValueError):
-    """Invalid input: the message names the value, its location and the cure."""
+    """Invalid input: the message names the value, its location and the cure.
+
+    The middle of a message of more than 1,500 characters is left out: whatever a damaged file holds where a name is
+    expected, its refusal can be read.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > LONGEST_MESSAGE:
+            end = message[-_END:]
+            message = f"{message[: LONGEST_MESSAGE - len(end) - 5]} ... {end}"
+        super().__init__(message)
 
 
 def require_whole(name: str, value: object, least: int, *, optional: bool = False) -> None:

@@ -12,7 +12,17 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import require_regular_file
 
 # What NumPy's parser of headers raises for damaged ones, which it reads as Python.
-_DAMAGE = (OSError, ValueError, EOFError, SyntaxError, TokenError, TypeError, RecursionError, MemoryError)
+_DAMAGE = (
+    OSError,
+    ArithmeticError,
+    ValueError,
+    EOFError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class ArrayWriter:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fastbert import _C
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.json_errors import VocabularyError
 from fastbert.tokenizers.pipeline import Pipeline
 from fastbert.tokenizers.pipeline_tokenizer import PipelineTokenizer, check_distinct, hash_of, write_lines
@@ -61,11 +62,11 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
             table = [(ids[left], ids[right], ids[left + right]) for left, right in self._merges]
         except KeyError as error:
             rank = next(i for i, (a, b) in enumerate(self._merges) if a not in ids or b not in ids or a + b not in ids)
-            left, right = self._merges[rank]
+            merge, lacking = " ".join(map(shown, self._merges[rank])), shown(error.args[0])
             file = pipeline.path / "merges.txt" if pipeline.path.is_dir() else pipeline.path
             raise VocabularyError(
-                f"{file}: merge {rank + 1} ({left!r} {right!r}) names {error.args[0]!r}, which is not in the"
-                " vocabulary; the merges belong to another vocabulary, or one of the two is damaged"
+                f"{file}: merge {rank + 1} ({merge}) names {lacking}, which is not in the vocabulary; the"
+                " merges belong to another vocabulary, or one of the two is damaged"
             ) from None
         missing = [byte for byte, character in BYTES.items() if character not in ids]
         if missing:

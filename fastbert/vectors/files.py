@@ -6,6 +6,7 @@ word and its numbers, separated by spaces. A word may contain spaces: the number
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -23,6 +24,7 @@ SUFFIXES = (".txt", ".vec")
 """Of the files that are written; files of any name are read."""
 MAX_WIDTH = 1 << 14
 _BLOCK_BYTES = 1 << 20
+_OTHER_SPACE = re.compile("[\t-\r]")
 _ROWS = 4096  # written at once
 _OTHER_KIND = (
     "is not a text file of word vectors (word2vec's binary format must be converted to text); name a file with one word"
@@ -132,12 +134,11 @@ class _Reader:
 
     def _numbers(self, texts: Sequence[str], lines: Sequence[int]) -> NDArray[np.float32]:
         """Return the numbers of some lines, fp32 (lines, width)."""
-        array = _parse(" ".join(texts))
+        together = " ".join(texts)
+        # To NumPy, tabs separate numbers, too: those of a line could pass for another's.
+        array = None if _OTHER_SPACE.search(together) else _parse(together)
         if array is None or array.size != len(texts) * self.width:
-            rows = [_parse(text) for text in texts]
-            wrong = next(index for index, row in enumerate(rows) if row is None or row.size != self.width)
-            field = next((field for field in texts[wrong].split(" ") if not _is_number(field)), texts[wrong])
-            raise UserError(f"{self.path}, line {lines[wrong]}: {shown(field)} is not a number")
+            array = np.concatenate([self._row(text, line) for text, line in zip(texts, lines, strict=True)])
         array = array.reshape(len(texts), self.width)
         finite = np.isfinite(array).all(axis=1)
         if not finite.all():
@@ -145,6 +146,14 @@ class _Reader:
             value = array[wrong][~np.isfinite(array[wrong])][0]
             raise UserError(f"{self.path}, line {lines[wrong]}: holds {value}, and numbers must be finite in fp32")
         return array
+
+    def _row(self, text: str, line: int) -> NDArray[np.float32]:
+        """Return the numbers of one line, fp32 (width,)."""
+        wrong = next((field for field in text.split(" ") if not _is_number(field)), None)
+        row = _parse(text) if wrong is None else None
+        if row is None or row.size != self.width:
+            raise UserError(f"{self.path}, line {line}: {shown(text if wrong is None else wrong)} is not a number")
+        return row
 
     def result(self, limit: int | None) -> tuple[tuple[str, ...], NDArray[np.float32]]:
         """Return the words and the array of the file, which has been read to its end or to the limit."""

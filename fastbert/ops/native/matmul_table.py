@@ -20,6 +20,7 @@ import torch
 
 from fastbert import _C, cpu_capability, tuning_tables
 from fastbert.errors import UserError
+from fastbert.io.untrusted_input import shown
 from fastbert.ops import dispatch
 
 FORMAT = 1
@@ -139,7 +140,8 @@ def load(path: Path) -> Table:
         for name, choice in choices.items():
             if choice not in (NATIVE, TORCH):
                 raise UserError(
-                    f"{path} chooses {choice!r} for {name}, which is neither 'own' nor 'library': {tuning_tables.CURE}"
+                    f"{path} chooses {shown(choice)} for {shown(name)}, which is neither 'own' nor 'library':"
+                    f" {tuning_tables.CURE}"
                 )
     return table
 

@@ -112,7 +112,8 @@ class Table:
             cells = ", ".join(repr(str(cell)[:20]) for cell in self.rows[0].cells[:20])
             return f"its cells: {cells}; columns go by such names, or by numbers from 1"
         more = ", ..." if len(self.names) > 20 else ""
-        return f"columns: {', '.join(name or repr(name) for name in self.names[:20]) or 'none'}{more}"
+        shown = (name if 0 < len(name) <= 60 else f"{name[:57]}..." if name else repr(name) for name in self.names[:20])
+        return f"columns: {', '.join(shown) or 'none'}{more}"
 
     def text(self, row: Row, index: int, *, empty: bool = False) -> str:
         """Return a cell that must be a text; `empty` allows an empty one. Raises UserError."""
