@@ -145,26 +145,36 @@ void Unigram::find_hazards() {
     find_vanishing();
 }
 
-// Characters that may leave nothing behind, alone or at the ends of a pattern.
+// Characters that may leave nothing behind, alone or at the ends of a pattern, or white space that a later step strips.
 void Unigram::find_vanishing() {
     vanishing_.assign(kPoints / 64, 0);
     const auto set = [this](char32_t point) { vanishing_[point / 64] |= std::uint64_t{1} << point % 64; };
+    const bool strips = strips_left_ || strips_right_;
+    const auto fades = [strips](std::u32string_view result) {
+        return result.empty() || (strips && (unicode::is_whitespace(result.front()) || unicode::is_whitespace(result.back())));
+    };
+    const auto fades_to_bytes = [&fades](std::string_view result) {
+        std::u32string points;
+        if (!unicode::is_valid_utf8(result)) return true;
+        for (const auto& character : normalizer::characters_of(result)) points.push_back(character.point);
+        return fades(points);
+    };
     for (char32_t point = '!'; point < 0x7F; ++point) {
         const char character = static_cast<char>(point);
-        if (normalized(local_normalizer_, {&character, 1}).empty()) set(point);
+        if (fades_to_bytes(normalized(local_normalizer_, {&character, 1}))) set(point);
     }
     for (const Step& step : normalizer_.steps()) {
         if (const auto* const replace = std::get_if<normalizer::ReplaceStep>(&step)) {
-            if (!replace->content.empty()) continue;
+            if (!fades(replace->content)) continue;
             set(replace->pattern.front());
             set(replace->pattern.back());
         } else if (const auto* const runs = std::get_if<normalizer::ReplaceRunsStep>(&step)) {
-            if (!runs->content.empty()) continue;
+            if (!fades(runs->content)) continue;
             for (const auto& run : runs->alternatives) std::for_each(run.characters.begin(), run.characters.end(), set);
         } else if (const auto* const charsmap = std::get_if<normalizer::CharsmapStep>(&step)) {
             for (const std::string& key : charsmap->map->keys()) {
                 const auto value = charsmap->map->find(key);
-                if (!value || !value->empty() || !unicode::is_valid_utf8(key)) continue;
+                if (!value || !unicode::is_valid_utf8(key) || !fades_to_bytes(*value)) continue;
                 const Characters characters = normalizer::characters_of(key);
                 set(characters.front().point);
                 set(characters.back().point);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import io
 import lzma
@@ -19,9 +20,11 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # zstandard expands a block in one step, at most 2^15 times its size.
 _ZSTD_BYTES = 1 << 12
 _BZ2_BYTES = 1 << 16
+_XZ_BYTES, _XZ_MOST = 1 << 15, 1 << 18
+_XZ_STATE = 1 << 20  # of a decoder, beside its dictionary
 # bz2 can expand a block more than a million times.
 _MOST_BYTES = 1 << 24
-# As much as the program zstd takes without --long, and --long alone needs.
+# As much as the program zstd takes without --long, and --long alone needs; twice that of xz -9.
 _MAX_WINDOW = 1 << 27
 
 
@@ -50,7 +53,9 @@ def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
         case ".gz":
             return gzip.GzipFile(fileobj=raw)
         case ".xz":
-            return io.BufferedReader(lzma.LZMAFile(raw))
+            # LZMAFile knows no limit, and a file of a few bytes may announce a dictionary of 4 GiB.
+            new = functools.partial(lzma.LZMADecompressor, memlimit=_MAX_WINDOW + _XZ_STATE)
+            return io.BufferedReader(_Frames(raw, new, lzma.LZMAError, _XZ_BYTES, _XZ_MOST, padding=b"\0"))
         case ".bz2":
             return io.BufferedReader(_Frames(raw, bz2.BZ2Decompressor, OSError, _BZ2_BYTES, _MOST_BYTES))
         case ".zst":
@@ -79,11 +84,14 @@ class _Frames(io.RawIOBase):
         damage: type[Exception],
         block_bytes: int,
         most: int | None = None,
+        padding: bytes = b"",
     ) -> None:
-        """`most` is the number of bytes to decompress at once, of frames that know `needs_input`."""
+        """`most` is the number of bytes to decompress at once, of frames that know `needs_input`; `padding` may stand
+        between frames."""
         self._raw, self._new, self._damage, self._block_bytes = raw, new, damage, block_bytes
         self._most = () if most is None else (most,)
         self._frame: Any = None
+        self._padding, self._is_first = padding, True
         self._input = b""
         self._output = memoryview(b"")
 
@@ -94,7 +102,7 @@ class _Frames(io.RawIOBase):
         while not self._output:
             if self._frame is not None and self._frame.eof:
                 self._input = self._frame.unused_data or self._input
-                self._frame = None
+                self._frame, self._is_first = None, False
             if not self._input and getattr(self._frame, "needs_input", True):
                 self._input = self._raw.read(self._block_bytes)
                 if not self._input:
@@ -102,6 +110,10 @@ class _Frames(io.RawIOBase):
                         raise EOFError
                     return 0
             if self._frame is None:
+                if not self._is_first:
+                    self._input = self._input.lstrip(self._padding)
+                    if not self._input:
+                        continue
                 self._frame = self._new()
             block, self._input = self._input, b""
             try:

@@ -174,7 +174,7 @@ def _pairs_of(file: Path) -> Iterator[Located]:
                     stream = archive.extractfile(member) if member.isfile() and _kind(member.name) else None
                     if stream is not None:
                         yield from _records(f"{file}, {member.name}", stream)
-        except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        except (tarfile.TarError, EOFError, MemoryError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{file}: not an intact archive ({error})") from None
         return
     if _kind(file.name) is None:

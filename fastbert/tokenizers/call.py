@@ -156,6 +156,8 @@ def read_lengths(
     max_length = checked_max_length(max_length)
     if max_length is not None and max_length > _NO_LIMIT:
         max_length = model_max_length = None
+    if model_max_length is not None and model_max_length > _NO_LIMIT:
+        model_max_length = None
     multiple = checked_count(pad_to_multiple_of, "pad_to_multiple_of", 1)
     stride = checked_count(stride, "stride", 0) or 0
     if max_length is not None and truncation is None and padding is False:

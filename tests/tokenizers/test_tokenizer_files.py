@@ -57,6 +57,15 @@ def test_transformers_reads_what_we_save(tmp_path, model_max_length):
     assert (theirs.model_max_length > 10**20) == (model_max_length is None)
 
 
+@pytest.mark.parametrize("limit", [2**40 + 1, 2**63 + 605, 10**19, 10**30])
+def test_limits_beyond_any_row_are_none(tmp_path, limit):
+    WordPieceTokenizer(VOCAB, model_max_length=limit).save_pretrained(tmp_path)
+    tokenizer = WordPieceTokenizer.from_pretrained(tmp_path)
+    text = "hello " * 1000
+    rows = tokenizer([text, ""], padding=True, truncation=True).input_ids
+    assert {len(row) for row in rows} == {len(tokenizer(text).input_ids)}
+
+
 @pytest.mark.parametrize("lower", [True, False])
 def test_we_read_what_transformers_saves(tmp_path, make_reference, lower):
     reference = make_reference(VOCAB, do_lower_case=lower, strip_accents=False, model_max_length=99)

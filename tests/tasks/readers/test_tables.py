@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,6 +111,21 @@ def test_a_cut_archive(tmp_path: Path) -> None:
     path = write(tmp_path / "t.tsv.xz", lzma.compress(b"a\tb\n" * 5000)[:-20])
     with pytest.raises(UserError, match=r"t.tsv.xz: ends too early"):
         read_table(path)
+
+
+def test_streams_of_an_archive(tmp_path: Path) -> None:
+    """xz files may have several streams, and zeros between and behind them; a dictionary has a limit."""
+    table = lzma.compress(b"a\tb\n" * 5000) + bytes(8) + lzma.compress(b"c\td\n") + bytes(1 << 17)
+    path = write(tmp_path / "t.tsv.xz", table)
+    assert [row.cells for row in read_table(path).rows][-2:] == [("a", "b"), ("c", "d")]
+    large = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]
+    damaged = {
+        "not an intact .xz file (Input format": lzma.compress(b"a\tb\n") + b"rest",
+        "not an intact .xz file (Memory usage limit": lzma.compress(b"a\tb\n", filters=large),
+    }
+    for message, content in damaged.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            read_table(write(tmp_path / "t.tsv.xz", content))
 
 
 @pytest.mark.parametrize("text", ["[]", " [ ] ", "", "[1]", "[1, [2, 3], {}]", "1 2 3", '"a" "b"', "[1,2,]"])
