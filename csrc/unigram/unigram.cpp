@@ -108,6 +108,7 @@ void Unigram::find_spaces() {
 
 // Characters that act across spaces.
 void Unigram::find_hazards() {
+    using normalizer::ReplaceRunsStep;
     hazards_.assign(kPoints / 64, 0);
     const auto set = [this](char32_t point) {
         hazards_[point / 64] |= std::uint64_t{1} << point % 64;
@@ -122,7 +123,7 @@ void Unigram::find_hazards() {
         return result.empty() || result.find(' ') != std::string::npos;
     };
     const auto* const charsmap = find_step<normalizer::CharsmapStep>(normalizer_.steps());
-    const auto* const runs = find_step<normalizer::ReplaceRunsStep>(normalizer_.steps());
+    const auto* const runs = find_step<ReplaceRunsStep>(normalizer_.steps());
     for (char32_t point = 0; point < kPoints; ++point) {
         if (point == 0xD800) point = 0xE000;
         // A cluster of such a character and a space may be replaced as a whole.
@@ -131,6 +132,23 @@ void Unigram::find_hazards() {
         // What becomes white space, or goes, may stand in a run with a space.
         const bool is_space_class = unicode::split_class_of(point) == unicode::SplitClass::kSpace;
         if (is_space_class || (normalizer_.changes(point) && vanishes(point))) set(point);
+    }
+    // So may what several characters become.
+    for (const Step& step : normalizer_.steps()) {
+        if (!runs) break;
+        const auto set_visible = [this, &set](char32_t point) {
+            if (point >= 0x80 || !is_space(static_cast<std::uint8_t>(point))) set(point);
+        };
+        if (const auto* const others = std::get_if<ReplaceRunsStep>(&step)) {
+            for (const auto& run : others->alternatives) {
+                std::for_each(run.characters.begin(), run.characters.end(), set_visible);
+            }
+        } else if (const auto* const replace = std::get_if<normalizer::ReplaceStep>(&step)) {
+            const bool has_space = std::any_of(replace->content.begin(), replace->content.end(), unicode::is_whitespace);
+            if (!replace->content.empty() && !has_space) continue;
+            set_visible(replace->pattern.front());
+            set_visible(replace->pattern.back());
+        }
     }
     if (charsmap && runs) {
         for (const std::string& key : charsmap->map->keys()) {

@@ -20,16 +20,31 @@ def test_every_part_at_every_offset(tmp_path, kind):
     assert_same(ours, reference, list(every_offset()))
 
 
+QUOTE = {"type": "Replace", "pattern": {"String": "'"}, "content": " "}
+WORD = {"type": "Replace", "pattern": {"String": "ab"}, "content": " x "}
+GONE = {"type": "Replace", "pattern": {"String": "xd"}, "content": ""}
+RUN = {"type": "Replace", "pattern": {"Regex": "a{2,}"}, "content": " "}
+SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+LEFT, BOTH = ({"type": "Strip", "strip_left": True, "strip_right": right} for right in (False, True))
+
+
 @pytest.mark.parametrize("prepend", ["first", "always"])
-@pytest.mark.parametrize("right", [False, True])
-def test_visible_characters_that_become_spaces_are_stripped(tmp_path, prepend, right):
-    """In the reference, a text whose first character is stripped no longer begins where the raw text does."""
-    quote = {"type": "Replace", "pattern": {"String": "'"}, "content": " "}
-    word = {"type": "Replace", "pattern": {"String": "ab"}, "content": " x "}
-    strip = {"type": "Strip", "strip_left": True, "strip_right": right}
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([QUOTE, WORD, LEFT], id="left"),
+        pytest.param([QUOTE, WORD, BOTH], id="both"),
+        pytest.param([RUN, SPACES], id="runs"),
+        pytest.param([QUOTE, WORD, GONE, SPACES], id="spaces"),
+        pytest.param([RUN, GONE, WORD, SPACES, LEFT], id="all"),
+    ],
+)
+def test_visible_characters_become_spaces(tmp_path, prepend, steps):
+    """They are stripped, or join a run. In the reference, a text whose first character goes no longer begins where the
+    raw text does."""
     content = {
         "added_tokens": [],
-        "normalizer": {"type": "Sequence", "normalizers": [quote, word, strip]},
+        "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend, "split": True},
         "post_processor": None,
         "decoder": None,
@@ -41,5 +56,20 @@ def test_visible_characters_that_become_spaces_are_stripped(tmp_path, prepend, r
         },
     }
     ours, reference = load_random(tmp_path, content, split_special_tokens=False)
-    texts = ["'c d", "c'", "'", "ab", "abc", "c ab", "'ab'", "c d", " c", "c 'd", "d' ab c"]
+    texts = [
+        "'c d",
+        "c'",
+        "'",
+        "ab",
+        "abc",
+        "c ab",
+        "'ab'",
+        "c d",
+        " c",
+        "c 'd",
+        "d' ab c",
+        "aaa c",
+        "c aa d",
+        "xd c xd",
+    ]
     assert_same(ours, reference, [*texts, *(f"{text} {'c d ' * 30}{text}" for text in texts)])

@@ -85,7 +85,7 @@ def _each(reads: Iterable[Callable[[], object]]) -> list[object]:
             results.append(read())
         except UserError as error:
             check_refusal(str(error))
-            results.append(error)
+            results.append(str(error))  # its traceback would keep what the reader holds
     return results
 
 

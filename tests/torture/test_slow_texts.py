@@ -123,9 +123,12 @@ def test_slow_texts(campaign: Campaign, request: pytest.FixtureRequest, tmp_path
             if ratio > RATIO:  # perhaps the machine was busy
                 ratio = encoding_seconds(tokenizer, text, 5) / encoding_seconds(tokenizer, usual, 5)
             assert ratio <= RATIO, f"{where}: {ratio:.1f} times as long as English"
-            peak = peak_of(lambda tokenizer=tokenizer, text=text: tokenizer.encode_ragged([text], threads=1))
             longest = max(size, len(tokenizer._normalize(text).encode()))
-            assert peak <= MEMORY * longest + CACHE, f"{where}: {peak:,} bytes for {longest:,}"
+            allowed = MEMORY * longest + CACHE
+            peak = peak_of(lambda tokenizer=tokenizer, text=text: tokenizer.encode_ragged([text], threads=1))
+            if peak > allowed:  # perhaps the heap was in pieces
+                peak = peak_of(lambda tokenizer=tokenizer, text=text: tokenizer.encode_ragged([text], threads=1))
+            assert peak <= allowed, f"{where}: {peak:,} bytes for {longest:,}"
             worst, most = max(worst, ratio), max(most, peak / 1e6)
         return {"worst_times_english": round(worst, 2), "largest_megabytes": round(most, 1)}
 
