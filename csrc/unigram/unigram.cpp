@@ -158,8 +158,11 @@ void Unigram::find_hazards() {
             if (!is_space(*at)) set(unicode::decode(at));
         }
     }
-    // "\r\n" is one cluster, which may become a single space; a difference only where spaces count.
-    if (charsmap && !drops_space_) set('\r');
+    // "\r\n" is one cluster. It may become a single space, a difference only where spaces count, or anything else.
+    const Characters pair = normalizer::characters_of(normalized(local_normalizer_, "\r\n"));
+    const auto is_white = [](const normalizer::NormalizedCharacter& at) { return unicode::is_whitespace(at.point); };
+    const bool stays_white = !pair.empty() && std::all_of(pair.begin(), pair.end(), is_white);
+    if (charsmap && !(drops_space_ && stays_white)) set('\r');
     find_vanishing();
 }
 

@@ -1,11 +1,12 @@
 """Byte-level BPE and Unigram with random steps: every result equals that of the `tokenizers` library."""
 
+import base64
 import random
 
 import pytest
 from hostile_texts import PARTS, every_offset
 from tokenizer_parity import assert_same, load_random
-from tokenizer_pipelines import random_tokenizer
+from tokenizer_pipelines import charsmap, random_tokenizer
 
 from fastbert import _C
 
@@ -18,6 +19,19 @@ def test_every_part_at_every_offset(tmp_path, kind):
     content = random_tokenizer(rng, PARTS, _C.byte_level_alphabet(), kind)
     ours, reference = load_random(tmp_path, content, split_special_tokens=False)
     assert_same(ours, reference, list(every_offset()))
+
+
+def unigram(normalizers, pre_tokenizer):
+    """Return a Unigram tokenizer of single characters."""
+    pieces = [["<unk>", 0.0], *([piece, -1.0 - index] for index, piece in enumerate("▁cxabd'"))]
+    return {
+        "added_tokens": [],
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": pieces},
+    }
 
 
 QUOTE = {"type": "Replace", "pattern": {"String": "'"}, "content": " "}
@@ -42,20 +56,8 @@ LEFT, BOTH = ({"type": "Strip", "strip_left": True, "strip_right": right} for ri
 def test_visible_characters_become_spaces(tmp_path, prepend, steps):
     """They are stripped, or join a run. In the reference, a text whose first character goes no longer begins where the
     raw text does."""
-    content = {
-        "added_tokens": [],
-        "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend, "split": True},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "Unigram",
-            "unk_id": 0,
-            "byte_fallback": False,
-            "vocab": [["<unk>", 0.0], *([piece, -1.0 - index] for index, piece in enumerate("▁cxabd'"))],
-        },
-    }
-    ours, reference = load_random(tmp_path, content, split_special_tokens=False)
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend, "split": True}
+    ours, reference = load_random(tmp_path, unigram(steps, metaspace), split_special_tokens=False)
     texts = [
         "'c d",
         "c'",
@@ -73,3 +75,18 @@ def test_visible_characters_become_spaces(tmp_path, prepend, steps):
         "xd c xd",
     ]
     assert_same(ours, reference, [*texts, *(f"{text} {'c d ' * 30}{text}" for text in texts)])
+
+
+@pytest.mark.parametrize("value", ["", " ", "x", " x", "x y"])
+def test_ends_of_windows_lines_become_anything(tmp_path, value):
+    """A carriage return and a line feed are one character to a map, although a text is cut before line feeds."""
+    encoded = base64.b64encode(charsmap({b"\r\n": value, b"\n": " "})).decode()
+    split = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "▁", "split": True}],
+    }
+    content = unigram([{"type": "Precompiled", "precompiled_charsmap": encoded}], split)
+    ours, reference = load_random(tmp_path, content, split_special_tokens=False)
+    assert_same(
+        ours, reference, [f"{start}{end}" for start in ("a", "", "a ") for end in ("\r\nb c", "\nb", "\r\n", "\r")]
+    )
