@@ -1,20 +1,25 @@
 """Errors caused by input, which the command line prints as one line without a traceback."""
 
+import re
 from importlib import import_module
 from typing import Any
 
 LONGEST_MESSAGE = 1500
+# Among them what ends a line, steers a terminal, or turns the direction of what follows.
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _END = 400  # of a message that is too long: where the cure stands
 
 
 class UserError(ValueError):
     """Invalid input: the message names the value, its location and the cure.
 
-    The middle of a message of more than 1,500 characters is left out: whatever a damaged file holds where a name is
-    expected, its refusal can be read.
+    Whatever a damaged file holds where a name is expected, its refusal is a line that can be read: control characters
+    are escaped, and the middle of a message of more than 1,500 characters is left out.
     """
 
     def __init__(self, message: str = "") -> None:
+        if not message.isprintable():
+            message = _CONTROL.sub(lambda match: repr(match.group())[1:-1], message)
         if len(message) > LONGEST_MESSAGE:
             end = message[-_END:]
             message = f"{message[: LONGEST_MESSAGE - len(end) - 5]} ... {end}"

@@ -18,3 +18,17 @@ def test_a_message_is_of_bounded_length() -> None:
 @pytest.mark.parametrize("length", [0, 1, 1500])
 def test_others_stay_as_they_are(length: int) -> None:
     assert str(UserError("y" * length)) == "y" * length
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\nb\tc", r"a\nb\tc"),
+        ("\x1b[31mred\x9b0m\x7f", r"\x1b[31mred\x9b0m\x7f"),
+        ("\u202ereversed\u2029", r"\u202ereversed\u2029"),
+        ("half \ud800", r"half \ud800"),
+        ("caf\xe9 \u4e2d\u6587 \U0001f600 a\xa0b", "caf\xe9 \u4e2d\u6587 \U0001f600 a\xa0b"),
+    ],
+)
+def test_a_message_is_a_line_that_steers_no_terminal(name: str, shown: str) -> None:
+    assert str(UserError(f"{name}: no such file")) == f"{shown}: no such file"

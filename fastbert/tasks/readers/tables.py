@@ -18,7 +18,7 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.text import COMPRESSIONS, plain_name, whole_characters
-from fastbert.io.untrusted_input import require_file
+from fastbert.io.untrusted_input import require_file, shown
 from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.text_files import (
@@ -112,8 +112,8 @@ class Table:
             cells = ", ".join(repr(str(cell)[:20]) for cell in self.rows[0].cells[:20])
             return f"its cells: {cells}; columns go by such names, or by numbers from 1"
         more = ", ..." if len(self.names) > 20 else ""
-        shown = (name if 0 < len(name) <= 60 else f"{name[:57]}..." if name else repr(name) for name in self.names[:20])
-        return f"columns: {', '.join(shown) or 'none'}{more}"
+        names = (name if name.isprintable() and 0 < len(name) <= 60 else shown(name) for name in self.names[:20])
+        return f"columns: {', '.join(names) or 'none'}{more}"
 
     def text(self, row: Row, index: int, *, empty: bool = False) -> str:
         """Return a cell that must be a text; `empty` allows an empty one. Raises UserError."""
