@@ -85,7 +85,8 @@ def _number(value: float) -> str:
 def cells(check: Check, entries: list[Entry]) -> tuple[str, str, str]:
     """Return what has passed of a check, the failures that were found, and its last run."""
     known = [entry for entry in entries if entry.check == check.name]
-    latest = max((entry for entry in known if not entry.failures), key=lambda entry: (entry.date, entry.end), default=None)
+    passed = [entry for entry in known if not entry.failures]
+    latest = max(passed, key=lambda entry: (entry.date, entry.end), default=None)
     processors = ", ".join(sorted({entry.processor for entry in known}))
     last = f"{latest.date}, `{latest.commit}`, {processors}" if latest else "not yet"
     done, found = tried(check, entries), sum(1 for entry in known if entry.failures)
