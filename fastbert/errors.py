@@ -17,13 +17,15 @@ class UserError(ValueError):
     are escaped, and the middle of a message of more than 1,500 characters is left out.
     """
 
-    def __init__(self, message: str = "") -> None:
+    # Not in __init__, which torch.compile cannot trace.
+    def __str__(self) -> str:
+        message = super().__str__()
         if not message.isprintable():
             message = _CONTROL.sub(lambda match: repr(match.group())[1:-1], message)
         if len(message) > LONGEST_MESSAGE:
             end = message[-_END:]
             message = f"{message[: LONGEST_MESSAGE - len(end) - 5]} ... {end}"
-        super().__init__(message)
+        return message
 
 
 def require_whole(name: str, value: object, least: int, *, optional: bool = False) -> None:
