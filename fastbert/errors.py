@@ -19,7 +19,7 @@ class UserError(ValueError):
 
     # Not in __init__, which torch.compile cannot trace.
     def __str__(self) -> str:
-        message = super().__str__()
+        message = Exception.__str__(self)  # of a KeyError, too, which puts its own in quotation marks
         if not message.isprintable():
             message = _CONTROL.sub(lambda match: repr(match.group())[1:-1], message)
         if len(message) > LONGEST_MESSAGE:

@@ -3,11 +3,12 @@
 import pytest
 
 from fastbert.errors import CheckpointError, KernelError, UserError
+from fastbert.vectors.word_vectors import UnknownWordError
 
 
 def test_a_message_is_of_bounded_length() -> None:
     name = "x" * 100_000
-    for kind in (UserError, CheckpointError, KernelError):
+    for kind in (UserError, CheckpointError, KernelError, UnknownWordError):
         message = str(kind(f"a.json: holds {name!r}; make it again"))
         assert len(message) == 1500
         assert message.startswith("a.json: holds 'xxx")

@@ -262,7 +262,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
         try:
             record = json.loads(line)
             accepted = keep(record)
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError):
             logger.warning("%s: line %d is not a metrics record; it is dropped", path, number)
             continue
         if accepted:

@@ -32,9 +32,6 @@ class Neighbour(NamedTuple):
 class UnknownWordError(UserError, KeyError):
     """A word has no vector: the message names similar words that have one."""
 
-    def __str__(self) -> str:
-        return str(self.args[0])  # KeyError would put it in quotation marks
-
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:

@@ -105,9 +105,14 @@ def test_metrics_survive_a_cut_last_line_but_not_a_damaged_one(tmp_path: Path) -
     assert [line.step for line in read_metrics(path)] == [1, 2, 3]
     MetricsLog(path, lambda line: line["step"] <= 2)
     assert read_metrics(path) == [record(1), record(2)]
-    path.write_text("nonsense\n" + path.read_text())
+    kept = path.read_text()
+    path.write_text("nonsense\n" + kept)
     with pytest.raises(UserError, match="line 1 is not a metrics record"):
         read_metrics(path)
+    for step in ("1e999", "NaN", '"x"', "[]"):
+        path.write_text(f'{kept}{{"step": {step}}}\n')
+        MetricsLog(path, lambda line: int(line["step"]) <= 2)
+        assert path.read_text() == kept
 
 
 def test_runs_are_plotted_together(tmp_path: Path) -> None:
