@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import IO, Any
 
-from fastbert.errors import require_package
+from fastbert.errors import UserError, require_package
 
 COMPRESSIONS = (".gz", ".xz", ".zst", ".bz2")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -47,7 +47,7 @@ def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
     """Return a stream, with `peek`, of what an open file holds, decompressed according to its suffix.
 
     Reading raises one of `DAMAGED` for a damaged file, and EOFError for one that ends too early. Raises UserError for a
-    .zst file if zstandard is missing.
+    .zst file if zstandard is missing; so does reading an .xz file that takes more than 128 MiB.
     """
     match PurePath(path).suffix.lower():
         case ".gz":
@@ -55,7 +55,10 @@ def decompressor(raw: IO[bytes], path: str | PurePath) -> Any:
         case ".xz":
             # LZMAFile knows no limit, and a file of a few bytes may announce a dictionary of 4 GiB.
             new = functools.partial(lzma.LZMADecompressor, memlimit=_MAX_WINDOW + _XZ_STATE)
-            return io.BufferedReader(_Frames(raw, new, lzma.LZMAError, _XZ_BYTES, _XZ_MOST, padding=b"\0"))
+            too_large = f"{path}: takes more than {_MAX_WINDOW >> 20} MiB of memory to decompress; run `xz -d` first"
+            return io.BufferedReader(
+                _Frames(raw, new, lzma.LZMAError, _XZ_BYTES, _XZ_MOST, padding=b"\0", too_large=too_large)
+            )
         case ".bz2":
             return io.BufferedReader(_Frames(raw, bz2.BZ2Decompressor, OSError, _BZ2_BYTES, _MOST_BYTES))
         case ".zst":
@@ -85,13 +88,14 @@ class _Frames(io.RawIOBase):
         block_bytes: int,
         most: int | None = None,
         padding: bytes = b"",
+        too_large: str = "",
     ) -> None:
         """`most` is the number of bytes to decompress at once, of frames that know `needs_input`; `padding` may stand
-        between frames."""
+        between frames; `too_large` refuses a frame that exceeds the limit of memory."""
         self._raw, self._new, self._damage, self._block_bytes = raw, new, damage, block_bytes
         self._most = () if most is None else (most,)
         self._frame: Any = None
-        self._padding, self._is_first = padding, True
+        self._padding, self._is_first, self._too_large = padding, True, too_large
         self._input = b""
         self._output = memoryview(b"")
 
@@ -119,6 +123,8 @@ class _Frames(io.RawIOBase):
             try:
                 self._output = memoryview(self._frame.decompress(block, *self._most))
             except self._damage as error:
+                if self._too_large and "limit" in str(error):  # there is no type for it, and the file is intact
+                    raise UserError(self._too_large) from None
                 raise DamagedFileError(str(error)) from None
         size = min(len(self._output), len(memory))
         memory[:size] = self._output[:size]
