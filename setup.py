@@ -49,13 +49,7 @@ BINDING_FLAGS = ["-O1", *BINDING_HARDENING, "-Wno-missing-field-initializers"]
 PRECOMPILED = {True: "bindings/precompiled.h", False: "common/precompiled.h"}
 # What ccache needs in order to keep objects that use a precompiled header, and to find them from another clone.
 CCACHE = {"CCACHE_SLOPPINESS": "pch_defines,time_macros", "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
-CXX20_PROBE = b"""\
-#include <bit>
-#include <concepts>
-#include <span>
-template <std::integral T> constexpr int width(std::span<const T> of) { return std::bit_width(of.size()); }
-int main() { return width(std::span<const int>{}); }
-"""
+CXX20_PROBE = ROOT / "csrc/common/cxx20_probe.h"
 # Only the module's entry point is visible, so its copies of C++ templates never replace another extension's.
 EXPORTS = "{ global: PyInit__C; local: *; };\n"
 if sys.platform == "darwin":
@@ -82,8 +76,8 @@ def find_sources() -> list[str]:
 def compiles_cxx20(command: list[str]) -> bool:
     if shutil.which(command[0]) is None:
         return False
-    probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
-    return subprocess.run(probe, input=CXX20_PROBE, capture_output=True).returncode == 0
+    probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", str(CXX20_PROBE)]
+    return subprocess.run(probe, capture_output=True).returncode == 0
 
 
 def find_compiler() -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ("benchmarks", "csrc", "docs", "fastbert", "kernels", "tests")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md", "constraints.txt")
-BUILD_FILES = ("MANIFEST.in", "pyproject.toml", "setup.py")
+BUILD_FILES = ("MANIFEST.in", "bootstrap.py", "pyproject.toml", "setup.py")
 JUNK = ("__pycache__", "*.pyc", "*.so", "*.egg-info", "cache")  # the last: models of the tour
 
 # A core of three files in place of the real one: the build is the same, and takes seconds. Of pybind11 it includes the
@@ -46,6 +46,9 @@ def copy_tree(target: Path, small: bool = True) -> Path:
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns(*JUNK))
     if small:
         shutil.rmtree(target / "csrc")
+        probe = target / "csrc/common/cxx20_probe.h"
+        probe.parent.mkdir(parents=True)
+        shutil.copy2(ROOT / "csrc/common/cxx20_probe.h", probe)
         for name, text in SMALL_CORE.items():
             (target / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
             (target / "csrc" / name).write_text(text)
