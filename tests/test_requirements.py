@@ -223,3 +223,40 @@ def test_without_torch_the_last_line_is_ours(tmp_path: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("fastbert.errors.RequirementError: fastbert needs torch >= 2.8, which is not installed: ")
     assert "https://pytorch.org/get-started/locally/" in last
+
+
+def test_the_documentation_has_these_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ROOT / "docs" / "support.md"
+    if not file.exists():
+        pytest.skip("needs the documentation")
+    text = file.read_text(encoding="utf-8")
+    messages = [
+        requirements.version_problem("torch", "2.4.1"),
+        requirements.version_problem("numpy", "1.25.2"),
+        requirements.missing_package(ModuleNotFoundError(name="torch")),
+        requirements.missing_extension(str(tmp_path)).replace(str(tmp_path), "FOLDER"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(requirements, "_glibc", lambda: "2.17")
+        messages.append(requirements._extension_problem("/lib/libc.so.6: version `GLIBC_2.28' not found (required"))
+    (tmp_path / "_C.cpython-37m-x86_64-linux-gnu.so").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(requirements.platform, "python_version", lambda: "3.13.0")
+        patch.setattr(requirements.platform, "machine", lambda: "x86_64")
+        message = requirements.missing_extension(str(tmp_path))
+        shown = {str(tmp_path): "FOLDER", "_C.cpython-37m-x86_64-linux-gnu.so": "FILES", sys.executable: "PATH"}
+        for text_here, name in shown.items():
+            message = message.replace(text_here, name)
+        messages.append(message.replace(f"on {sys.platform} ", "on linux "))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "version_info", (3, 10, 13))
+        patch.setattr(sys, "version", "3.10.13 (main)")
+        messages.append(import_copy(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        messages.append(import_copy(tmp_path))
+    for message in messages:
+        assert f"`{message}" in text, message
+    setup = (ROOT / "setup.py").read_text()
+    for part in re.findall(r"^\| (?:installing on|compiling without) .*? \| `([^(`]*)", text, re.MULTILINE):
+        assert part.strip() in setup, part
