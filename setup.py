@@ -5,7 +5,8 @@ extension `fastbert._C` is plain pybind11 without torch headers, so one wheel se
 nothing but the C and C++ runtimes, dynamically: torch loads the system's libstdc++ anyway, and a second, static copy in
 the process would gain nothing.
 
-Environment: CXX (compiler), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at a time).
+Environment: CXX (compiler, also as "ccache g++"), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at
+a time).
 """
 
 import os
@@ -39,17 +40,16 @@ HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE
 # Bounds of the standard library's containers are checked where arguments come in, which is in no hot loop.
 BINDING_HARDENING = ["-D_GLIBCXX_ASSERTIONS"]
 # pybind11's templates take most of the compile time of csrc/bindings, which converts and checks arguments without hot
-# loops. Their headers are compiled once; compilers that reject the result read the header itself.
+# loops. Each translation unit compiles them anew, so that files of bindings are compiled in groups, each of them
+# included in one translation unit, where each file is a namespace of its own.
 BINDINGS = "csrc/bindings/"
-BINDING_FLAGS = ["-O1", *BINDING_HARDENING, "-Wno-missing-field-initializers", "-include", "bindings/precompiled.h"]
-PRECOMPILED = "bindings/precompiled.h.gch"
-CXX20_PROBE = b"""\
-#include <bit>
-#include <concepts>
-#include <span>
-template <std::integral T> constexpr int width(std::span<const T> of) { return std::bit_width(of.size()); }
-int main() { return width(std::span<const int>{}); }
-"""
+BINDING_GROUPS = 4
+BINDING_FLAGS = ["-O1", *BINDING_HARDENING, "-Wno-missing-field-initializers"]
+# Headers compiled once, for bindings and for the core; compilers that reject the result read the header itself.
+PRECOMPILED = {True: "bindings/precompiled.h", False: "common/precompiled.h"}
+# What ccache needs in order to keep objects that use a precompiled header, and to find them from another clone.
+CCACHE = {"CCACHE_SLOPPINESS": "pch_defines,time_macros", "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
+CXX20_PROBE = ROOT / "csrc/common/cxx20_probe.h"
 # Only the module's entry point is visible, so its copies of C++ templates never replace another extension's.
 EXPORTS = "{ global: PyInit__C; local: *; };\n"
 if sys.platform == "darwin":
@@ -76,8 +76,8 @@ def find_sources() -> list[str]:
 def compiles_cxx20(command: list[str]) -> bool:
     if shutil.which(command[0]) is None:
         return False
-    probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
-    return subprocess.run(probe, input=CXX20_PROBE, capture_output=True).returncode == 0
+    probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", str(CXX20_PROBE)]
+    return subprocess.run(probe, capture_output=True).returncode == 0
 
 
 def find_compiler() -> list[str]:
@@ -120,6 +120,23 @@ def stable_pybind11(folder: Path) -> Path:
     return target
 
 
+def group_bindings(sources: list[str]) -> list[list[str]]:
+    """Return the files of bindings in groups of about the same size, the same ones for the same files."""
+    groups: list[list[str]] = [[] for _ in range(min(BINDING_GROUPS, len(sources)))]
+    sizes = {source: (ROOT / source).stat().st_size for source in sources}
+    for source in sorted(sources, key=lambda source: (-sizes[source], source)):
+        smallest = min(groups, key=lambda group: sum(sizes[each] for each in group))
+        smallest.append(source)
+    return [sorted(group) for group in groups]
+
+
+def write_if_changed(file: Path, text: str) -> None:
+    """Write a file that ninja watches; its time stamp stays if its text does."""
+    if not file.exists() or file.read_text() != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
 def shell(words: list[object]) -> str:
     """Return a command's words for a variable of build.ninja: quoted for the shell, then with `$` escaped for ninja."""
     return shlex.join(map(str, words)).replace("$", "$$")
@@ -156,7 +173,7 @@ class NinjaBuild(build_ext):
         if os.environ.get("MAX_JOBS"):
             command += ["-j", os.environ["MAX_JOBS"]]
         sys.stdout.flush()
-        if subprocess.run(command).returncode != 0:
+        if subprocess.run(command, env={**CCACHE, **os.environ}).returncode != 0:
             refuse("the C++ extension did not compile; see the compiler's messages above.")
         output.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(folder / output.name, output)
@@ -165,15 +182,13 @@ class NinjaBuild(build_ext):
         includes = [ROOT / "csrc", stable_pybind11(folder), sysconfig.get_path("include")]
         given = shlex.split(os.environ.get("CXXFLAGS", ""))
         hardening = [] if any(flag.startswith("-fsanitize") for flag in given) else HARDENING
-        options = [*hardening, *given, *(f"-I{include}" for include in includes)]
-        link_flags = [*LINK_FLAGS, *shlex.split(os.environ.get("LDFLAGS", ""))]
-        objects = {source: Path(source).with_suffix(".o") for source in sources}
+        ccache = ["-fpch-preprocess"] if Path(compiler[0]).name == "ccache" and "g++" in compiler[-1] else []
+        options = [*hardening, *ccache, *given, *(f"-I{include}" for include in includes)]
         text = f"""\
 cxx = {shell(compiler)}
-flags = {shell([*CXX_FLAGS, *options])}
+core_flags = {shell([*CXX_FLAGS, *options])}
 binding_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS, *options])}
-precompile_flags = {shell([*CXX_FLAGS, *BINDING_FLAGS[:3], *options])}
-link_flags = {shell(link_flags)}
+link_flags = {shell([*LINK_FLAGS, *shlex.split(os.environ.get("LDFLAGS", ""))])}
 
 rule compile
   command = $cxx $flags -MMD -MF $out.d -c $in -o $out
@@ -182,7 +197,7 @@ rule compile
   description = compile $in
 
 rule precompile
-  command = $cxx $precompile_flags -MMD -MF $out.d -x c++-header -c $in -o $out
+  command = $cxx $flags -MMD -MF $out.d -x c++-header -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = precompile $in
@@ -192,14 +207,27 @@ rule link
   description = link $out
 
 """
-        if any(source.startswith(BINDINGS) for source in sources):
-            text += f"build {PRECOMPILED}: precompile {path(ROOT / BINDINGS / 'precompiled.h')}\n"
+        bindings = [source for source in sources if source.startswith(BINDINGS)]
+        units = {}  # the bindings first, which take longest
+        for index, group in enumerate(group_bindings(bindings)):
+            unit = folder / f"bindings/group_{index}.cpp"
+            write_if_changed(unit, "".join(f'#include "{Path(source).relative_to("csrc")}"\n' for source in group))
+            units[f"bindings/group_{index}.o"] = (unit, True)
+        core = {str(Path(source).with_suffix(".o")): (ROOT / source, False) for source in sources}
+        units |= {name: unit for name, unit in core.items() if not name.startswith(BINDINGS)}
+        for binding, header in PRECOMPILED.items():
+            if (ROOT / "csrc" / header).exists():
+                flags = "$binding_flags" if binding else "$core_flags"
+                text += f"build {header}.gch: precompile {path(ROOT / 'csrc' / header)}\n  flags = {flags}\n"
+        for name, (unit, binding) in units.items():
+            header = PRECOMPILED[binding]
+            precompiled = (ROOT / "csrc" / header).exists()
+            text += f"build {path(name)}: compile {path(unit)}" + (f" | {header}.gch\n" if precompiled else "\n")
+            flags = "$binding_flags" if binding else "$core_flags"
+            text += f"  flags = {flags}" + (f" -include {header}\n" if precompiled else "\n")
         # Of an inline function that several objects hold, the linker takes the first: that of the core.
-        sources = sorted(sources, key=lambda source: source.startswith(BINDINGS))
-        for source in sources:
-            text += f"build {path(objects[source])}: compile {path(ROOT / source)}"
-            text += f" | {PRECOMPILED}\n  flags = $binding_flags\n" if source.startswith(BINDINGS) else "\n"
-        text += f"build {path(library)}: link {' '.join(path(objects[source]) for source in sources)}\n"
+        objects = sorted(units, key=lambda name: units[name][1])
+        text += f"build {path(library)}: link {' '.join(map(path, objects))}\n"
         (folder / "build.ninja").write_text(text)
 
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ("benchmarks", "csrc", "docs", "fastbert", "kernels", "tests")
 FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "NOTICE", "README.md", "constraints.txt")
-BUILD_FILES = ("MANIFEST.in", "pyproject.toml", "setup.py")
+BUILD_FILES = ("MANIFEST.in", "bootstrap.py", "pyproject.toml", "setup.py")
 JUNK = ("__pycache__", "*.pyc", "*.so", "*.egg-info", "cache")  # the last: models of the tour
 
 # A core of three files in place of the real one: the build is the same, and takes seconds. Of pybind11 it includes the
@@ -46,6 +46,9 @@ def copy_tree(target: Path, small: bool = True) -> Path:
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns(*JUNK))
     if small:
         shutil.rmtree(target / "csrc")
+        probe = target / "csrc/common/cxx20_probe.h"
+        probe.parent.mkdir(parents=True)
+        shutil.copy2(ROOT / "csrc/common/cxx20_probe.h", probe)
         for name, text in SMALL_CORE.items():
             (target / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
             (target / "csrc" / name).write_text(text)
@@ -123,10 +126,11 @@ def test_bindings_need_no_entry_in_a_list(tmp_path: Path) -> None:
         shutil.copy2(ROOT / "csrc" / "bindings" / name, tree / "csrc" / "bindings" / name)
     includes = '#include <pybind11/pybind11.h>\n#include "bindings/registration.h"\n'
     sources = {
-        "a.cpp": "int value(const Toy& toy);\nnamespace { const fastbert::Registration registration{"
+        "a.cpp": "int value(const Toy& toy);\nnamespace a_bindings { const fastbert::Registration registration{"
         '"a", [](pybind11::module_& m) { m.def("answer", [] { return 42; }); m.def("value", &value); }}; }\n',
-        "b.cpp": "int value(const Toy&) { return 1; }\nnamespace { const fastbert::Registration registration{"
-        '"b", nullptr, [](pybind11::module_& m) { pybind11::class_<Toy>(m, "Toy"); }}; }\n',
+        "b.cpp": "int value(const Toy&) { return 1; }\n"
+        'namespace b_bindings { const fastbert::Registration registration{"b", nullptr, '
+        '[](pybind11::module_& m) { pybind11::class_<Toy>(m, "Toy"); }}; }\n',
     }
     (tree / "csrc" / "toy.h").write_text("#pragma once\nstruct Toy {};\n")
     for name, text in sources.items():
@@ -147,6 +151,17 @@ def test_functions_of_the_extension_name_classes_that_are_bound_before_them() ->
     assert len(functions) > len(registered) > 10
     assert [name for name, doc in functions.items() if "::" in doc] == []
     assert any("fastbert._C." in doc for doc in functions.values())
+
+
+def test_files_of_bindings_may_share_a_translation_unit() -> None:
+    """What a file of csrc/bindings holds is in a namespace named after it, so that names of two files never meet."""
+    for file in sorted((ROOT / "csrc" / "bindings").glob("*.cpp")):
+        text = file.read_text()
+        if file.stem != "module":
+            assert f"\nnamespace fastbert::{file.stem}_bindings {{\nnamespace {{\n" in text, file.name
+            assert text.count("\nnamespace {\n") == 1, file.name
+        outside = text.partition("\nnamespace ")[0]
+        assert set(re.findall(r"using namespace (\S+);", outside)) <= {"py::literals"}, file.name
 
 
 def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
@@ -267,7 +282,8 @@ def test_the_extension_links_runtimes_only_and_exports_only_its_entry() -> None:
     from fastbert import _C
 
     libraries = set(re.findall(r"\(NEEDED\).*\[(.*?)\.so", tool("readelf", "-dW", str(_C.__file__))))
-    assert libraries <= {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "ld-linux-x86-64", "ld-linux-aarch64"}
+    runtimes = {"libstdc++", "libm", "libgcc_s", "libc", "libdl", "libpthread"}
+    assert libraries <= runtimes | {"ld-linux-x86-64", "ld-linux-aarch64"}
     symbols = tool("nm", "-D", "--defined-only", str(_C.__file__)).split()[2::3]
     assert symbols == ["PyInit__C"]
 

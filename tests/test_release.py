@@ -166,17 +166,17 @@ def test_a_failing_command_is_one_line_and_a_log(script: ModuleType, tree: Path)
 
 
 def test_the_install_block_is_switched_both_ways(script: ModuleType, tree: Path) -> None:
-    released, unreleased = (script.switch_install(README, state) for state in ("released", "unreleased"))
+    released, unreleased = (script.switch_install(README, state, "1.2.0") for state in ("released", "unreleased"))
     assert "<!-- install -->\n```sh\npip install fastbert-engine\n```\n<!-- end -->\n" in released
     assert "pip install .  " in unreleased
-    assert "fastbert_engine-*.whl" in unreleased
+    assert "fastbert_engine-1.2.0-*.whl" in unreleased
     for text in (released, unreleased):
         assert text.startswith("# A\n\n<!-- install -->\n```sh\n")
         assert text.endswith("<!-- end -->\n\n<!-- test command -->\npytest\n<!-- end -->\n")
         assert "some text" not in text
         for state, expected in (("released", released), ("unreleased", unreleased)):
-            assert script.switch_install(text, state) == expected
-    assert script.switch_install("no block\n", "released") == "no block\n"
+            assert script.switch_install(text, state, "1.2.0") == expected
+    assert script.switch_install("no block\n", "released", "1.2.0") == "no block\n"
     assert script.main(["--switch-install", "unreleased"], root=tree) == 0
     assert (tree / "README.md").read_text() == unreleased
     assert outcome(script, tree, "install")[1].startswith("README.md installs from a clone: run `.ci/release --switch")
@@ -190,7 +190,8 @@ def test_documents_of_this_tree_hold_a_block_of_the_script(script: ModuleType) -
     for name in script.INSTALL_FILES:
         text = (ROOT / name).read_text() if (ROOT / name).exists() else ""
         if script.BLOCK.search(text):
-            assert text in [script.switch_install(text, state) for state in script.INSTALL], name
+            version = script.Release(ROOT).version
+            assert text in [script.switch_install(text, state, version) for state in script.INSTALL], name
 
 
 def test_notes_are_the_first_section(

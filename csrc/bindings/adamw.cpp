@@ -16,7 +16,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::adamw_bindings {
 namespace {
 
 // Weight or fp32 master, gradient, exp_avg, exp_avg_sq, step; rows, columns; index into the settings.
@@ -136,4 +136,4 @@ const Registration registration{"adamw", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::adamw_bindings

@@ -13,7 +13,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::attention_bindings {
 namespace {
 
 using Arguments = AttentionArguments;
@@ -98,4 +98,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"attention", &bind_functions, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::attention_bindings

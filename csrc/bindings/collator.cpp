@@ -18,7 +18,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::collator_bindings {
 namespace {
 
 // No forcecast: an array that would lose information is rejected, not converted.
@@ -348,4 +348,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"collator", &bind_functions, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::collator_bindings

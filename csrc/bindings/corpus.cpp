@@ -21,7 +21,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::corpus_bindings {
 namespace {
 
 using namespace corpus;
@@ -228,4 +228,4 @@ void bind_functions(py::module_& module) {
 const Registration registration("corpus", &bind_functions, &bind_classes);
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::corpus_bindings

@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::cross_entropy_bindings {
 namespace {
 
 void call_cross_entropy(const Matrix& logits, std::size_t rows, std::size_t vocab_size, Address labels,
@@ -47,4 +47,4 @@ const Registration registration{"cross_entropy", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::cross_entropy_bindings

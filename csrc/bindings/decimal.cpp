@@ -11,7 +11,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::decimal_bindings {
 namespace {
 
 void bind_functions(py::module_& module) {
@@ -30,4 +30,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"decimal", &bind_functions, nullptr};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::decimal_bindings

@@ -20,7 +20,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::decoder_bindings {
 namespace {
 
 using Norm = std::tuple<LayerVector, LayerVector, float>;
@@ -131,4 +131,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"decoder", &bind_functions, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::decoder_bindings

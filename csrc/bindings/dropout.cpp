@@ -10,7 +10,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::dropout_bindings {
 namespace {
 
 using Int64Array = py::array_t<std::int64_t, py::array::c_style>;
@@ -61,4 +61,4 @@ const Registration registration{"dropout", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::dropout_bindings

@@ -22,7 +22,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::encoder_layer_bindings {
 namespace {
 
 // Reject offsets that would take a kernel outside the tokens.
@@ -263,4 +263,4 @@ const Registration registration{
     }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::encoder_layer_bindings

@@ -20,7 +20,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::gemm_bindings {
 namespace {
 
 Element element_of(const std::string& name) {
@@ -212,4 +212,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"gemm", &bind_functions, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::gemm_bindings

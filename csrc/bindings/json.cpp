@@ -14,7 +14,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::json_bindings {
 namespace {
 
 using Floats = py::array_t<float, py::array::c_style>;
@@ -80,4 +80,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"json", &bind_functions, nullptr};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::json_bindings

@@ -22,6 +22,9 @@ void check_added_tokens(const std::vector<tokenizer::AddedToken>& added, const n
     }
 }
 
+}  // namespace fastbert
+
+namespace fastbert::normalizer_bindings {
 namespace {
 
 using namespace normalizer;
@@ -87,4 +90,4 @@ void bind_classes(py::module_& module) {
 const Registration registration{"normalizer", nullptr, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::normalizer_bindings

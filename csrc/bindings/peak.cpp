@@ -8,7 +8,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::peak_bindings {
 namespace {
 
 double measure_peak(const std::string& element, int threads, double seconds) {
@@ -28,4 +28,4 @@ const Registration registration{"peak", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::peak_bindings

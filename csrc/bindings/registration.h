@@ -1,5 +1,6 @@
 // Registration of bindings. A file of csrc/bindings adds itself to the module by one static Registration, so that a new
-// operation edits no other file; only files of csrc/bindings include Python.
+// operation edits no other file; only files of csrc/bindings include Python. Several files are compiled as one translation
+// unit, so that what is in a file belongs to a namespace of its own, as `fastbert::gemm_bindings` for gemm.cpp.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -20,7 +20,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::rowwise_bindings {
 namespace {
 
 using Name = std::string_view;
@@ -387,4 +387,4 @@ const Registration registration{"rowwise", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::rowwise_bindings

@@ -28,7 +28,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::runtime_bindings {
 namespace {
 
 // The struct layout that DLPack fixes for a capsule named "dltensor".
@@ -230,4 +230,4 @@ const Registration registration{"runtime", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::runtime_bindings

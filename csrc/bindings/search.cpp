@@ -14,7 +14,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::search_bindings {
 namespace {
 
 constexpr std::size_t kWidestInt8 = 1 << 16;  // sums of more products could be beyond 31 bits
@@ -63,4 +63,4 @@ const Registration registration{"search", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::search_bindings

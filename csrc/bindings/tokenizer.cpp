@@ -21,7 +21,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::tokenizer_bindings {
 namespace {
 
 using namespace tokenizer;
@@ -274,4 +274,4 @@ void bind_classes(py::module_& module) {
 const Registration registration{"tokenizer", nullptr, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::tokenizer_bindings

@@ -20,7 +20,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::tokenizer_byte_level_bindings {
 namespace {
 
 using namespace bpe;
@@ -118,4 +118,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"tokenizer_byte_level", &bind_functions, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::tokenizer_byte_level_bindings

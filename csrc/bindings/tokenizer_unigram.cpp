@@ -18,7 +18,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::tokenizer_unigram_bindings {
 namespace {
 
 using namespace unigram;
@@ -111,4 +111,4 @@ void bind_classes(py::module_& module) {
 const Registration registration{"tokenizer_unigram", nullptr, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::tokenizer_unigram_bindings

@@ -18,7 +18,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::unicode_bindings {
 namespace {
 
 constexpr char32_t kCodePoints = 0x110000;
@@ -103,4 +103,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"unicode", &bind_functions};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::unicode_bindings

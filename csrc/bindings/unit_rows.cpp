@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::unit_rows_bindings {
 namespace {
 
 void call_unit_rows(Address values, std::size_t rows, std::size_t width, double least, Address result) {
@@ -21,4 +21,4 @@ void call_unit_rows(Address values, std::size_t rows, std::size_t width, double 
 const Registration registration{"unit_rows", [](py::module_& module) { module.def("unit_rows", &call_unit_rows); }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::unit_rows_bindings

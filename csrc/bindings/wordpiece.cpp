@@ -18,7 +18,7 @@
 namespace py = pybind11;
 using namespace py::literals;
 
-namespace fastbert {
+namespace fastbert::wordpiece_bindings {
 namespace {
 
 using namespace wordpiece;
@@ -85,4 +85,4 @@ void bind_functions(py::module_& module) {
 const Registration registration{"wordpiece", &bind_functions, &bind_classes};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::wordpiece_bindings

@@ -272,7 +272,7 @@ void twice(const float* x, float* y, std::size_t count) {
 
 namespace py = pybind11;
 
-namespace fastbert {
+namespace fastbert::doubling_bindings {
 namespace {
 
 void call_twice(Address x, Address y, std::size_t count) {
@@ -285,7 +285,7 @@ const Registration registration{"doubling", [](py::module_& module) {
 }};
 
 }  // namespace
-}  // namespace fastbert
+}  // namespace fastbert::doubling_bindings
 """,
         "tests/test_twice.py": '''
 """The operation is found, chosen, explained, differentiated, compiled and tuned, and equals the oracle."""
