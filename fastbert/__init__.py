@@ -145,7 +145,8 @@ def __getattr__(name: str) -> _Any:
 
 def _import_home(home: str) -> _Any:
     """Import the module of a public name. Raises RequirementError if torch or NumPy is missing or too old."""
-    from fastbert.requirements import RequirementError, check_torch, missing_package
+    from fastbert.errors import RequirementError
+    from fastbert.requirements import check_torch, missing_package
 
     check_torch()
     try:

@@ -106,6 +106,7 @@ MISTAKES = [
     ("links", "docs/a.page.md", "(../README.md#a)", "(READ.md)", "1 broken, such as docs/a.page.md: READ.md"),
     ("links", "CHANGELOG.md", "#a-head-line", "#a-head", "1 broken, such as CHANGELOG.md: docs/a.page.md#a-head"),
     ("wheels", "README.md", "A", "A", "dist/ holds no fastbert_engine-1.2.0-*.whl: run the check wheels"),
+    ("external", "README.md", "A", "A", "the check docs makes the environment of this one: run both"),
     ("twine", "README.md", "A", "A", "dist/ holds no fastbert_engine-1.2.0-*.whl: run the check wheels"),
 ]  # fmt: skip
 
@@ -216,15 +217,15 @@ def test_the_table_ends_with_what_a_person_does(
     text = capsys.readouterr().out
     assert re.search(r"^version +passed +1\.2\.0 ", text, re.MULTILINE)
     assert re.search(r"^tests +not run +\.ci/run", text, re.MULTILINE)
-    assert "2 passed, 0 failed, 1 left to a person, 15 not run\n" in text
+    assert "2 passed, 0 failed, 1 left to a person, 16 not run\n" in text
     assert '    git tag -s v1.2.0 -m "fastbert 1.2.0"\n    git push origin main v1.2.0\n' in text
     (tree / "CITATION.cff").write_text("version: 2\n")
     assert script.main(["--only", "version", "date", "--skip", "date"], root=tree) == 1
     text = capsys.readouterr().out
-    assert "0 passed, 1 failed, 0 left to a person, 17 not run\nMend what failed" in text
+    assert "0 passed, 1 failed, 0 left to a person, 18 not run\nMend what failed" in text
     assert "git tag" not in text
     assert script.main(["--list"], root=tree) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(script.CHECKS) == 18
+    assert len(capsys.readouterr().out.splitlines()) == len(script.CHECKS) == 19
 
 
 def test_the_script_runs_and_the_workflow_calls_what_it_has(script: ModuleType) -> None:
