@@ -3,16 +3,26 @@
 Names are loaded on first use: importing the package has no side effects, and `fastbert --help` does not wait for torch.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 from importlib.machinery import PathFinder as _PathFinder
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-if _PathFinder.find_spec("fastbert._C", __path__) is None:
+# Up to here, and in what is parsed but not run below, the syntax is that of Python 3.6.
+if _sys.version_info < (3, 11):  # noqa: UP036
     raise ImportError(
-        f"{__path__[0]} is fastbert's source tree, which is not compiled: run `pip install .` in it and start Python in"
-        " another folder (or use the `fastbert` command), or run `pip install -e .` to use the tree itself"
+        f"fastbert needs Python 3.11 or newer, and this is {_sys.version.split()[0]}: install it in a virtual"
+        " environment of a newer Python, such as `python3.11 -m venv .venv`"
     )
+if _sys.platform == "win32":
+    raise ImportError(
+        "fastbert does not run on Windows: install it in WSL2, https://learn.microsoft.com/windows/wsl/install"
+    )
+if _PathFinder.find_spec("fastbert._C", __path__) is None:
+    from fastbert.requirements import missing_extension as _missing_extension
+
+    raise ImportError(_missing_extension(__path__[0]))
 
 if _TYPE_CHECKING:
     from fastbert.cli.functions import finetune, pretrain
@@ -119,13 +129,33 @@ def __getattr__(name: str) -> _Any:
         from importlib.metadata import version
 
         return version("fastbert-engine")
+    if name == "_C":
+        from fastbert.requirements import check_torch, load_extension
+
+        check_torch()
+        return load_extension()
     # Models of other architectures than BERT, as `fastbert.RobertaForMaskedLM`.
     home = _HOMES.get(name, "fastbert.models" if name[:1].isupper() else "")
     if not home:
         raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
-    value = getattr(_import_module(home), name)
+    value = getattr(_import_home(home), name)
     globals()[name] = value
     return value
+
+
+def _import_home(home: str) -> _Any:
+    """Import the module of a public name. Raises RequirementError if torch or NumPy is missing or too old."""
+    from fastbert.errors import RequirementError
+    from fastbert.requirements import check_torch, missing_package
+
+    check_torch()
+    try:
+        return _import_module(home)
+    except ModuleNotFoundError as error:
+        problem = missing_package(error)
+        if not problem:
+            raise
+        raise RequirementError(problem) from None
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastbert import tuning_tables
+from fastbert import requirements, tuning_tables
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def examine() -> Diagnosis:
     """Examine the installation and the machine. Runs without torch too, and then reports that it is missing."""
     versions = _versions()
     torch, torch_problem = _import_torch()
-    if torch is None:
+    if torch is None and not requirements.installed_torch():
         versions["torch"] = None
     features, extension_problem = _extension()
-    advice = [f"the C++ extension does not load ({extension_problem}): install fastbert again"] if not features else []
+    advice = [] if features else [extension_problem]
     level, level_reason = _level(advice) if features else (None, "the C++ extension does not load")
     gpus, gpu_reason = _gpus(torch)
     cpu = Cpu(
@@ -105,7 +105,7 @@ def examine() -> Diagnosis:
     device_name = dtype_name = None
     dtype_reason = ""
     if torch is None:
-        advice.append(f"torch cannot be imported ({torch_problem}): see https://pytorch.org/get-started/locally/")
+        advice.append(torch_problem)
     else:
         from fastbert.ops import dispatch
         from fastbert.tasks.inference import SHORT_NAMES
@@ -157,21 +157,22 @@ def _installed(distribution: str) -> str | None:
 
 
 def _import_torch() -> tuple[Any, str]:
-    """Return the module, or None and why it does not load, which is when people run doctor."""
+    """Return the module, or None and why it cannot be used, which is when people run doctor."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return None, str(error)
-    return torch, ""
+        return None, f"torch cannot be imported ({error}): see https://pytorch.org/get-started/locally/"
+    problem = requirements.version_problem("torch", torch.__version__)
+    return (None, problem) if problem else (torch, "")
 
 
 def _extension() -> tuple[dict[str, bool], str]:
     """Return the CPU's features and an empty string, or why the extension does not load."""
     try:
-        from fastbert import _C
-    except ImportError as error:
+        extension = requirements.load_extension()
+    except UserError as error:
         return {}, str(error)
-    return _C.cpu_features(), ""
+    return extension.cpu_features(), ""
 
 
 def _level(advice: list[str]) -> tuple[str | None, str]:

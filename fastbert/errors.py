@@ -43,6 +43,10 @@ def require_package(name: str, message: str) -> Any:
         raise UserError(message) from None
 
 
+class RequirementError(UserError, ImportError):
+    """Something that fastbert runs on is missing, too old or built for another system."""
+
+
 class CorpusError(UserError):
     """A corpus file cannot be read, or holds too little text."""
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREES = {"fastbert": "fastbert", "fastbert.kernels": "kernels", "fastbert.benchmarks": "benchmarks"}
 # From the ground up; a name stands for the module or package and all inside it, and the longest one that fits decides.
 FLOORS = (
-    ("errors", "flags", "io", "packing", "cpu_capability", "tuning_tables", "distributed", "_C"),
+    ("errors", "flags", "io", "packing", "cpu_capability", "tuning_tables", "distributed", "requirements", "_C"),
     ("checkpoints",),
     ("kernels",),
     ("config", "ops"),

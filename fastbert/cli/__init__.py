@@ -24,6 +24,7 @@ from fastbert.distributed.environment import is_launched, is_main_process
 from fastbert.errors import UserError, require_package
 from fastbert.flags import check_required
 from fastbert.io.log import logger
+from fastbert.requirements import missing_package
 from fastbert.training.stopping import Stopped
 
 # Command -> module and description; the help separates groups by an empty line.
@@ -130,6 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not any(getattr(cause, "silent", False) for cause in (error, error.__cause__)):
             # else another process of the run reports it
             print(f"fastbert: error: {_describe(error)}", file=sys.stderr)
+        return WRONG_INPUT
+    except ModuleNotFoundError as error:
+        problem = missing_package(error)
+        if debug or not problem:
+            raise
+        print(f"fastbert: error: {problem}", file=sys.stderr)
         return WRONG_INPUT
 
 
