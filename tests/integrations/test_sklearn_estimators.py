@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
+import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -26,8 +29,9 @@ from sklearn.pipeline import make_pipeline
 
 import fastbert
 from fastbert.errors import UserError
-from fastbert.integrations.sklearn import bases
+from fastbert.integrations.sklearn import bases, training
 from fastbert.integrations.sklearn.trained_model import TrainedModel
+from fastbert.training.stopping import Stopped
 
 RANDOM = Random(0)
 Y = [RANDOM.randrange(2) for _ in range(120)]
@@ -239,6 +243,24 @@ def test_mistakes_are_named_in_one_line(make: Any, fitted: Any, folder: Path, tm
                 call(texts)
     with pytest.raises(UserError, match=r"not an embedder: use fastbert\.Classifier"):
         fastbert.TextEmbedder(fitted._trained.folder, **CPU).fit(X)
+
+
+def test_an_interrupted_fit_leaves_nothing(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = iter((signal.SIGINT, signal.SIGTERM))
+
+    def interrupted(config: Any, *others: Any) -> None:
+        raise Stopped(next(signals), config.out)
+
+    monkeypatch.setattr(training, "finetune", interrupted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for error in (KeyboardInterrupt, SystemExit):
+        classifier = make()
+        with pytest.raises(error):
+            classifier.fit(X, Y)
+        with pytest.raises(NotFittedError):
+            classifier.predict(X)
+    gc.collect()
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_scikit_learn_an_estimator_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
