@@ -27,8 +27,11 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 if _TYPE_CHECKING:
     from fastbert.cli.functions import finetune, pretrain
     from fastbert.config import BertConfig
+    from fastbert.embeddings.embedder import Embedder
     from fastbert.embeddings.folder import load_embedder
     from fastbert.integrations.accelerate import accelerate, restore
+    from fastbert.integrations.sklearn.classifier import TextClassifier
+    from fastbert.integrations.sklearn.embedder import TextEmbedder
     from fastbert.integrations.transformers.attention import register_attention
     from fastbert.models import (
         BertForMaskedLM,
@@ -47,6 +50,7 @@ if _TYPE_CHECKING:
     from fastbert.retrieval.maxsim import maxsim
     from fastbert.retrieval.sparse import SparseEncoder
     from fastbert.retrieval.token_vectors import TokenEncoder
+    from fastbert.tasks.classifier import Classifier
     from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.loading import load_tokenizer
@@ -63,9 +67,13 @@ _HOMES = {
     "BertForSequenceClassification": "fastbert.models",
     "BertForTokenClassification": "fastbert.models",
     "BertModel": "fastbert.models",
+    "Classifier": "fastbert.tasks.classifier",
     "CrossEncoder": "fastbert.reranking.cross_encoder",
+    "Embedder": "fastbert.embeddings.embedder",
     "PackedBatch": "fastbert.packing",
     "SparseEncoder": "fastbert.retrieval.sparse",
+    "TextClassifier": "fastbert.integrations.sklearn.classifier",
+    "TextEmbedder": "fastbert.integrations.sklearn.embedder",
     "TokenEncoder": "fastbert.retrieval.token_vectors",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
@@ -91,9 +99,13 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
+    "Classifier",
     "CrossEncoder",
+    "Embedder",
     "PackedBatch",
     "SparseEncoder",
+    "TextClassifier",
+    "TextEmbedder",
     "TokenEncoder",
     "WordPieceTokenizer",
     "accelerate",
