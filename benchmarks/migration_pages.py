@@ -3,8 +3,8 @@
     python benchmarks/migration_pages.py
     python benchmarks/migration_pages.py --check
 
-In a page, the lines between `<!-- measured -->` and `<!-- end -->` are its table; in README.md, the last cell of the row
-that links to a page is its summary. Run it after a change of a record that `PAGES` names.
+In a page, the lines between `<!-- measured -->` and `<!-- end -->` are its tables; in README.md, the last cell of the
+row that links to a page is its summary. Run it after a change of a record that `PAGES` names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.performance import figures
-from fastbert.benchmarks.performance.figures import CLASSES, Records, Row, agrees, fastest, ratio
+from fastbert.benchmarks.performance.figures import CLASSES, Records, Row, agrees, fastest
 from fastbert.benchmarks.performance.markdown import number, table
 from fastbert.io.atomic_write import write_atomic
 
@@ -71,6 +71,7 @@ def _both(name: str, *dtypes: str, suffix: str = "") -> tuple[str, ...]:
 
 
 _TRANSFORMERS = _both("transformers sdpa", "fp32", "bf16")
+_SENTENCES = _both("sentence-transformers", "fp32", "bf16", suffix=" by 32")
 _INFINITY = (*_both("infinity torch", "fp32", "bf16", suffix=" by 32"), "infinity onnxruntime fp32 by 32")
 PAGES = {
     "transformers": (
@@ -79,7 +80,8 @@ PAGES = {
         Shown("training", TRAINED, _both("transformers", "fp32", "bf16")),
     ),
     "sentence-transformers": (
-        Shown("embed", SENTENCES, _both("sentence-transformers", "fp32", "bf16", suffix=" by 32")),
+        Shown("embed", SENTENCES, _SENTENCES),
+        Shown("migration", _within("embed", SENTENCES), _SENTENCES),
         Shown("rerank", PAIRS, ("sentence-transformers fp32 by 8", "sentence-transformers bf16 by 32")),
     ),
     "text-embeddings-inference": (),
@@ -143,7 +145,7 @@ def section(shown: Sequence[Shown], everything: Records) -> list[str]:
             own = "accelerated" if one.ours == ACCELERATED else "fastbert"
             header = ["processor", "workload", "beside", "takes", *(f"{own} {dtype}" for dtype in DTYPES)]
             written += table(header, cells, drop_empty=True)
-    return written or [f"There is no record of this comparison yet: {UNMEASURED}.", ""]
+    return written or [f"There is no record of this comparison: {UNMEASURED}.", ""]
 
 
 def summary(shown: Sequence[Shown], everything: Records) -> str:
@@ -154,9 +156,9 @@ def summary(shown: Sequence[Shown], everything: Records) -> str:
         if not measured:
             continue
         plain = [
-            factor
+            _ratio(line.ours["fp32"], line.theirs)
             for line in measured
-            if line.theirs["dtype"] == "fp32" and (factor := ratio(line.ours["fp32"], line.theirs)) is not None
+            if line.theirs["dtype"] == "fp32" and "fp32" in line.ours
         ]
         places = dict.fromkeys((line.machine_class, line.workload) for line in measured)
         best = []
@@ -164,10 +166,16 @@ def summary(shown: Sequence[Shown], everything: Records) -> str:
             here = [line for line in measured if (line.machine_class, line.workload) == place]
             theirs = fastest(line.theirs for line in here if agrees(line.theirs))
             ours = fastest(here[0].ours.values())
-            best += [] if theirs is None or ours is None else [ratio(ours, theirs)]
+            best += [] if theirs is None or ours is None else [_ratio(ours, theirs)]
         names = ", ".join(dict.fromkeys(line.machine_class for line in measured))
-        return f"fp32: {_range(plain)}; fastest dtypes: {_range(best)} ({names})"
+        ranges = (("fp32", plain), ("fastest dtypes", best))
+        return "; ".join(f"{what} {_range(values)}" for what, values in ranges if values) + f" ({names})"
     return UNMEASURED
+
+
+def _headline(shown: Sequence[Shown], everything: Records) -> list[str]:
+    text = summary(shown, everything)
+    return [] if text == UNMEASURED else [f"In short: {text}.", ""]
 
 
 def _contender(row: Row) -> str:
@@ -175,16 +183,19 @@ def _contender(row: Row) -> str:
 
 
 def _times(own: Row | None, theirs: Row) -> str:
-    return "" if own is None else f"{_factor(ratio(own, theirs))}x"
+    return "" if own is None else f"{_factor(_ratio(own, theirs))}x"
 
 
-def _factor(value: float | None) -> str:
-    assert value is not None
+def _ratio(own: Row, theirs: Row) -> float:
+    return float(theirs["median_ms"]) / float(own["median_ms"])
+
+
+def _factor(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
-def _range(values: Sequence[float | None]) -> str:
-    low, high = (_factor(edge([value for value in values if value is not None])) for edge in (min, max))
+def _range(values: Sequence[float]) -> str:
+    low, high = _factor(min(values)), _factor(max(values))
     return f"{low}x" if low == high else f"{low} to {high}x"
 
 
@@ -194,7 +205,7 @@ def rendered(folder: Path, everything: Records) -> dict[Path, str]:
     pages = {}
     for name, shown in PAGES.items():
         path = folder / f"{name}.md"
-        block = "\n".join(["", *section(shown, everything)])
+        block = "\n".join(["", *_headline(shown, everything), *section(shown, everything)])
         pages[path] = BLOCK.sub(lambda match, block=block: f"{match[1]}{block}{match[2]}", path.read_text("utf-8"))
         row = re.compile(rf"^(\|.*\]\({re.escape(path.name)}\).*\| )[^|\n]*\|$", re.MULTILINE)
         index = row.sub(lambda match, shown=shown: f"{match[1]}{summary(shown, everything)} |", index)
