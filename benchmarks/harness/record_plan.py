@@ -360,6 +360,7 @@ BY_HAND = {
     "finetune-seeds": _SCORES,
     "finetuning-defaults": _SCORES,
     "loss-curves": "losses of a training run in several dtypes",
+    "migration": "contenders in three environments: python benchmarks/bench_migration.py --peer-python ...",
     "new-models": _SCORES,
     "pretraining-defaults": _SCORES,
     "speedrun": "runs by the clock over several seeds: python benchmarks/speedrun/run.py",

@@ -17,6 +17,8 @@ def write(folder: Path, *, dtype: str, scratch: Path) -> None:
     """Write the folder `FOLDER` in `scratch` with the model `MODEL`; its tokenizer truncates as the model's settings
     say. The folder must have a tokenizer.json."""
     target = scratch / FOLDER
+    if (target / MODEL).exists():  # written for another workload
+        return
     longest = SentenceTransformer(str(folder), device="cpu").max_seq_length
     Encoder(folder, dtype=dtype, threads=1, scratch=scratch)
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "onnx", "openvino"))

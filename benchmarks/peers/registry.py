@@ -113,6 +113,18 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             for dtype in ("fp32", "bf16")
         },
         **{
+            f"{module} {dtype}": Entry(f"{module}_encoder", "Encoder", needs, distributions, {"dtype": dtype})
+            for module, needs, distributions in (
+                ("bettertransformer", ("optimum", *ENCODERS), ("optimum", *ENCODERS)),
+                (
+                    "ipex",
+                    ("intel_extension_for_pytorch", *ENCODERS),
+                    ("intel-extension-for-pytorch", *ENCODERS),
+                ),
+            )
+            for dtype in ("fp32", "bf16")
+        },
+        **{
             f"llama.cpp {dtype}": Entry(
                 "llama_cpp_encoder",
                 "Encoder",

@@ -21,7 +21,9 @@ def load(folder: Path, attention: str, dtype: torch.dtype = torch.float32) -> An
     """Load the model in evaluation mode; other libraries convert it."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return AutoModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+    # In environments of their own, some libraries need an older release, which has a different name for it.
+    name = "dtype" if int(transformers.__version__.partition(".")[0]) >= 5 else "torch_dtype"
+    return AutoModel.from_pretrained(folder, **{name: dtype}, attn_implementation=attention).eval()
 
 
 class Encoder:

@@ -54,6 +54,7 @@ SECTIONS = (
         "encoder-growth", "Encoder: growth", "BERT-base unless a size is named; 8x128 is 8 sequences of 128 tokens."
     ),
     Section("accelerate", "Accelerated transformers", "BERT-base in one line of code: `fastbert.accelerate`."),
+    Section("migration", "Beside the libraries of the migration guides", "BERT-base and MiniLM, in one run."),
     Section("encoder-mpnet-base", "Encoder: MPNet", "The released shape of mpnet-base."),
     Section("encoder-modernbert-base", "Encoder: ModernBERT", "The released shape of modernbert-base."),
     Section(
