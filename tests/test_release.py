@@ -157,6 +157,19 @@ def test_wheels_have_a_policy_a_size_and_every_python(
     assert "is not tagged manylinux_2_28" in outcome(script, tree, "wheels")[1]
 
 
+def test_only_interpreters_that_run_build_wheels(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"3.11": "echo Python 3.11.9", "3.12": "echo not found >&2; exit 127", "3.13": "echo Python 3.1.3"}
+    for version, answer in answers.items():
+        (tmp_path / f"python{version}").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / f"python{version}").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert script.find_pythons() == [str(tmp_path / "python3.11")]
+    monkeypatch.setenv("PATH", "")
+    assert script.find_pythons() == []
+
+
 def test_a_failing_command_is_one_line_and_a_log(script: ModuleType, tree: Path) -> None:
     (tree / ".ci").mkdir()
     (tree / ".ci/run").write_text("echo first; echo '3 failed'; exit 3\n")
