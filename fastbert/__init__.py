@@ -20,6 +20,8 @@ if _TYPE_CHECKING:
     from fastbert.embeddings.embedder import Embedder
     from fastbert.embeddings.folder import load_embedder
     from fastbert.integrations.accelerate import accelerate, restore
+    from fastbert.integrations.sklearn.classifier import TextClassifier
+    from fastbert.integrations.sklearn.embedder import TextEmbedder
     from fastbert.integrations.transformers.attention import register_attention
     from fastbert.models import (
         BertForMaskedLM,
@@ -60,6 +62,8 @@ _HOMES = {
     "Embedder": "fastbert.embeddings.embedder",
     "PackedBatch": "fastbert.packing",
     "SparseEncoder": "fastbert.retrieval.sparse",
+    "TextClassifier": "fastbert.integrations.sklearn.classifier",
+    "TextEmbedder": "fastbert.integrations.sklearn.embedder",
     "TokenEncoder": "fastbert.retrieval.token_vectors",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
@@ -90,6 +94,8 @@ __all__ = [
     "Embedder",
     "PackedBatch",
     "SparseEncoder",
+    "TextClassifier",
+    "TextEmbedder",
     "TokenEncoder",
     "WordPieceTokenizer",
     "accelerate",

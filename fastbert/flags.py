@@ -7,6 +7,7 @@ classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar
@@ -55,6 +56,11 @@ def switch(default: T, *, bare: str, is_rare: bool = True) -> T:
     """Declare a flag of choices that means `bare` where no value follows it, and by default only `--help-all` shows."""
     declared: T = field(default=default, metadata={_BARE: bare} | ({_RARE: True} if is_rare else {}))
     return declared
+
+
+def as_arguments(message: str) -> str:
+    """Return a message about flags as one about keyword arguments: "max_length 9", not "--max-length 9"."""
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda name: name[1].replace("-", "_"), message)
 
 
 def required(

@@ -1,7 +1,9 @@
 """README and docs: what they tell a reader to run, runs."""
 
+import inspect
 import re
 import shlex
+import textwrap
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from sweeps import sweep
 
+import fastbert
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, WordPieceTokenizer
 from fastbert.cli import COMMANDS
 
@@ -45,6 +48,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BertForPreTraining(config).save_pretrained(folder / "runs/mine/model")
     WordPieceTokenizer(vocabulary).save_pretrained(folder / "runs/ranker/model")
     BertForSequenceClassification(replace(config, num_labels=1)).save_pretrained(folder / "runs/ranker/model")
+    WordPieceTokenizer(vocabulary).save_pretrained(folder / "runs/task/model")
+    classes = replace(config, num_labels=2, label_names=("long", "short"))
+    BertForSequenceClassification(classes).save_pretrained(folder / "runs/task/model")
     return folder
 
 
@@ -57,6 +63,30 @@ def test_python_blocks_run(document: Path, model_folder: Path, monkeypatch: pyte
     names: dict[str, object] = {}
     for block in blocks(document.read_text(), "python"):
         exec(compile(block, str(document), "exec"), names)
+
+
+def examples() -> dict[str, str]:
+    """The code of the `Example:` sections in the docstrings of public classes, their methods, and functions."""
+    found = {}
+    for name in fastbert.__all__:
+        value = getattr(fastbert, name)
+        members = {name: value}
+        if inspect.isclass(value):
+            members |= {f"{name}.{key}": getattr(value, key) for key in vars(value)}
+        for key, member in members.items():
+            _, section, code = (inspect.getdoc(member) or "").partition("\nExample:\n")
+            if section:
+                found[key] = textwrap.dedent(code)
+    return found
+
+
+@pytest.mark.parametrize("name", ["Embedder", "Classifier", "TextEmbedder", "TextClassifier"])
+def test_examples_in_docstrings_run(name: str, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model_folder)
+    own = {key: code for key, code in examples().items() if key.partition(".")[0] == name}
+    assert len(own) >= 3
+    for key, code in own.items():
+        exec(compile(code, f"the example of {key}", "exec"), {})
 
 
 @sweep("document", DOCUMENTS, ids=name_of)

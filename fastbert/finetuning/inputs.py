@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,23 @@ from fastbert.training.device import choose_device
 from fastbert.training.reporter import Reporter
 
 
+@dataclass(frozen=True)
+class GivenExamples:
+    """Training examples in memory, in place of a file's; `labels` are their classes, None to take them from the
+    examples."""
+
+    train: Dataset[Any]
+    labels: tuple[str, ...] | None = None
+
+
 class RunInputs:
     """The inputs of a run, read and encoded once, with the flags that follow from them."""
 
-    def __init__(self, config: FinetuneConfig, reporter: Reporter, world: World) -> None:
-        """Read what `config` names, in every process. Raises `UserError` for input that cannot be trained on, and
-        where processes have different inputs."""
+    def __init__(
+        self, config: FinetuneConfig, reporter: Reporter, world: World, examples: GivenExamples | None = None
+    ) -> None:
+        """Read what `config` names, in every process; `examples` take the place of --train, which then is only a name.
+        Raises `UserError` for input that cannot be trained on, and where processes have different inputs."""
         self.world = world
         if not config.resume:  # a run that is continued keeps its own
             config = defaults.with_dropout(config)
@@ -54,10 +65,13 @@ class RunInputs:
         self.task: Task[Any] = make_task(config.task, config.task_settings())
         if self.task.main_metric not in self.task.metrics:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
+        train: Dataset[Any]
         paths = [str(path) for path in (config.train, *config.more_train)]
-        if config.mine_negatives is not None:
+        if examples is not None:
+            train, self.task.labels = examples.train, examples.labels
+        elif config.mine_negatives is not None:
             assert isinstance(self.task, GroupTask)  # the configuration says so
-            train: Dataset[Any] = with_negatives(self.task, paths, config, reporter, world)
+            train = with_negatives(self.task, paths, config, reporter, world)
         else:
             files = [self.task.read(path, labelled=True) for path in paths]
             train = files[0] if len(files) == 1 else mixed(files, config.mix, config.seed)

@@ -71,9 +71,9 @@ def finished(config: FinetuneConfig) -> FinetuneResult | None:
     return ended(out, results.metric(out), done)
 
 
-def ended(out: Path, metric: str, done: list[results.TrialResult]) -> FinetuneResult:
-    """Plot the run and remove its checkpoints, unless that was done before."""
-    if (out / "checkpoints").exists() or not (out / "loss.png").exists():
+def ended(out: Path, metric: str, done: list[results.TrialResult], *, plot: bool = True) -> FinetuneResult:
+    """Plot the run, if asked to, and remove its checkpoints, unless that was done before."""
+    if plot and ((out / "checkpoints").exists() or not (out / "loss.png").exists()):
         with contextlib.suppress(UserError):
             plot_trials(out, metric)
     discard(out / "checkpoints")

@@ -31,7 +31,7 @@ from fastbert.finetuning.evaluation import (
     predict,
 )
 from fastbert.finetuning.fit import Fit, Setting
-from fastbert.finetuning.inputs import RunInputs
+from fastbert.finetuning.inputs import GivenExamples, RunInputs
 from fastbert.finetuning.model_card import finetuning_card
 from fastbert.finetuning.result import FinetuneResult, ended, finished
 from fastbert.finetuning.retrieval_card import RetrievalFacts, retrieval_facts
@@ -58,8 +58,11 @@ from fastbert.training.trackers.tracker import flat_settings
 MAX_NAMES = 6  # of new weights in a message
 
 
-def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> FinetuneResult:
-    """Fine-tune as `config` says, or continue the run in `config.out` when `config.resume` is set.
+def finetune(
+    config: FinetuneConfig, reporter: Reporter | None = None, examples: GivenExamples | None = None
+) -> FinetuneResult:
+    """Fine-tune as `config` says, or continue the run in `config.out` when `config.resume` is set. `examples` in memory
+    take the place of the file `config.train`, of which only the name counts, and such a run has no picture.
 
     With `resume` the same call can be repeated until it returns: it starts where there is no run, continues one that
     was interrupted at any moment, and returns at once where the run is finished. Raises `UserError` (one line: value,
@@ -72,10 +75,12 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
         reporter = (reporter or Reporter()) if world.is_main else Reporter()
         world.require_equal("command", identity(config), SAME_COMMAND)
         with locked_run(config.out) if world.is_main else contextlib.nullcontext():
-            return _finetune(config, reporter, world)
+            return _finetune(config, reporter, world, examples)
 
 
-def _finetune(config: FinetuneConfig, reporter: Reporter, world: World) -> FinetuneResult:
+def _finetune(
+    config: FinetuneConfig, reporter: Reporter, world: World, examples: GivenExamples | None
+) -> FinetuneResult:
     """Open the run's folder in the first process, and train in all of them."""
 
     def opened() -> dict[str, Any]:
@@ -93,14 +98,17 @@ def _finetune(config: FinetuneConfig, reporter: Reporter, world: World) -> Finet
         return FinetuneResult.from_dict(config.out, shared["finished"])
     config = FinetuneConfig.from_dict(shared["config"])
     with deterministic_algorithms(config.deterministic):
-        return _Run(config, reporter, world).run()
+        return _Run(config, reporter, world, examples).run()
 
 
 class _Run(RunInputs):
     """The trials of a run on its inputs."""
 
-    def __init__(self, config: FinetuneConfig, reporter: Reporter, world: World) -> None:
-        super().__init__(config, reporter, world)
+    def __init__(
+        self, config: FinetuneConfig, reporter: Reporter, world: World, examples: GivenExamples | None = None
+    ) -> None:
+        super().__init__(config, reporter, world, examples)
+        self.examples = examples
         # By evaluation file: of the newest evaluation, and of the newest trial's best model where this process scored
         # it; forgotten unless that trial is the best.
         self.newest_predictions: list[list[Prediction]] = []
@@ -190,7 +198,7 @@ class _Run(RunInputs):
         out = self.config.out
         if not is_described(out, file_names(self.config)):
             self._describe(results.best_trial(done))
-        result = ended(out, self.task.main_metric, done)
+        result = ended(out, self.task.main_metric, done, plot=self.examples is None)
         self._write_card(out / "model", done)
         return result
 

@@ -10,12 +10,14 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fastbert.checkpoints.pipeline_files import CONFIG, MODULES
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.errors import UserError, require_whole
 from fastbert.io.columns import Series, SeriesT, is_series, items_of, refuse_surrogates, series_like
 from fastbert.io.job_progress import job_progress
 from fastbert.io.untrusted_input import read_json_object
 from fastbert.models import registry
+from fastbert.reranking.settings import OLD_KEY, SECTION
 from fastbert.tasks.classifier_inputs import Pair, TextItem, texts_and_pairs
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.finetuned_model import load_trained
@@ -292,7 +294,8 @@ def _task_of(source: Path, task: str | None) -> str:
             raise UserError(f"task={task!r}: {source} was trained for {stored}; leave task out")
         return stored
     config = registry.read_config(folder)
-    classes = read_json_object(folder / "config.json").get("architectures") or []
+    values = read_json_object(folder / CONFIG)
+    classes = values.get("architectures") or []
     if not isinstance(classes, list) or not any("ForSequenceClassification" in str(name) for name in classes):
         what = f"a {classes[0]}" if isinstance(classes, list) and classes else "no class of a model (architectures)"
         raise UserError(
@@ -301,6 +304,8 @@ def _task_of(source: Path, task: str | None) -> str:
         )
     if task is not None:
         return task
+    if config.num_labels == 1 and (SECTION in values or OLD_KEY in values or (folder / MODULES).exists()):
+        raise UserError(f"{source}: is a cross-encoder, whose scores are of pairs: use fastbert.CrossEncoder")
     if config.problem_type == PROBLEM:
         return "multilabel"
     numbers = config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)

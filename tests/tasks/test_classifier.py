@@ -139,7 +139,15 @@ def test_folders_of_other_models_are_refused(trained: Trained, tmp_path: Path) -
     (headless / "config.json").write_text(json.dumps(config))
     damaged = trained(Classification(labels=["bad", "good"]))
     (damaged / FILE).write_text('{"task": "classification"')
+    ranker = trained(Regression(), plain=True)
+    config = json.loads((ranker / "config.json").read_text())
+    (ranker / "config.json").write_text(json.dumps({**config, "sentence_transformers": {"version": "5.0"}}))
+    stored = trained(Classification(labels=["bad", "good"]))
+    values = json.loads((stored / FILE).read_text())
+    (stored / FILE).write_text(json.dumps({**values, "task": "rerank"}))
     cases: list[tuple[Any, dict[str, Any], str]] = [
+        (ranker, {}, "is a cross-encoder, whose scores are of pairs: use fastbert.CrossEncoder"),
+        (stored, {}, "was trained for rerank: use fastbert.CrossEncoder"),
         (trained(Tagging(labels=["O"])), {}, "was trained for tagging: use fastbert.predict"),
         (plain, {}, "config.json names a BertModel, not a classifier; fine-tune it with `fastbert finetune`"),
         (headless, {}, "lacks the weights of its head (classifier"),
