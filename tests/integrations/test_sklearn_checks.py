@@ -29,7 +29,6 @@ EXPECTED = {
     "check_n_features_in_after_fitting": "texts have no number of features",
     "check_classifiers_train": "asks for an accuracy that takes more than the two steps of this test",
 }
-# A model in the tests' folder, without the writes to disk that a crash would call for.
 FAST: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "max_length": 16}
 
 
@@ -94,7 +93,7 @@ def run(estimator: Any, least: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # nothing is kept
     return toy_folder(tmp_path / "model", hidden_size=16, num_hidden_layers=1, intermediate_size=16)
 
 

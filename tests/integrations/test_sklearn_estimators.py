@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import re
 import signal
@@ -38,6 +39,12 @@ Y = [RANDOM.randrange(2) for _ in range(120)]
 X = [sentence(RANDOM, bool(good)) for good in Y]
 LABELS = np.array(["no", "yes"])[Y]
 CPU: dict[str, Any] = {"device": "cpu", "dtype": "fp32"}
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for the disk, on which nothing is kept."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +268,13 @@ def test_an_interrupted_fit_leaves_nothing(make: Any, tmp_path: Path, monkeypatc
             classifier.predict(X)
     gc.collect()
     assert not list(tmp_path.iterdir())
+
+
+def test_one_of_several_processes_is_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match=r"^TextClassifier trains in one process: with torchrun use"):
+        make().fit(X, Y)
 
 
 def test_without_scikit_learn_an_estimator_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.source import config_folder, find_source
+from fastbert.distributed.environment import is_launched
 from fastbert.errors import UserError, require_whole
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.inputs import GivenExamples
@@ -72,8 +73,11 @@ def train(
 ) -> TrainedModel:
     """Fine-tune a model on texts with their labels, each of which is one of the classes.
 
-    Raises UserError for a model that cannot be trained, and KeyboardInterrupt after Ctrl-C.
+    Raises UserError for a model that cannot be trained and in one of several processes, and KeyboardInterrupt after
+    Ctrl-C.
     """
+    if is_launched():
+        raise UserError("TextClassifier trains in one process: with torchrun use `fastbert finetune`")
     examples = tuple(
         TextExample(id=str(index), location=f"item {index}", text=text, pair=pair, label=label)
         for index, ((text, pair), label) in enumerate(zip(texts, labels, strict=True))
