@@ -75,21 +75,21 @@ class EncoderModel(PreTrainedModel):
         spec = self.architecture.spec(config)
         assert spec.unsupported is None, f"{self.architecture.name}: no modules for {spec.unsupported}"
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
-        self.causal = spec.causal
-        self.position_offset = spec.embeddings.position_offset
-        self.embeddings = Embeddings(spec.embeddings, config.hidden_size)
+        self.causal: bool = spec.causal
+        self.position_offset: int = spec.embeddings.position_offset
+        self.embeddings: Embeddings = Embeddings(spec.embeddings, config.hidden_size)
         width = spec.embeddings.embedding_size
         projects = spec.embeddings.always_projects or width != config.hidden_size
         projects = projects and not spec.embeddings.projects_before_norm
-        self.embeddings_project = nn.Linear(width, config.hidden_size) if projects else None
-        self.encoder = Encoder(
+        self.embeddings_project: nn.Linear | None = nn.Linear(width, config.hidden_size) if projects else None
+        self.encoder: Encoder = Encoder(
             spec.layers, drops=drops, final_norm=spec.final_norm, shared=spec.shared, convolution=spec.convolution,
             last_layer_repeats=spec.last_layer_repeats,
         )  # fmt: skip
-        self.positions = Positions(spec, config.max_sequence_length)
-        self.scales_residuals = spec.scales_residuals
+        self.positions: Positions = Positions(spec, config.max_sequence_length)
+        self.scales_residuals: bool = spec.scales_residuals
         pools = spec.bare_pooler if add_pooling_layer is None else add_pooling_layer
-        self.pooler = Pooler(config.hidden_size) if pools and spec.pooler else None
+        self.pooler: Pooler | None = Pooler(config.hidden_size) if pools and spec.pooler else None
         self.embed_settings: EmbeddingSettings | None = None
         """Defaults of `embed`: a `fastbert.embeddings.settings.EmbedSettings`, saved for sentence-transformers."""
         self.init_weights()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
@@ -101,12 +101,12 @@ def _unflatten(kind: type[ModelOutput], values: Any, names: list[str]) -> ModelO
     return output
 
 
-class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
+class HeadOutput(ModelOutput, dict[Any, Any]):  # type: ignore[misc]
     """The base of the outputs of heads: an instance of dict, since transformers' Trainer and pipelines treat anything
     else as a tuple, or leave it on the GPU. Its contents are its attributes, which cannot be deleted."""
 
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
+    __eq__: Callable[[object], bool] = object.__eq__  # type: ignore[assignment]
+    __ne__: Callable[[object], bool] = object.__ne__  # type: ignore[assignment]
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def fill_dictionary(self) -> None:
@@ -121,7 +121,13 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
         """Raise TypeError: fields can be set, not removed."""
         raise TypeError(f"{type(self).__name__}: fields can be set, not removed; change a copy, dict(output)")
 
-    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __delitem__: Callable[..., NoReturn] = _refuse
+    __ior__: Callable[..., NoReturn] = _refuse
+    clear: Callable[..., NoReturn] = _refuse
+    pop: Callable[..., NoReturn] = _refuse
+    popitem: Callable[..., NoReturn] = _refuse
+    setdefault: Callable[..., NoReturn] = _refuse
+    update: Callable[..., NoReturn] = _refuse
 
 
 @dataclass(eq=False)

@@ -39,7 +39,7 @@ from fastbert.models.roberta_prelayernorm.architecture import PRE_NORM
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.models.seq2seq.transformer.model import TransformerForSequenceToSequence
 
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")
 
 _RECORDS = (
     BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM, MPNET, MODERNBERT,

@@ -39,7 +39,7 @@ _forced: BackendName | None = None
 _logged: set[tuple[str, str]] = set()
 # By index, the GPUs seen so far and why they have no Triton kernels; empty if they have.
 _without_triton: dict[int | None, str] = {}
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True)

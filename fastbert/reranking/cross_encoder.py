@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from fastbert.models.heads.sequence import ForSequenceClassification
 from fastbert.reranking.rank import Ranked, RankOptions, check_query, check_scorer, rank, score_pairs
 from fastbert.reranking.settings import ACTIVATIONS, KEY, SECTION, activation_of, read_settings
 from fastbert.tasks.inference import choose_inference
+
+if TYPE_CHECKING:
+    from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 class CrossEncoder:
@@ -58,8 +61,10 @@ class CrossEncoder:
         self.model: ForSequenceClassification = model.eval().to(place)
         if dtype == "int8":
             self.model.quantize("int8")
-        self.tokenizer, self.max_length, self.prompt = tokenizer, settings.max_length, settings.prompt
-        self.how = f"{words} on {place}"
+        self.tokenizer: Tokenizer = tokenizer
+        self.max_length: int | None = settings.max_length
+        self.prompt: str = settings.prompt
+        self.how: str = f"{words} on {place}"
 
     def predict(
         self, pairs: Iterable[tuple[str, str]], *, progress: Callable[[int], None] = lambda pairs: None, **options: Any

@@ -80,8 +80,8 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
             raise VocabularyError(
                 f"{pipeline.path}: a BPE tokenizer with the pre_tokenizer {kind!r} is not supported; only ByteLevel is"
             )
-        self.add_prefix_space = prefix_space
-        self.whole_words = bool(whole_words)
+        self.add_prefix_space: bool = prefix_space
+        self.whole_words: bool = bool(whole_words)
         self._table = np.array(table, dtype=np.int32).reshape(-1, 3)
         super().__init__(tokens, pipeline=pipeline, **options)
 

@@ -60,7 +60,8 @@ class UnigramTokenizer(PipelineTokenizer):
             raise VocabularyError(
                 f"{pipeline.path}: unk_id={unknown_id} is not one of its {len(tokens)} pieces; restore the file"
             )
-        self.unknown_id, self.byte_fallback = unknown_id, bool(byte_fallback)
+        self.unknown_id = unknown_id
+        self.byte_fallback: bool = bool(byte_fallback)
         self._byte_ids: list[int] = []
         if byte_fallback:
             ids = {token: index for index, token in enumerate(tokens)}

@@ -79,7 +79,7 @@ class ForPreTraining(MaskedLanguageModel):
 
     def add_head(self, config: BertConfig) -> None:
         """Add both heads."""
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=True, spec=self.prediction)
+        self.cls: PreTrainingHeads = PreTrainingHeads(config, mlm=True, nsp=True, spec=self.prediction)
 
     def forward(
         self,

@@ -36,7 +36,7 @@ class ForNextSentencePrediction(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the next-sentence head."""
-        self.cls = PreTrainingHeads(config, mlm=False, nsp=True)
+        self.cls: PreTrainingHeads = PreTrainingHeads(config, mlm=False, nsp=True)
 
     def forward(
         self,
@@ -92,7 +92,7 @@ class ForSequenceClassification(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""
-        self.classifier = self._classifier(config.num_labels)
+        self.classifier: nn.Module = self._classifier(config.num_labels)
 
     def forward(
         self,
@@ -190,7 +190,9 @@ class ForMultipleChoice(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier, behind the encoder's pooler where it has one."""
-        self.classifier = nn.Linear(config.hidden_size, 1) if self.base_model.pooler else self._classifier(1)
+        self.classifier: nn.Linear | nn.Module = (
+            nn.Linear(config.hidden_size, 1) if self.base_model.pooler else self._classifier(1)
+        )
 
     def forward(
         self,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
@@ -33,7 +33,7 @@ class ForTokenClassification(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""
-        self.classifier = self._token_classifier(config.num_labels)
+        self.classifier: nn.Module = self._token_classifier(config.num_labels)
 
     def forward(
         self,
@@ -86,7 +86,7 @@ class ForQuestionAnswering(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the linear layer of both scores."""
-        self.qa_outputs = self._token_classifier(2)
+        self.qa_outputs: nn.Module = self._token_classifier(2)
 
     def forward(
         self,
