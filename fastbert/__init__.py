@@ -3,9 +3,9 @@
 Names are loaded on first use: importing the package has no side effects, and `fastbert --help` does not wait for torch.
 """
 
+import typing as _typing
 from importlib import import_module as _import_module
 from importlib.machinery import PathFinder as _PathFinder
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _PathFinder.find_spec("fastbert._C", __path__) is None:
@@ -14,13 +14,15 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
         " another folder (or use the `fastbert` command), or run `pip install -e .` to use the tree itself"
     )
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from fastbert.cli.functions import finetune, pretrain
     from fastbert.config import BertConfig
     from fastbert.embeddings.folder import load_embedder
     from fastbert.integrations.accelerate import accelerate, restore
     from fastbert.integrations.transformers.attention import register_attention
-    from fastbert.models import (
+    from fastbert.models import classes as _classes
+    from fastbert.models.classes import *  # noqa: F403
+    from fastbert.models.classes import (
         BertForMaskedLM,
         BertForMultipleChoice,
         BertForNextSentencePrediction,
@@ -71,7 +73,7 @@ _HOMES = {
     "use_backend": "fastbert.ops.dispatch",
 }
 
-__all__ = [
+__all__: list[str] = [
     "BertConfig",
     "BertForMaskedLM",
     "BertForMultipleChoice",
@@ -99,6 +101,9 @@ __all__ = [
     "use_backend",
 ]
 
+if _typing.TYPE_CHECKING:
+    __all__ += _classes.__all__
+
 
 def embed_texts(model: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _Any:
     """Call `fastbert.embeddings.embed.embed` for `model.embed`, whose module cannot import it."""
@@ -114,18 +119,20 @@ def rank_texts(model: _Any, query: _Any, texts: _Any, tokenizer: _Any, **options
     return rank(model, query, texts, tokenizer, **options)
 
 
-def __getattr__(name: str) -> _Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for a model
 
-        return version("fastbert-engine")
-    # Models of other architectures than BERT, as `fastbert.RobertaForMaskedLM`.
-    home = _HOMES.get(name, "fastbert.models" if name[:1].isupper() else "")
-    if not home:
-        raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
-    value = getattr(_import_module(home), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> _Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("fastbert-engine")
+        # Models of other architectures than BERT, as `fastbert.RobertaForMaskedLM`.
+        home = _HOMES.get(name, "fastbert.models" if name[:1].isupper() else "")
+        if not home:
+            raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
+        value = getattr(_import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
