@@ -64,6 +64,19 @@ class EncoderModel(PreTrainedModel):
 
     Padded input gives padded output, a `PackedBatch` packed output. Parameters have the names of transformers'
     `BertModel`; files have the architecture's own names.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertModel.from_pretrained("runs/mine/model")
+        >>> output = model(**tokenizer(["a short one.", "one"], padding=True, return_tensors="pt"))
+        >>> output.last_hidden_state.shape
+        torch.Size([2, 6, 16])
+        >>> batch = tokenizer.pack(["a short one.", "one"])
+        >>> model(batch).last_hidden_state.shape
+        torch.Size([9, 16])
+        >>> model.embed(["a short one.", "one"], tokenizer, pooling="mean", normalize=True).shape
+        torch.Size([2, 16])
     """
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool | None = None) -> None:

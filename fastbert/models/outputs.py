@@ -137,6 +137,15 @@ class EncoderOutput(ModelOutput):
     `last_hidden_state` (tokens, hidden_size) packed or (sequences, length, hidden_size) padded; `pooler_output`
     (sequences, hidden_size), None without a pooler; `hidden_states`, if requested: the outputs of the embeddings and of
     each layer, of the shape of the first.
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertModel.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'EncoderOutput'
+        >>> output.last_hidden_state.shape, output["last_hidden_state"] is output[0], list(output)
+        (torch.Size([1, 6, 16]), True, ['last_hidden_state', 'pooler_output'])
     """
 
     last_hidden_state: Tensor
@@ -152,6 +161,15 @@ class PreTrainingOutput(HeadOutput):
     or of autocast. With labels, `loss` is the sum of both mean losses, an fp32 scalar. For means over several batches
     there are scalars too: the sums over the labels (`mlm_loss_sum`, `nsp_loss_sum`, fp32), the numbers of labels
     (`mlm_count`, `nsp_count`, int64) and the numbers of correct predictions (`mlm_correct`, `nsp_correct`, int64).
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertForPreTraining.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'PreTrainingOutput'
+        >>> output.prediction_logits.shape, output.seq_relationship_logits.shape
+        (torch.Size([1, 6, 9]), torch.Size([1, 2]))
     """
 
     loss: Tensor | None = None
@@ -177,6 +195,15 @@ class LogitsOutput(HeadOutput):
 
     `loss`, if there are labels: the mean over them, an fp32 scalar; `logits`, of the shape that the head documents, in
     the dtype of the parameters, or of autocast.
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertForNextSentencePrediction.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'LogitsOutput'
+        >>> output.logits.shape, output.loss
+        (torch.Size([1, 2]), None)
     """
 
     loss: Tensor | None = None
@@ -213,6 +240,15 @@ class SpanOutput(HeadOutput):
 
     `start_logits` and `end_logits`, fp32 (tokens,) packed or (sequences, length) padded; `loss`, if there are
     positions: the mean of both cross-entropies, an fp32 scalar.
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertForQuestionAnswering.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'SpanOutput'
+        >>> output.start_logits.shape, output.end_logits.shape
+        (torch.Size([1, 6]), torch.Size([1, 6]))
     """
 
     loss: Tensor | None = None

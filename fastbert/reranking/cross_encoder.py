@@ -33,6 +33,16 @@ class CrossEncoder:
 
     Raises UserError for a model with several labels, without a classifier, or with modules behind it, and
     CheckpointError for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> ranker = fastbert.CrossEncoder("runs/ranker/model", device="cpu")
+        >>> scores = ranker.predict([("a one", "a short one."), ("a one", "one")])
+        >>> scores.shape
+        torch.Size([2])
+        >>> best = ranker.rank("a one", ["a short one.", "one"], top=1)
+        >>> len(best)
+        1
     """
 
     def __init__(

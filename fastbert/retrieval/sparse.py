@@ -57,6 +57,13 @@ class SparseEncoder(RetrievalModel[SparseVectors]):
 
     Raises UserError for unsupported modules, by name, and for a folder without a masked-LM head, and CheckpointError
     for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> encoder = fastbert.SparseEncoder("runs/mine/model", device="cpu")
+        >>> vectors = encoder.encode(["a short one.", "one"])
+        >>> len(vectors), vectors.vocab_size, vectors.offsets.shape
+        (2, 9, torch.Size([3]))
     """
 
     options_type: type[SparseOptions] = SparseOptions

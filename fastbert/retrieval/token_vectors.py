@@ -51,6 +51,14 @@ class TokenEncoder(RetrievalModel[TokenVectors]):
     device and dtype in words.
 
     Raises UserError for unsupported modules, by name, and CheckpointError for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> encoder = fastbert.TokenEncoder("runs/mine/model", device="cpu")
+        >>> queries = encoder.encode(["a one"], role="query")
+        >>> documents = encoder.encode(["a short one.", "one"], role="document")
+        >>> fastbert.maxsim(queries, documents).shape
+        torch.Size([1, 2])
     """
 
     options_type: type[TokenOptions] = TokenOptions

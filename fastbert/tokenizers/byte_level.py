@@ -39,6 +39,14 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
     Raises:
         UserError: a merge names a token that is not in the vocabulary, a byte is missing, a token is empty or occurs
             twice, a special token is missing, or a step is not one of byte-level BPE.
+
+    Example:
+        >>> from fastbert.tokenizers import train_tokenizer
+        >>> tokenizer = train_tokenizer(["low lower lowest"] * 3, "bpe", vocab_size=266)
+        >>> type(tokenizer).__name__
+        'ByteLevelBPETokenizer'
+        >>> tokenizer.decode(tokenizer("lower low")["input_ids"], skip_special_tokens=True)
+        'lower low'
     """
 
     kind: ClassVar[str] = "BPE"

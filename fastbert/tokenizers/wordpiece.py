@@ -52,6 +52,20 @@ class WordPieceTokenizer(Tokenizer):
         UserError: the vocabulary cannot be read, a token is empty or occurs twice, or a special token is missing.
         TypeError: a token is not a string.
         ValueError: a side or `model_max_length` has another value.
+
+    Example:
+        >>> import fastbert
+        >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##like", "##ly"]
+        >>> tokenizer = fastbert.WordPieceTokenizer(vocabulary)
+        >>> tokenizer.tokenize("Unlikely")
+        ['un', '##like', '##ly']
+        >>> tokenizer("Unlikely", return_offsets_mapping=True)["offset_mapping"]
+        [(0, 0), (0, 2), (2, 6), (6, 8), (0, 0)]
+        >>> tokenizer(["Unlikely", "un"], padding=True, return_tensors="np")["input_ids"]
+        array([[2, 5, 6, 7, 3],
+               [2, 5, 3, 0, 0]])
+        >>> tokenizer.pack(["Unlikely", "un"]).cu_seqlens
+        tensor([0, 5, 8], dtype=torch.int32)
     """
 
     option_names: ClassVar[tuple[str, ...]] = files.OPTION_NAMES

@@ -25,6 +25,13 @@ class ForTokenClassification(ModelWithHead):
     """An encoder with a linear classifier of each token, for tagging.
 
     Devlin et al. 2019, section 5.3.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForTokenClassification.from_pretrained("runs/mine/model", num_labels=5)
+        >>> model(**tokenizer("a short one.", return_tensors="pt")).logits.shape
+        torch.Size([1, 6, 5])
     """
 
     with_pooler = False
@@ -75,6 +82,14 @@ class ForQuestionAnswering(ModelWithHead):
     """An encoder with a start and an end score per token, for answers that are spans of the text.
 
     Devlin et al. 2019, section 4.2.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForQuestionAnswering.from_pretrained("runs/mine/model")
+        >>> output = model(**tokenizer("a one.", "a short one.", return_tensors="pt"))
+        >>> output.start_logits.shape, output.end_logits.shape
+        (torch.Size([1, 10]), torch.Size([1, 10]))
     """
 
     with_pooler = False
