@@ -241,6 +241,7 @@ setup(
     package_dir=PACKAGE_DIR,
     package_data={
         "fastbert": ["py.typed", "*.pyi", "training/*.json", "training/run_page/page.*", "serving/page/*.*"],
+        "fastbert.models": ["*.pyi"],
         "fastbert.benchmarks": ["serving/load.cpp"],
     },
     include_package_data=False,

@@ -58,19 +58,21 @@ class CheckedTraining(Training):
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype, folder: Path) -> None:
         super().__init__(name, device, dtype, SEQUENCES)
         config = PretrainConfig(corpus=("text",))
-        self.log_every = config.log_every
-        self.monitors = Monitors(config, folder, device, self.model.num_parameters(), lambda message: None)
-        self.reports = StepReports(Reporter(), RunMeters(device), self.monitors, lambda *_: None)
+        self.log_every: int = config.log_every
+        self.monitors: Monitors = Monitors(config, folder, device, self.model.num_parameters(), lambda message: None)
+        self.reports: StepReports = StepReports(Reporter(), RunMeters(device), self.monitors, lambda *_: None)
         self.reports.open(folder, 0, 0.0)
-        self.checkpoints = Checkpoints(folder / "checkpoints", 1)
-        self.number, self.seconds, self.norm = 0, 0.0, 0.0
+        self.checkpoints: Checkpoints = Checkpoints(folder / "checkpoints", 1)
+        self.number: int = 0
+        self.seconds: float = 0.0
+        self.norm: float = 0.0
         self.norm_seconds: list[float] = []
 
     def step(self) -> float:
         """Take a step without checks; return its seconds."""
         started = time.perf_counter()
         with self.optimizer.copies(), autocast(self.device, self.dtype):
-            self.output = self.model(**self.batch)
+            self.output: Any = self.model(**self.batch)
             self.output.loss.backward()
         before = time.perf_counter()
         self.norm = float(self.optimizer.clip_gradients(1.0))

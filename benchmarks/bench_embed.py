@@ -56,7 +56,7 @@ class Options(FolderOptions, PeerOptions):
     """The selection and size of the measurement: `quick` uses 200 texts; without a folder the model is MiniLM, with
     random weights if its package is not installed."""
 
-    KIND: ClassVar = KIND
+    KIND: ClassVar[str] = KIND
 
     shape: str | None = None
     """Instead of `folder`: a model of this name's shape with random weights, and its tokenizer of the data folder."""
@@ -188,7 +188,7 @@ def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
     return texts
 
 
-show = report.show
+show: Callable[..., None] = report.show
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:

@@ -85,12 +85,15 @@ class Bench:
     def __init__(
         self, work: Workload, options: argparse.Namespace, model: Path, examples: list[Example], folder: Path
     ) -> None:
-        self.work, self.options, self.model, self.folder = work, options, model, folder
+        self.work = work
+        self.options = options
+        self.model = model
+        self.folder = folder
         count = len(examples) - len(examples) % work.batch_size
         if not count:
             raise UserError(f"{work.name}: there are {len(examples)} examples; give a smaller --batch-sizes")
-        self.examples = examples[:count]
-        self.train = write(folder / "train.jsonl", "triplets", self.examples)
+        self.examples: list[Example] = examples[:count]
+        self.train: Path = write(folder / "train.jsonl", "triplets", self.examples)
         self.members: dict[str, Isolated] = {}
         self.calls: dict[str, int] = {}
         self.details: dict[str, dict[str, Any]] = {}

@@ -78,7 +78,9 @@ class Bench:
     """The contenders of one task."""
 
     def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
-        self.name, self.options, self.folder = name, options, folder
+        self.name = name
+        self.options = options
+        self.folder = folder
         work = WORK[name]
         if options.examples:
             work = replace(work, limit=options.examples)
@@ -92,7 +94,7 @@ class Bench:
             "initial": str(folder / "initial"),
             "threads": options.threads,
         }
-        self.spec = folder / "spec.json"
+        self.spec: Path = folder / "spec.json"
         self.spec.write_text(json.dumps(spec), encoding="utf-8")
         self.members: dict[str, Isolated] = {}
 

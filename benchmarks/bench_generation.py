@@ -267,7 +267,7 @@ def _with_work(row: Row, verdict: Verdict, model: Any, batch: int, count: int) -
     return replace(row, details={**row.details, **details})
 
 
-show = report.show
+show: Callable[..., None] = report.show
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:

@@ -35,7 +35,7 @@ from fastbert.errors import UserError
 KIND = "loading"
 PEER = "transformers"
 # Lengths of the computed sequences; none: loading alone.
-WORKLOADS = {
+WORKLOADS: dict[str, tuple[int, ...]] = {
     "load": (),
     "first-sentence": (16,),
     "first-batch": (128, 17, 64, 33, 96, 24, 80, 48, 12, 110, 56, 40, 72, 20, 30, 100),

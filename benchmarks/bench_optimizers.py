@@ -26,7 +26,7 @@ from fastbert.benchmarks.harness.report import show
 from fastbert.config import PRESETS, BertConfig
 from fastbert.models import BertForPreTraining
 from fastbert.training.muon import ORTHOGONAL, Muon, split_groups
-from fastbert.training.optimizer import OPTIMIZERS, decayed
+from fastbert.training.optimizer import OPTIMIZERS, AdamW, decayed
 from fastbert.training.optimizer_flags import OptimizerName
 
 PEER = "PyTorch"
@@ -38,8 +38,12 @@ class ForeachOptimizer:
     """StableAdamW or LAMB in multi-tensor operations, with the parameters' groups of AdamW."""
 
     def __init__(self, rule: str, groups: Sequence[dict[str, Any]]) -> None:
-        self.rule, self.groups, self.step_count = rule, groups, 0
-        self.moments = [[[torch.zeros_like(p) for p in group["params"]] for _ in range(2)] for group in groups]
+        self.rule = rule
+        self.groups = groups
+        self.step_count: int = 0
+        self.moments: list[list[list[Tensor]]] = [
+            [[torch.zeros_like(p) for p in group["params"]] for _ in range(2)] for group in groups
+        ]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -79,7 +83,7 @@ class MuonBesideAdamW:
             [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups if g[ORTHOGONAL] == orthogonal]
             for orthogonal in (True, False)
         )
-        self.optimizers = (
+        self.optimizers: tuple[Muon, AdamW] = (
             torch.optim.Muon(matrices, lr=LR, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(rest, lr=LR, betas=BETAS, eps=EPS, fused=True),
         )

@@ -37,7 +37,7 @@ class Options(FolderOptions):
     """The selection and size of the measurement: `quick` ranks 16 texts; without a folder the model has MiniLM-L6's
     shape and random weights."""
 
-    KIND: ClassVar = KIND
+    KIND: ClassVar[str] = KIND
 
     pairs: int | None = None
     """The number of texts per query; None: 100, with `quick` 16."""
@@ -71,7 +71,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             )
 
 
-show = report.show
+show: Callable[..., None] = report.show
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,9 +32,12 @@ from fastbert.models import BertForPreTraining
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device
-from fastbert.training.optimizer import adamw
+from fastbert.training.optimizer import AdamW, adamw
 from fastbert.training.saving import Checkpoints
 from fastbert.training.snapshot import Snapshot, snapshot
+
+if TYPE_CHECKING:
+    from fastbert.models.heads.pretraining import ForPreTraining
 
 INTERVAL_SECONDS = 300.0
 SEQUENCES, LENGTH = {"base": 2}, 128
@@ -49,16 +52,17 @@ class Training:
         """`sequences` of a batch are by default as few as a step of the model can be measured with."""
         generator = torch.Generator().manual_seed(0)
         config = BertConfig.preset(name)
-        self.model = BertForPreTraining(config).to(device)
+        self.model: ForPreTraining = BertForPreTraining(config).to(device)
         self.model.init_weights(seed=0)
-        self.optimizer = adamw(self.model, lr=1e-4, weight_decay=0.01)
+        self.optimizer: AdamW = adamw(self.model, lr=1e-4, weight_decay=0.01)
         self.optimizer.flatten_if_faster(self.model, device, dtype)
-        self.device, self.dtype = device, dtype
-        self.sequences = sequences or SEQUENCES.get(name, DEFAULT_SEQUENCES)
+        self.device = device
+        self.dtype = dtype
+        self.sequences: int = sequences or SEQUENCES.get(name, DEFAULT_SEQUENCES)
         ids = torch.randint(1000, config.vocab_size, (self.sequences, LENGTH), generator=generator)
         labels = ids.where(torch.rand(ids.shape, generator=generator) < 0.15, -100)
         pairs = torch.randint(0, 2, (self.sequences,), generator=generator)
-        self.batch = {
+        self.batch: dict[str, torch.Tensor] = {
             name: tensor.to(device)
             for name, tensor in {"input_ids": ids, "labels": labels, "next_sentence_label": pairs}.items()
         }

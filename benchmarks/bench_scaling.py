@@ -165,7 +165,7 @@ def weight_bytes(config: BertConfig, dtype: str) -> float:
     return float(matrices * partition.ELEMENT_BYTES[dtype])
 
 
-show = report.show
+show: Callable[..., None] = report.show
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:

@@ -38,10 +38,10 @@ class Options(TokenizerOptions):
     """The selection and size of the measurement; `quick` takes under a minute, with two megabytes of text in all. A
     `text` needs a `vocab`, and `threads` are compared with one."""
 
-    KIND: ClassVar = KIND
-    MEASURES: ClassVar = MEASURES
-    LEAST_THREADS: ClassVar = 2
-    QUICK_MEGABYTES: ClassVar = 1
+    KIND: ClassVar[str] = KIND
+    MEASURES: ClassVar[tuple[str, ...]] = MEASURES
+    LEAST_THREADS: ClassVar[int] = 2
+    QUICK_MEGABYTES: ClassVar[float] = 1
 
     vocab: Path | None = None
     """The vocab.txt for `text`."""
@@ -129,7 +129,7 @@ def _measure(
     return table
 
 
-show = report.show
+show: Callable[..., None] = report.show
 
 
 def publish(rows: Sequence[Row], options: Options, json: Path | None, chart: Path | None) -> None:

@@ -42,9 +42,9 @@ class Options(TokenizerOptions):
     """The selection and size of the measurement; `quick` uses a quarter of a megabyte per text, and one hostile text of
     each kind per family. A `text` needs a `folder`, and `threads` are those of every contender."""
 
-    KIND: ClassVar = KIND
-    MEASURES: ClassVar = MEASURES
-    QUICK_MEGABYTES: ClassVar = 0.25
+    KIND: ClassVar[str] = KIND
+    MEASURES: ClassVar[tuple[str, ...]] = MEASURES
+    QUICK_MEGABYTES: ClassVar[float] = 0.25
 
     folder: Path | None = None
     """The folder of a tokenizer.json of BPE or Unigram for `text`."""

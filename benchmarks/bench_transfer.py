@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from fastbert.benchmarks.bench_embed import minilm_folder
-from fastbert.benchmarks.bench_finetune import WORK, extract, write
+from fastbert.benchmarks.bench_finetune import WORK, Work, extract, write
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
 from fastbert.checkpoints.delta.tensors import tensors_of
@@ -69,12 +69,14 @@ class Bench:
     """The files and runs of one task."""
 
     def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
-        self.name, self.options, self.folder = name, options, folder
-        self.work = WORK[name]
-        self.model = str(options.folder or minilm_folder())
-        self.eval = extract(data, self.work.eval, folder)
-        self.train = extract(data, self.work.train, folder)
-        self.limit = options.examples or self.work.limit
+        self.name = name
+        self.options = options
+        self.folder = folder
+        self.work: Work = WORK[name]
+        self.model: str = str(options.folder or minilm_folder())
+        self.eval: Path = extract(data, self.work.eval, folder)
+        self.train: Path = extract(data, self.work.train, folder)
+        self.limit: Any | int | None = options.examples or self.work.limit
         if self.limit:
             cut(self.train, self.limit)
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 try:
     import triton
-except ImportError as error:
+except ImportError as _error:
     if __name__ != "__main__":
         raise
-    sys.exit(f"error: benchmarks/kernel_resources.py needs triton: pip install triton ({error})")
+    sys.exit(f"error: benchmarks/kernel_resources.py needs triton: pip install triton ({_error})")
 
 from fastbert.errors import UserError
 from fastbert.kernels.tuning import resource_record
@@ -134,5 +134,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    except UserError as _error:
+        sys.exit(f"error: {_error}")

@@ -4,9 +4,9 @@ Names are loaded on first use: importing the package has no side effects, and `f
 """
 
 import sys as _sys
+import typing as _typing
 from importlib import import_module as _import_module
 from importlib.machinery import PathFinder as _PathFinder
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 # Up to here, and in what is parsed but not run below, the syntax is that of Python 3.6.
@@ -24,7 +24,7 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 
     raise ImportError(_missing_extension(__path__[0]))
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from fastbert.cli.functions import finetune, pretrain
     from fastbert.config import BertConfig
     from fastbert.embeddings.embedder import Embedder
@@ -33,7 +33,9 @@ if _TYPE_CHECKING:
     from fastbert.integrations.sklearn.classifier import TextClassifier
     from fastbert.integrations.sklearn.embedder import TextEmbedder
     from fastbert.integrations.transformers.attention import register_attention
-    from fastbert.models import (
+    from fastbert.models import classes as _classes
+    from fastbert.models.classes import *  # noqa: F403
+    from fastbert.models.classes import (
         BertForMaskedLM,
         BertForMultipleChoice,
         BertForNextSentencePrediction,
@@ -89,7 +91,7 @@ _HOMES = {
     "use_backend": "fastbert.ops.dispatch",
 }
 
-__all__ = [
+__all__: list[str] = [
     "BertConfig",
     "BertForMaskedLM",
     "BertForMultipleChoice",
@@ -121,6 +123,9 @@ __all__ = [
     "use_backend",
 ]
 
+if _typing.TYPE_CHECKING:
+    __all__ += _classes.__all__
+
 
 def embed_texts(model: _Any, texts: _Any, tokenizer: _Any, **options: _Any) -> _Any:
     """Call `fastbert.embeddings.embed.embed` for `model.embed`, whose module cannot import it."""
@@ -136,23 +141,25 @@ def rank_texts(model: _Any, query: _Any, texts: _Any, tokenizer: _Any, **options
     return rank(model, query, texts, tokenizer, **options)
 
 
-def __getattr__(name: str) -> _Any:
-    if name == "__version__":
-        from importlib.metadata import version
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for a model
 
-        return version("fastbert-engine")
-    if name == "_C":
-        from fastbert.requirements import check_torch, load_extension
+    def __getattr__(name: str) -> _Any:
+        if name == "__version__":
+            from importlib.metadata import version
 
-        check_torch()
-        return load_extension()
-    # Models of other architectures than BERT, as `fastbert.RobertaForMaskedLM`.
-    home = _HOMES.get(name, "fastbert.models" if name[:1].isupper() else "")
-    if not home:
-        raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
-    value = getattr(_import_home(home), name)
-    globals()[name] = value
-    return value
+            return version("fastbert-engine")
+        if name == "_C":
+            from fastbert.requirements import check_torch, load_extension
+
+            check_torch()
+            return load_extension()
+        # Models of other architectures than BERT, as `fastbert.RobertaForMaskedLM`.
+        home = _HOMES.get(name, "fastbert.models" if name[:1].isupper() else "")
+        if not home:
+            raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
+        value = getattr(_import_home(home), name)
+        globals()[name] = value
+        return value
 
 
 def _import_home(home: str) -> _Any:

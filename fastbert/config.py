@@ -83,6 +83,16 @@ class BertConfig:
     """A BERT encoder as published (Devlin et al. 2019, section 3 and appendix A.2); the defaults are BERT-base.
 
     The fields have the names and meanings of `transformers.BertConfig`. Raises `UserError` for invalid values.
+
+    Example:
+        >>> import fastbert
+        >>> config = fastbert.BertConfig.preset("base")
+        >>> config.num_hidden_layers, config.hidden_size
+        (12, 768)
+        >>> fastbert.BertConfig(hidden_size=64, num_attention_heads=2, intermediate_size=256).vocab_size
+        30522
+        >>> fastbert.BertConfig.from_pretrained("runs/mine/model").hidden_size
+        16
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = [

@@ -112,8 +112,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)
+        self.pool: Any = torch.cuda.graph_pool_handle()
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
         """Run on the stream of the capture, so that kernels are compiled and workspaces allocated before it."""
@@ -177,7 +177,9 @@ class Graphs:
     """
 
     def __init__(self, recorder: Recorder, device: torch.device, limit: int) -> None:
-        self.recorder, self.device, self.limit = recorder, device, limit
+        self.recorder = recorder
+        self.device = device
+        self.limit = limit
         self.slots: OrderedDict[Any, tuple[PackedBatch | None, Callable[[], Any]]] = OrderedDict()
         """Recordings, each with the batch that it reads."""
         self.refused: str | None = None
@@ -217,11 +219,13 @@ class Weights:
     """The addresses of a module's tensors, which a recording reads."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.children = [
+        self.children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]] = [
             (child._modules, list(child._modules.values())) for child in module.modules() if child._modules
         ]
         owned = [table for child in module.modules() for table in (child._parameters, child._buffers) if table]
-        self.tensors = [(table, _pointers(table)) for table in owned]
+        self.tensors: list[tuple[dict[str, nn.Parameter | None] | dict[str, Tensor | None], list[int | None]]] = [
+            (table, _pointers(table)) for table in owned
+        ]
 
     def moved(self) -> bool:
         """Return whether a tensor has moved or a child module was replaced; loading a state dict moves nothing."""
@@ -298,7 +302,10 @@ class GraphedModel:
     ) -> None:
         if limit < 1:
             raise UserError(f"limit={limit} must be at least 1: the number of graphs that are kept")
-        self.model, self.buckets, self.copy, self.limit = model, buckets or Buckets(), copy, limit
+        self.model = model
+        self.buckets: Buckets = buckets or Buckets()
+        self.copy = copy
+        self.limit = limit
         self._recorder = recorder
         self._graphs: Graphs | None = None
         self._weights = Weights(model)

@@ -30,6 +30,19 @@ class PackedBatch:
 
     `position_ids` default to 0, 1, 2, ... within each sequence, `token_type_ids` to 0; without `dropout_key`, keys are
     drawn when dropout first needs them. Raises `UserError` unless `input_ids` and `cu_seqlens` have one axis.
+
+    Example:
+        >>> import torch
+        >>> import fastbert
+        >>> tokenizer = fastbert.WordPieceTokenizer.from_pretrained("runs/mine/model")
+        >>> batch = tokenizer.pack(["a short one.", "one"])
+        >>> len(batch), batch.input_ids.shape, batch.cu_seqlens.tolist(), batch.max_seqlen
+        (2, torch.Size([9]), [0, 6, 9], 6)
+        >>> batch[1:].input_ids.tolist()
+        [2, 7, 3]
+        >>> ids, offsets = torch.tensor([2, 5, 3, 2, 7, 8, 3]), torch.tensor([0, 3, 7], dtype=torch.int32)
+        >>> fastbert.PackedBatch(input_ids=ids, cu_seqlens=offsets, max_seqlen=4).position_ids.tolist()
+        [0, 1, 2, 0, 1, 2, 3]
     """
 
     input_ids: Tensor

@@ -34,7 +34,7 @@ class Launch:
 
 
 # What the first launch of a variant raises if it cannot be compiled or loaded.
-REFUSALS = (CompilationError, OutOfResources, PTXASError)
+REFUSALS: tuple[type[Exception], ...] = (CompilationError, OutOfResources, PTXASError)
 
 _recorded: list[Launch] | None = None
 _observed: list[Launch] | None = None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness import process_memory
@@ -28,8 +29,11 @@ class CpuContender:
     """One contender with a fixed number of threads; nothing heavy is imported before `load`."""
 
     def __init__(self, kind: str, name: str, folder: str | None, threads: int, scratch: str) -> None:
-        self.kind, self.name, self.threads = kind, name, threads
-        self.folder, self.scratch = Path(folder) if folder else None, Path(scratch)
+        self.kind = kind
+        self.name = name
+        self.threads = threads
+        self.folder: Path | None = Path(folder) if folder else None
+        self.scratch: Path = Path(scratch)
 
     def export(self) -> None:
         """Write the files that the contender reads besides the model, if any; runs in fastbert's environment."""
@@ -44,8 +48,8 @@ class CpuContender:
         self.scratch.mkdir(parents=True, exist_ok=True)
         make = peers.load(self.kind, self.name)
         options = peers.options(self.kind, self.name)
-        self.before = process_memory.resident()
-        self.peer = make(self.folder, threads=self.threads, scratch=self.scratch, **options)
+        self.before: int | None = process_memory.resident()
+        self.peer: Any = make(self.folder, threads=self.threads, scratch=self.scratch, **options)
         return {"python": platform.python_version(), **peers.versions(self.kind, self.name)}
 
     def open(self, path: str) -> dict[str, Any]:
@@ -57,7 +61,7 @@ class CpuContender:
         self.peer.run()
         prepared = time.perf_counter() - began
         second = clock(self.peer.run).seconds
-        self.calls = max(1, min(MOST_CALLS, math.ceil(TURN_SECONDS / max(second, 1e-6))))
+        self.calls: int = max(1, min(MOST_CALLS, math.ceil(TURN_SECONDS / max(second, 1e-6))))
         return {**details, "prepare_seconds": round(prepared, 2), "calls_per_round": self.calls}
 
     def save(self, path: str) -> None:
@@ -105,7 +109,9 @@ class QueryContender(TextContender):
         """Read the texts of a file, and compute each of them once to warm up."""
         with np.load(path) as arrays:
             texts = dict(arrays)["texts"].tobytes().split(b"\n")
-        self.queries = [{"texts": np.frombuffer(text, dtype=np.uint8)} for text in texts]
+        self.queries: list[dict[str, NDArray[np.uint8]]] = [
+            {"texts": np.frombuffer(text, dtype=np.uint8)} for text in texts
+        ]
         self.seconds: list[float] = []
         process_memory.forget_high_water()
         self.calls = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastbert.benchmarks.cpu import memory_needs
 from fastbert.benchmarks.cpu.lineup import Absent, Lineup, Result, dtype_of
@@ -18,6 +18,9 @@ from fastbert.benchmarks.harness.measure import ContenderFailed, Row
 from fastbert.benchmarks.harness.tables import Column, console_of, print_table
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+
+if TYPE_CHECKING:
+    from fastbert.benchmarks.cpu.memory_needs import BatchSize
 
 COUNTS = {128: (16, 48), 512: (4, 12)}  # sequences of the two measurements by their length
 CALLS = 2  # after the first, whose memory may be less than that of later ones
@@ -71,7 +74,8 @@ class MemoryLineup(Lineup):
 
     def __init__(self, *arguments: Any, memory: int, config: BertConfig, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.memory, self.config = memory, config
+        self.memory = memory
+        self.config = config
 
     def measure(self, workload: Workload, rounds: int) -> Result:
         """Measure peak memory of every contender that can run here."""
@@ -100,7 +104,7 @@ class MemoryLineup(Lineup):
         for count in counts:
             work, path = full(length, count, self.config), self.folder / "workload.npz"
             work.save(path)
-            self.size = work.size
+            self.size: BatchSize | None = work.size
             if self._open(name, path, workload) is None:
                 return None
             try:

@@ -34,7 +34,7 @@ CLASS_PATH = "fastbert.benchmarks.cpu.contender:CpuContender"
 PEAK_CLASS_PATH = "fastbert.benchmarks.cpu.peak:Peak"
 PEAK = "peak, "  # prefix of the kinds of peak, which take turns with the contenders
 # All values are compared with the first of these that runs; it need not take part.
-REFERENCES = {
+REFERENCES: dict[str, tuple[str, ...]] = {
     "encoder": ("transformers eager fp32", "transformers sdpa fp32", "fastbert fp32"),
     "matmul": ("torch fp32", "fastbert fp32"),
     "kernel": ("torch fp32", "fastbert fp32"),
@@ -101,12 +101,17 @@ class Lineup:
         say: Say,
         pythons: Mapping[str, PeerPython] | None = None,
     ) -> None:
-        self.kind, self.names, self.threads, self.model = kind, list(names), threads, model
-        self.pythons = dict(pythons or {})
+        self.kind = kind
+        self.names: list[str] = list(names)
+        self.threads = threads
+        self.model = model
+        self.pythons: dict[str, PeerPython] = dict(pythons or {})
         self.versions: dict[str, dict[str, Any]] = {}  # details of the row, by contender
         self.exported: set[str] = set()
         self.size: memory_needs.BatchSize | None = None  # of the workload
-        self.isolate, self.folder, self.say = isolate, folder, say
+        self.isolate = isolate
+        self.folder = folder
+        self.say = say
         self.members: dict[str, Contender] = {}
         self.reasons: dict[str, str] = {}  # contenders that cannot run here
         self.failures: dict[tuple[str, str], str] = {}  # by workload and contender

@@ -132,7 +132,7 @@ class OperationLineup(Lineup):
         """Compare, then time, with the bytes moved per second."""
         assert isinstance(workload, OperationWorkload)
         every = self.names
-        self.names = [name for name in every if dtype_of(self.kind, name) in workload.dtypes]
+        self.names: list[str] = [name for name in every if dtype_of(self.kind, name) in workload.dtypes]
         try:
             result = super().measure(workload, rounds)
         finally:

@@ -21,7 +21,7 @@ DTYPES = ("fp32", "bf16", "int8")
 COPY = "copy"
 STEADY = 0.75  # of its best round: a slower round of the peak is not explained by chance
 # The dtypes in which a result may be computed: wider arithmetic is exact enough too.
-WIDER = {"fp32": ("fp32",), "bf16": ("bf16", "fp32"), "int8": ("int8", "bf16", "fp32")}
+WIDER: dict[str, tuple[str, ...]] = {"fp32": ("fp32",), "bf16": ("bf16", "fp32"), "int8": ("int8", "bf16", "fp32")}
 
 
 class Peak:

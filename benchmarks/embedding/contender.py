@@ -44,12 +44,12 @@ class EmbeddingContender(Contender):
     def __init__(self, name: str, spec: str) -> None:
         super().__init__(name, spec)
         words = name.split()
-        self.dtype = torch.bfloat16 if "bf16" in words else torch.float32
+        self.dtype: torch.dtype = torch.bfloat16 if "bf16" in words else torch.float32
         if name == FASTBERT:
             _, self.dtype = choose_device("cpu", "auto", lambda message: None)
-        self.mini_batch = int(words[-1]) if words[-1].isdigit() else None
-        self.recipe = Recipe(**self.spec["recipe"])
-        self.examples = [Example(tuple(texts)) for texts in self.spec["texts"]]
+        self.mini_batch: int | None = int(words[-1]) if words[-1].isdigit() else None
+        self.recipe: Recipe = Recipe(**self.spec["recipe"])
+        self.examples: list[Example] = [Example(tuple(texts)) for texts in self.spec["texts"]]
 
     def begin(self) -> dict[str, Any]:
         """Load the model, prepare the examples, start the thread; no step is taken. Return the first losses, without
@@ -59,10 +59,10 @@ class EmbeddingContender(Contender):
         train, losses = self._fastbert() if self.is_fastbert else self._peer()
         prepared = time.perf_counter() - began
         gc.collect()
-        self.loaded = process_memory.resident()
-        self.since_loading = process_memory.forget_high_water()
+        self.loaded: int | None = process_memory.resident()
+        self.since_loading: bool = process_memory.forget_high_water()
         first = list(losses)
-        self.thread = threading.Thread(target=self._guarded(train), daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._guarded(train), daemon=True)
         self.thread.start()
         dtype = "bf16" if self.dtype == torch.bfloat16 else "fp32"
         return {"prepare_seconds": round(prepared, 2), "losses": first, "dtype": dtype}
@@ -84,7 +84,7 @@ class EmbeddingContender(Contender):
     def _fastbert(self) -> tuple[Callable[[], object], Iterator[float]]:
         """Return the training, and the first losses."""
         spec, recipe = self.spec, self.recipe
-        self.config = FinetuneConfig(
+        self.config: FinetuneConfig = FinetuneConfig(
             task="embedding",
             model=spec["model"],
             loss="info-nce",
@@ -104,8 +104,10 @@ class EmbeddingContender(Contender):
         folder = Path(spec["model"])
         self.model: Any = start.begin(self.task, folder, self.config, recipe.seed)
         self.task.prepare(self.model, folder, recipe.seed)
-        self.rows = self.task.encode(examples, load_tokenizer(folder), labelled=True)
-        self.trial = Trial(lr=recipe.lr, batch_size=recipe.batch_size, epochs=float(recipe.steps), seed=recipe.seed)
+        self.rows: Any = self.task.encode(examples, load_tokenizer(folder), labelled=True)
+        self.trial: Trial = Trial(
+            lr=recipe.lr, batch_size=recipe.batch_size, epochs=float(recipe.steps), seed=recipe.seed
+        )
         scratch = Path(spec["scratch"])
         setting = Setting(
             config=self.config,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from fastbert.training.metrics import MetricsLog
 from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import StopRequest
 
+if TYPE_CHECKING:
+    from fastbert.tasks.base import Task
+
 WARMUP = 0.1
 HEADS = {
     "classification": "AutoModelForSequenceClassification",
@@ -45,20 +48,21 @@ class Contender:
     `Trainer bf16`."""
 
     def __init__(self, name: str, spec: str) -> None:
-        self.is_fastbert = name.startswith("fastbert")
-        self.bf16 = name.endswith("bf16")
+        self.is_fastbert: bool = name.startswith("fastbert")
+        self.bf16: bool = name.endswith("bf16")
         self.spec: dict[str, Any] = json.loads(Path(spec).read_text(encoding="utf-8"))
         self.requests: queue.Queue[int] = queue.Queue()
         self.answers: queue.Queue[Any] = queue.Queue()
         self.losses: list[float] = []
-        self.seconds = self.last_loss = 0.0
-        self.ended = False
+        self.seconds: float = 0.0
+        self.last_loss: float = 0.0
+        self.ended: bool = False
 
     def open(self) -> None:
         """Read the task, construct the model, start the thread; no step is taken."""
         spec = self.spec
         torch.set_num_threads(spec["threads"])
-        self.config = FinetuneConfig(
+        self.config: FinetuneConfig = FinetuneConfig(
             task=spec["task"],
             model=spec["model"],
             dropout=spec["dropout"],
@@ -66,20 +70,22 @@ class Contender:
             warmup=WARMUP,
             log_every=1_000_000,
         )
-        self.task = make_task(spec["task"], self.config.task_settings())
+        self.task: Task[Any] = make_task(spec["task"], self.config.task_settings())
         folder = Path(spec["model"])
         tokenizer = WordPieceTokenizer.from_pretrained(folder)
         train = self.task.read(spec["train"], labelled=True)
         if spec["limit"]:
             train = Dataset(train.path, train.examples[: spec["limit"]])
         self.task.learn_labels(train)
-        self.rows = self.task.encode(train, tokenizer, labelled=True)
-        self.gold = self.task.read_gold(spec["eval"])
-        self.gold_rows = self.task.encode(self.gold, tokenizer, labelled=False)
-        self.trial = Trial(lr=spec["lr"], batch_size=spec["batch_size"], epochs=spec["epochs"], seed=spec["seed"])
-        self.model = start.begin(self.task, folder, self.config, spec["seed"])
+        self.rows: Rows = self.task.encode(train, tokenizer, labelled=True)
+        self.gold: Dataset[Any] = self.task.read_gold(spec["eval"])
+        self.gold_rows: Rows = self.task.encode(self.gold, tokenizer, labelled=False)
+        self.trial: Trial = Trial(
+            lr=spec["lr"], batch_size=spec["batch_size"], epochs=spec["epochs"], seed=spec["seed"]
+        )
+        self.model: Any = start.begin(self.task, folder, self.config, spec["seed"])
         train_whole = self._train_fastbert if self.is_fastbert else self._train_peer()
-        self.thread = threading.Thread(target=self._guarded(train_whole), daemon=True)
+        self.thread: threading.Thread = threading.Thread(target=self._guarded(train_whole), daemon=True)
         self.thread.start()
 
     def _guarded(self, train: Callable[[], object]) -> Callable[[], None]:

@@ -29,8 +29,11 @@ class Inputs:
     as views of (sequences, longest, heads, head_dim), the layout of a model's projections."""
 
     def __init__(self, lengths: list[int], longest: int, cu_seqlens: Tensor, causal: bool, dropout: float) -> None:
-        self.lengths, self.longest, self.cu_seqlens = lengths, longest, cu_seqlens
-        self.causal, self.dropout = causal, dropout
+        self.lengths = lengths
+        self.longest = longest
+        self.cu_seqlens = cu_seqlens
+        self.causal = causal
+        self.dropout = dropout
         self.q: Tensor
         self.k: Tensor
         self.v: Tensor

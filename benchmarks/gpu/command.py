@@ -28,7 +28,7 @@ ENTRY = ROOT / "benchmarks" / "gpu.py"
 # The results of each command.
 RESULTS = {"measure": "results.json", "tests": "tests.json", "tune": "tune.json", "sanitize": "sanitize.json"}
 # The sections that --only selects, listed here because a typing error must be found before anything is built.
-SECTIONS = {
+SECTIONS: dict[str, tuple[str, ...]] = {
     "measure": (
         "build", "environment", "ceilings", "compile", "pretraining", "encoder", "compile-kernels", "layer",
         "attention", "linear", "loss", "fused", "compile-rest", "softmax", "positions", "attention-rest", "resources",
@@ -40,7 +40,7 @@ SECTIONS = {
     ),
 }  # fmt: skip
 # The commands in which a flag has an effect.
-EFFECTIVE = {
+EFFECTIVE: dict[str, tuple[str, ...]] = {
     "--out": tuple(RESULTS),
     "--budget-seconds": tuple(RESULTS),
     "--commit": tuple(RESULTS),

@@ -35,10 +35,10 @@ class Device:
     """A CPU in place of a GPU."""
 
     dry_run = True
-    l2_bytes = 1 << 10
+    l2_bytes: int = 1 << 10
 
     def __init__(self) -> None:
-        self.torch_device = torch.device("cpu")
+        self.torch_device: torch.device = torch.device("cpu")
 
     def synchronize(self) -> None:
         """Wait until all queued work is done."""
@@ -74,8 +74,10 @@ class Cuda(Device):
 
     def __init__(self) -> None:
         require_gpu()
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self.l2_bytes = int(getattr(torch.cuda.get_device_properties(self.torch_device), "L2_cache_size", 60 << 20))
+        self.torch_device: torch.device = torch.device("cuda", torch.cuda.current_device())
+        self.l2_bytes: int = int(
+            getattr(torch.cuda.get_device_properties(self.torch_device), "L2_cache_size", 60 << 20)
+        )
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -48,7 +48,7 @@ class Inputs:
 
 
 Function = Callable[[Inputs], tuple[Tensor, ...]]
-NAMES = {"forward": ("output",), "backward": ("du", "h", "gradient of bias")}
+NAMES: dict[str, tuple[str, ...]] = {"forward": ("output",), "backward": ("du", "h", "gradient of bias")}
 
 
 def case_names(dry: bool) -> list[str]:

@@ -5,15 +5,19 @@ training steps, and of inference where transformers is not installed. It uses th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.models import BertForPreTraining, BertModel
-from fastbert.models.modules import Layer, Norm, Output
+from fastbert.models.modules import Embeddings, Layer, Norm, Output
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.packing import PackedBatch, pad
+
+if TYPE_CHECKING:
+    from fastbert.models.heads.prediction import PreTrainingHeads
 
 
 def key_mask(batch: PackedBatch) -> Tensor | None:
@@ -46,7 +50,8 @@ class PaddedLayer(nn.Module):
 
     def __init__(self, layer: Layer, dropout: float) -> None:
         super().__init__()
-        self.layer, self.dropout = layer, dropout
+        self.layer = layer
+        self.dropout = dropout
 
     def _join(self, part: Output, x: Tensor, residual: Tensor) -> Tensor:
         return _norm(F.dropout(part.dense(x), self.dropout) + residual, part.LayerNorm)
@@ -69,8 +74,9 @@ class PaddedEncoder(nn.Module):
 
     def __init__(self, model: BertModel, dropout: float = 0.0) -> None:
         super().__init__()
-        self.embeddings, self.dropout = model.embeddings, dropout
-        self.layers = nn.ModuleList(PaddedLayer(layer, dropout) for layer in model.encoder.layer)  # type: ignore[arg-type]
+        self.embeddings: Embeddings = model.embeddings
+        self.dropout = dropout
+        self.layers: nn.ModuleList = nn.ModuleList(PaddedLayer(layer, dropout) for layer in model.encoder.layer)  # type: ignore[arg-type]
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor | None) -> Tensor:
         """Compute ids (sequences, longest) -> (sequences, longest, width)."""
@@ -118,8 +124,9 @@ class PaddedForPreTraining(nn.Module):
 
     def __init__(self, model: BertForPreTraining, dropout: float) -> None:
         super().__init__()
-        self.encoder = PaddedEncoder(model.bert, dropout)
-        self.pooler, self.cls = model.bert.pooler, model.cls
+        self.encoder: PaddedEncoder = PaddedEncoder(model.bert, dropout)
+        self.pooler: Any = model.bert.pooler
+        self.cls: PreTrainingHeads = model.cls
 
     def forward(self, batch: PaddedBatch) -> Tensor:
         """Return the sum of both mean losses."""

@@ -178,5 +178,5 @@ def _model(device: Device, variant: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    result = run(json.loads(sys.argv[1]), os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"))
+    result: dict[str, Any] = run(json.loads(sys.argv[1]), os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"))
     print(json.dumps(result))

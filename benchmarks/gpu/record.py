@@ -44,7 +44,7 @@ SECTION_TYPES: dict[str, type] = {
     "tuning": dict,
 }
 OF_OBJECTS = ("rows", "failures", "variants", "unmeasured", "kernels")
-KINDS = {dict: "an object", list: "a list", str: "a string"}
+KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 # What rendering raises for content of wrong types.
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 

@@ -45,15 +45,15 @@ class Session:
 
     def __init__(self, options: Options, results: dict[str, Any] | None = None) -> None:
         self.options = options
-        self.log = options.out / "log.txt"
+        self.log: Path = options.out / "log.txt"
         try:
             options.out.mkdir(parents=True, exist_ok=True)
             with self.log.open("ab"):
                 pass
         except OSError as error:
             raise UserError(f"cannot write {self.log}: {error.strerror}: name another folder with --out") from error
-        self.environment = environment(options)
-        self.worker = Worker(self.environment, self.log)
+        self.environment: dict[str, str] = environment(options)
+        self.worker: Worker = Worker(self.environment, self.log)
         first = {"command": options.command, "dry_run": options.dry_run, "sections": {}, "table": []}
         self.results: dict[str, Any] = first if results is None else results
 

@@ -32,7 +32,8 @@ class WorkerFailed(Exception):
 
     def __init__(self, message: str, lines: list[str], attempted: str | None) -> None:
         super().__init__(message)
-        self.lines, self.attempted = lines, attempted
+        self.lines = lines
+        self.attempted = attempted
 
     @property
     def by_user(self) -> bool:
@@ -68,7 +69,8 @@ class Worker:
     """One process at a time that answers calls in turn; its output goes to the log."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
-        self.environment, self.log = dict(environment), log
+        self.environment: dict[str, str] = dict(environment)
+        self.log = log
         self.process: subprocess.Popen[str] | None = None
         self.answers: queue.Queue[str | None] = queue.Queue()
 

@@ -50,7 +50,7 @@ class Local:
     """A contender in this process."""
 
     def __init__(self, class_path: str, arguments: Mapping[str, Any]) -> None:
-        self.subject = _make(class_path, arguments)
+        self.subject: Any = _make(class_path, arguments)
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method and return its result. Raises `ContenderFailed`."""
@@ -74,7 +74,7 @@ class Isolated:
         environment: Mapping[str, str],
         python: Path | None = None,
     ) -> None:
-        self.process = subprocess.Popen(
+        self.process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-P", "-c", SERVE] if python is None else foreign_command(python),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

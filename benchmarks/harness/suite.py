@@ -62,8 +62,9 @@ class Workshop:
     """The threads, a temporary folder, and what several cases share; a context that ends what they started."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        self.folder, self.threads = folder, threads
-        self.closing = ExitStack()
+        self.folder = folder
+        self.threads = threads
+        self.closing: ExitStack[bool | None] = ExitStack()
         self.shared: dict[str, Any] = {}
 
     def once(self, name: str, make: Callable[[Path], T]) -> T:

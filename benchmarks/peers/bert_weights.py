@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+DTYPES: dict[str, np.dtype] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 def read_bert(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

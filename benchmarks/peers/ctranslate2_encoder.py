@@ -28,14 +28,14 @@ class Encoder:
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         converted = scratch / "ctranslate2"
         _convert(folder, converted, COMPUTE[dtype])
-        self.model = ctranslate2.Encoder(
+        self.model: Any = ctranslate2.Encoder(
             str(converted), device="cpu", compute_type=COMPUTE[dtype], inter_threads=1, intra_threads=threads
         )
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.arrays = padded(arrays)
-        self.ids = ctranslate2.StorageView.from_array(self.arrays["input_ids"].astype(np.int32))
-        self.lengths = ctranslate2.StorageView.from_array(arrays["lengths"].astype(np.int32))
+        self.arrays: dict[str, np.ndarray] = padded(arrays)
+        self.ids: Any = ctranslate2.StorageView.from_array(self.arrays["input_ids"].astype(np.int32))
+        self.lengths: Any = ctranslate2.StorageView.from_array(arrays["lengths"].astype(np.int32))
         return {"compute_type": self.model.compute_type}
 
     def run(self) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from fastbert.benchmarks.peers import Arrays, texts_of
 from fastbert.embeddings.folder import load_embedder
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 class Embedder:
@@ -17,11 +18,12 @@ class Embedder:
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
+        self.tokenizer: Tokenizer
         model, self.tokenizer, _ = load_embedder(folder, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
         self.model: Any = model.quantize("int8" if dtype == "int8" else None)
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.texts = texts_of(arrays)
+        self.texts: list[str] = texts_of(arrays)
         return {}
 
     def run(self) -> Any:

@@ -25,7 +25,7 @@ class Encoder:
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         lengths = torch.from_numpy(arrays["lengths"])
-        self.batch = PackedBatch(
+        self.batch: PackedBatch = PackedBatch(
             input_ids=torch.from_numpy(arrays["input_ids"]),
             cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
             max_seqlen=int(lengths.max()),

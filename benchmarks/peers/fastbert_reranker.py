@@ -17,11 +17,11 @@ class Reranker:
 
     def __init__(self, folder: Path, *, dtype: Literal["fp32", "bf16", "int8"], threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        self.model = CrossEncoder(folder, device="cpu", dtype=dtype)
+        self.model: CrossEncoder = CrossEncoder(folder, device="cpu", dtype=dtype)
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         query, *texts = texts_of(arrays)
-        self.pairs = [(query, text) for text in texts]
+        self.pairs: list[tuple[str, str]] = [(query, text) for text in texts]
         return {}
 
     def run(self) -> Any:

@@ -17,7 +17,7 @@ class Tokenizer:
     dtype = "int32"
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None:
-        self.tokenizer = WordPieceTokenizer(vocab, do_lower_case=lower_case)
+        self.tokenizer: WordPieceTokenizer = WordPieceTokenizer(vocab, do_lower_case=lower_case)
         self.threads = threads
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fastbert.benchmarks.peers import Arrays
 from fastbert.benchmarks.peers.training import LEARNING_RATE, MOST_NORM, WEIGHT_DECAY, Peer
 from fastbert.models.registry import find_class
 from fastbert.ops import dispatch
-from fastbert.training.optimizer import adamw
+from fastbert.training.optimizer import AdamW, adamw
 
 
 class FastbertUpdate:
@@ -21,7 +22,7 @@ class FastbertUpdate:
 
     def __init__(self, model: nn.Module, lr: float = LEARNING_RATE) -> None:
         self.model = model
-        self.optimizer = adamw(model, lr=lr, weight_decay=WEIGHT_DECAY)
+        self.optimizer: AdamW = adamw(model, lr=lr, weight_decay=WEIGHT_DECAY)
 
     def clip(self) -> None:
         """Set the joint norm to which the step scales the gradients."""
@@ -36,7 +37,7 @@ class FastbertUpdate:
 class Step(Peer):
     """A model of any architecture on packed batches."""
 
-    make_update = FastbertUpdate
+    make_update: Callable[[nn.Module], Any] = FastbertUpdate
 
     def load(self, folder: Path, name: str) -> nn.Module:
         kind = find_class(name)

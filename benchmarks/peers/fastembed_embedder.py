@@ -27,10 +27,11 @@ class Embedder:
         TextEmbedding.add_custom_model(
             NAME, pooling=PoolingType.MEAN, normalization=True, sources=source, dim=width, model_file=MODEL
         )
-        self.model, self.batch = TextEmbedding(NAME, threads=threads, specific_model_path=str(local)), batch
+        self.model: Any = TextEmbedding(NAME, threads=threads, specific_model_path=str(local))
+        self.batch = batch
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.texts = texts_of(arrays)
+        self.texts: list[str] = texts_of(arrays)
         return {"batch": self.batch}
 
     def run(self) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
 import flash_tokenizer
 import numpy as np
@@ -18,8 +19,8 @@ class Tokenizer:
     dtype = "list"
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None:
-        self.tokenizer = flash_tokenizer.BertTokenizerFlash(str(vocab), do_lower_case=lower_case)
-        self.parallel = threads > 1
+        self.tokenizer: Any = flash_tokenizer.BertTokenizerFlash(str(vocab), do_lower_case=lower_case)
+        self.parallel: bool = threads > 1
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer.tokenizer.batch_encode(texts, "do_not_pad", UNLIMITED, self.parallel)

@@ -20,7 +20,7 @@ class Tokenizer:
     dtype = "list"
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None:
-        self.tokenizer = transformers.BertTokenizerFast(vocab=str(vocab), do_lower_case=lower_case)
+        self.tokenizer: Any = transformers.BertTokenizerFast(vocab=str(vocab), do_lower_case=lower_case)
         self.threads = threads
 
     def encode(self, texts: Sequence[str]) -> list[Any]:

@@ -25,7 +25,7 @@ class Embedder:
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         self.batch = batch
-        self.engine = self.started(folder, DTYPES[dtype])
+        self.engine: Any = self.started(folder, DTYPES[dtype])
 
     def started(self, folder: Path, dtype: str, **options: Any) -> SyncEngineArray:
         """Return the engine of a folder, ready for texts. Its threads are those of the process's environment."""
@@ -44,7 +44,7 @@ class Embedder:
         return SyncEngineArray.from_args([arguments])
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.texts = texts_of(arrays)
+        self.texts: list[str] = texts_of(arrays)
         return {"batch": self.batch}
 
     def run(self) -> Any:
@@ -61,4 +61,4 @@ class OnnxRuntime(Embedder):
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         self.batch = batch
         options = {"onnx_disable_optimize": True, "pooling_method": "mean"}
-        self.engine = self.started(scratch / FOLDER, "auto", engine="optimum", **options)
+        self.engine: Any = self.started(scratch / FOLDER, "auto", engine="optimum", **options)

@@ -9,6 +9,7 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
 
 from fastbert.benchmarks.peers import Arrays
 from fastbert.benchmarks.peers.bert_weights import read_bert
@@ -42,23 +43,26 @@ class Encoder:
     """`llama_encode` without pooling; int8 is Q8_0. It has no pooler, so the pooled output is left out."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
-        self.keep_quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        self.keep_quiet: Any = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self.keep_quiet, ctypes.c_void_p(0))
         config, weights = read_bert(folder)
         path = scratch / "model.gguf"
         _write(path, config, weights, TYPES[dtype])
-        self.width = config["hidden_size"]
+        self.width: Any = config["hidden_size"]
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        self.model: Any = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
         if not self.model:
             raise RuntimeError("llama.cpp could not load the GGUF file, of which it logs the reason")
-        self.threads, self.context = threads, None
+        self.threads = threads
+        self.context: Any = None
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         ends = np.cumsum(arrays["lengths"])
-        self.sequences = np.split(arrays["input_ids"], ends[:-1])
+        self.sequences: list[NDArray[Any]] = np.split(arrays["input_ids"], ends[:-1])
         tokens = max(BATCH_TOKENS, int(arrays["lengths"].max()))
-        self.batches = _batches([len(ids) for ids in self.sequences], tokens)
+        self.batches: list[range] = _batches([len(ids) for ids in self.sequences], tokens)
         params = llama_cpp.llama_context_default_params()
         # Without causal attention a batch is computed at once.
         params.n_ctx = params.n_batch = params.n_ubatch = tokens
@@ -73,7 +77,7 @@ class Encoder:
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise RuntimeError(f"llama.cpp could not make a context of {tokens} tokens")
-        self.batch = llama_cpp.llama_batch_init(tokens, 0, 1)
+        self.batch: Any = llama_cpp.llama_batch_init(tokens, 0, 1)
         return {"batches": len(self.batches), "batch_tokens": tokens}
 
     def run(self) -> Any:

@@ -20,13 +20,15 @@ class Matmul:
 
     def __init__(self, folder: None, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        self.dtype = DTYPES[dtype]
+        self.dtype: torch.dtype = DTYPES[dtype]
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
+        self.bias: torch.Tensor
         x, weights, self.bias = (torch.from_numpy(arrays[name]).to(self.dtype) for name in ("x", "weight", "bias"))
-        self.x, self.calls = x, 0
+        self.x: Tensor = x
+        self.calls: int = 0
         with torch.no_grad():
-            self.weights = [self.prepare(weight.clone()) for weight in weights]
+            self.weights: list[Any] = [self.prepare(weight.clone()) for weight in weights]
         return {"weights": len(self.weights)}
 
     def run(self) -> Tensor:
@@ -64,7 +66,7 @@ class FastbertInt8Matmul(Matmul):
         from fastbert import cpu_capability
 
         super().__init__(folder, dtype=dtype, threads=threads, scratch=scratch)
-        self.dtype = torch.bfloat16
+        self.dtype: torch.dtype = torch.bfloat16
         cpu_capability.apply()
 
     def prepare(self, weight: Tensor) -> Any:

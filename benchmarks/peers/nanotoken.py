@@ -15,8 +15,8 @@ class Tokenizer:
     dtype = "uint32"
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None:
-        self.tokenizer = nanotoken.Tokenizer.from_vocab(vocab, lowercase=lower_case)
-        self.parallel = threads > 1
+        self.tokenizer: nanotoken.Tokenizer = nanotoken.Tokenizer.from_vocab(vocab, lowercase=lower_case)
+        self.parallel: bool = threads > 1
 
     def encode(self, texts: Sequence[str]) -> nanotoken.RaggedIds:
         return self.tokenizer.encode_batch(texts, parallel=self.parallel)

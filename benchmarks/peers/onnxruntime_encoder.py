@@ -36,7 +36,7 @@ class Encoder:
 
         torch.set_num_threads(threads)
         exported, fused, quantized = (scratch / f"{name}.onnx" for name in ("exported", "fused", "quantized"))
-        self.fused = _export_fused(folder, exported, fused)
+        self.fused: dict[str, int] = _export_fused(folder, exported, fused)
         if dtype == "int8":
             # Shapes and dtypes after a fused operator cannot be inferred.
             kind = {"DefaultTensorType": onnx.TensorProto.FLOAT}
@@ -45,11 +45,11 @@ class Encoder:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         path = quantized if dtype == "int8" else fused
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.inputs = {node.name for node in self.session.get_inputs()}
+        self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs: set[Any] = {node.name for node in self.session.get_inputs()}
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.arrays = padded(arrays)
+        self.arrays: dict[str, np.ndarray] = padded(arrays)
         return {"fused": self.fused}
 
     def run(self) -> Any:

@@ -22,17 +22,19 @@ class Encoder:
     """A static shape, latency mode, all requested threads."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
-        self.folder, self.dtype, self.threads = folder, dtype, threads
-        self.core = openvino.Core()
+        self.folder = folder
+        self.dtype = dtype
+        self.threads = threads
+        self.core: Any = openvino.Core()
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.arrays = padded(arrays)
+        self.arrays: dict[str, np.ndarray] = padded(arrays)
         shape = self.arrays["input_ids"].shape
         # Converted again: a static shape is folded into the model.
         model = self._converted()
         model.reshape({name: list(shape) for name in self.arrays})
         hint = HINTS[self.dtype]
-        self.compiled = self.core.compile_model(
+        self.compiled: Any = self.core.compile_model(
             model,
             "CPU",
             {
@@ -45,7 +47,7 @@ class Encoder:
         ran = self._precisions()
         if self.dtype == "bf16" and not ran["bf16"]:
             raise NotImplementedError("not available on this CPU: OpenVINO computes no matmul in bf16")
-        self.request = self.compiled.create_infer_request()
+        self.request: Any = self.compiled.create_infer_request()
         details: dict[str, Any] = {"matmuls_computed_in": dict(ran)}
         if self.dtype == "bf16" and "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             details["note"] = "bf16 emulated: it is not among this CPU's capabilities for OpenVINO"

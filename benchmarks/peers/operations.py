@@ -20,7 +20,7 @@ from fastbert.training.optimizer import AdamW
 SEED = 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EPS = 1e-12
-OPTIMIZER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "fused": True}
+OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "fused": True}
 POSITIONS, SEGMENTS = 128, 2
 MOST_ROWS = 4096  # of a tensor that are compared
 
@@ -30,13 +30,13 @@ class Operations:
 
     def __init__(self, folder: None, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        self.dtype = DTYPES[dtype]
+        self.dtype: torch.dtype = DTYPES[dtype]
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.random = torch.Generator().manual_seed(SEED)
+        self.random: torch.Generator = torch.Generator().manual_seed(SEED)
         self.lengths: list[int] = arrays["lengths"].tolist()
         self.shape: list[int] = arrays["shape"].tolist()
-        self.backward = bool(arrays["backward"])
+        self.backward: bool = bool(arrays["backward"])
         name = str(arrays["operation"])
         self.leaves: list[Tensor] = []
         self.call: Callable[[], Tensor] = getattr(self, name.replace("-", "_"))(*self.shape)
@@ -45,7 +45,7 @@ class Operations:
         with torch.no_grad(), self.backend():
             result = self.call()
         # A loss has the gradient of a step; for other outputs it is random, as a constant's may vanish.
-        self.upstream = torch.ones_like(result) if result.dim() == 0 else self.gradient(result)
+        self.upstream: Tensor = torch.ones_like(result) if result.dim() == 0 else self.gradient(result)
         for leaf in self.leaves:
             leaf.requires_grad_(self.backward)
         return {}
@@ -168,8 +168,8 @@ class Torch(Fastbert):
         return lambda: functional.linear(x, weight, bias)
 
     def attention(self, heads: int, size: int) -> Callable[[], Tensor]:
-        self.real = torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
-        self.leaves = [self.padded(heads, size) for _ in range(3)]
+        self.real: Tensor = torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
+        self.leaves: list[Tensor] = [self.padded(heads, size) for _ in range(3)]
         mask = None if bool(self.real.all()) else self.real[:, None, None, :]
         q, k, v = self.leaves
         return lambda: functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)

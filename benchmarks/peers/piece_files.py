@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastbert.benchmarks.peers.tokenizer_json import FILE, FolderTokenizer, Rows, rows_of_lists
 
@@ -45,16 +46,18 @@ class Tiktoken(FolderTokenizer):
             raise ValueError(f"{folder / FILE}: adds a space before texts, or has an expression of its own")
         if normalizer is not None and normalizer["type"] != "NFC":
             raise ValueError(f"{folder / FILE}: normalises by {normalizer['type']}; only NFC is composed for tiktoken")
-        self.composes = normalizer is not None
+        self.composes: bool = normalizer is not None
         vocab = content["model"]["vocab"]
         bytes_of = byte_characters()
         merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
         tokens = dict.fromkeys([*bytes_of, *("".join(pair) for pair in merges)])
         ranks = {bytes(bytes_of[character] for character in token): rank for rank, token in enumerate(tokens)}
         added = [token for token in content["added_tokens"] if not token["special"]]
-        self.added = {token["content"]: len(ranks) + index for index, token in enumerate(added)}
+        self.added: dict[Any, int] = {token["content"]: len(ranks) + index for index, token in enumerate(added)}
         # A vocabulary may lack bytes that occur in no UTF-8.
-        self.ids = np.array([*(vocab.get(token, -1) for token in tokens), *(token["id"] for token in added)], np.int64)
+        self.ids: NDArray[np.int64] = np.array(
+            [*(vocab.get(token, -1) for token in tokens), *(token["id"] for token in added)], np.int64
+        )
         return tiktoken.Encoding(folder.name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=self.added)
 
     def encode(self, texts: Sequence[str]) -> Any:
@@ -80,7 +83,7 @@ class Sentencepiece(FolderTokenizer):
         path = next((folder / name for name in MODELS if (folder / name).is_file()), None)
         if path is None:
             raise ValueError(f"{folder}: has none of {', '.join(MODELS)}, which are all that sentencepiece reads")
-        self.file = folder / FILE
+        self.file: Path = folder / FILE
         return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
     def encode(self, texts: Sequence[str]) -> Any:

@@ -25,10 +25,11 @@ class Embedder:
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
         options = {"dtype": DTYPES[dtype]}
-        self.model, self.batch = SentenceTransformer(str(folder), device="cpu", model_kwargs=options), batch
+        self.model: SentenceTransformer = SentenceTransformer(str(folder), device="cpu", model_kwargs=options)
+        self.batch = batch
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.texts = texts_of(arrays)
+        self.texts: list[str] = texts_of(arrays)
         return {"batch": self.batch}
 
     def run(self) -> Any:
@@ -44,8 +45,12 @@ class Exported(Embedder):
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         super().__init__(folder, dtype="fp32", batch=batch, threads=threads, scratch=scratch)
-        self.tokenizer, self.longest = self.model.tokenizer, self.model.max_seq_length
-        self.dtype, self.threads, self.scratch, self.folder = dtype, threads, scratch, folder
+        self.tokenizer: Any = self.model.tokenizer
+        self.longest: int | None = self.model.max_seq_length
+        self.dtype = dtype
+        self.threads = threads
+        self.scratch = scratch
+        self.folder = folder
         self.prepare()
 
     def prepare(self) -> None:
@@ -79,7 +84,7 @@ class OnnxRuntime(Exported):
         from fastbert.benchmarks.peers.onnxruntime_encoder import Encoder
 
         encoder = Encoder(self.folder, dtype=self.dtype, threads=self.threads, scratch=self.scratch)
-        self.session = encoder.session
+        self.session: Any = encoder.session
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         states: np.ndarray = self.session.run(None, inputs)[0]
@@ -103,7 +108,7 @@ class OpenVino(Exported):
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_HYPER_THREADING": True,
         }
-        self.request = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
+        self.request: Any = openvino.Core().compile_model(model, "CPU", options).create_infer_request()
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         return np.asarray(self.request.infer(inputs, share_inputs=True)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ import torch
 from fastbert.benchmarks.peers import Arrays, texts_of
 from fastbert.benchmarks.peers.fastbert_reranker import centred
 from fastbert.benchmarks.peers.sentence_transformers_embedder import DTYPES
+
+if TYPE_CHECKING:
+    from sentence_transformers import CrossEncoder
 
 CALIBRATION = 64
 """Pairs from which the ranges of int8 activations are taken."""
@@ -24,11 +27,12 @@ class Reranker:
 
         torch.set_num_threads(threads)
         options = {"dtype": DTYPES[dtype]}
-        self.model, self.batch = CrossEncoder(str(folder), device="cpu", model_kwargs=options), batch
+        self.model: CrossEncoder = CrossEncoder(str(folder), device="cpu", model_kwargs=options)
+        self.batch = batch
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         query, *texts = texts_of(arrays)
-        self.pairs = [(query, text) for text in texts]
+        self.pairs: list[tuple[str, str]] = [(query, text) for text in texts]
         return {"batch": self.batch}
 
     def run(self) -> Any:
@@ -44,8 +48,11 @@ class OpenVino(Reranker):
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         super().__init__(folder, dtype="fp32", batch=batch, threads=threads, scratch=scratch)
-        self.tokenizer, self.longest = self.model.tokenizer, self.model.max_seq_length
-        self.folder, self.dtype, self.threads = folder, dtype, threads
+        self.tokenizer: Any = self.model.tokenizer
+        self.longest: int | None = self.model.max_seq_length
+        self.folder = folder
+        self.dtype = dtype
+        self.threads = threads
         self.request: Any = None
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
@@ -72,7 +79,7 @@ class OpenVino(Reranker):
         from transformers import AutoModelForSequenceClassification
 
         model = AutoModelForSequenceClassification.from_pretrained(self.folder, attn_implementation="sdpa").eval()
-        self.names = ("input_ids", "attention_mask", "token_type_ids")
+        self.names: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
         example = {name: torch.ones(2, 16, dtype=torch.int64) for name in self.names}
         converted = openvino.convert_model(model, example_input=example)
         if self.dtype == "int8":

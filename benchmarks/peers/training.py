@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fastbert.benchmarks.peers import Arrays
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
+AUTOCAST: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 LEARNING_RATE, WEIGHT_DECAY, EPS = 1e-5, 0.01, 1e-6
 MOST_NORM = 1.0
 SAMPLES = 2000  # of each parameter's gradient that are compared
@@ -23,14 +23,14 @@ class PlainUpdate:
     """The weight update of a step, by torch alone: clipping, fused AdamW, gradients dropped."""
 
     def __init__(self, model: nn.Module, lr: float = LEARNING_RATE) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.parameters: list[nn.Parameter] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in self.parameters if parameter.dim() > 1]
         vectors = [parameter for parameter in self.parameters if parameter.dim() <= 1]
         groups = [
             {"params": matrices, "weight_decay": WEIGHT_DECAY},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=EPS, fused=True)
+        self.optimizer: torch.optim.AdamW = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.999), eps=EPS, fused=True)
 
     def clip(self) -> None:
         """Scale the gradients so that their joint norm is at most 1."""
@@ -50,11 +50,11 @@ class Peer:
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        self.autocast_dtype = AUTOCAST[dtype]
+        self.autocast_dtype: torch.dtype | None = AUTOCAST[dtype]
         name = class_name(folder)
-        self.head = name[name.index("For") :]
-        self.model = self.load(folder, name).train()
-        self.update = type(self).make_update(self.model)
+        self.head: str = name[name.index("For") :]
+        self.model: nn.Module = self.load(folder, name).train()
+        self.update: Any = type(self).make_update(self.model)
         self.optimizer: torch.optim.Optimizer = self.update.optimizer
 
     def load(self, folder: Path, name: str) -> nn.Module:
@@ -71,8 +71,8 @@ class Peer:
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         torch.manual_seed(0)  # for dropout drawn from torch
-        self.batches = [self.prepare(batch) for batch in split(arrays)]
-        self.next = 0
+        self.batches: list[Any] = [self.prepare(batch) for batch in split(arrays)]
+        self.next: int = 0
         return {}
 
     def phases(self) -> dict[str, Callable[[], Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ class Encoder:
 
     def __init__(self, folder: Path, *, dtype: str, attention: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        self.model = self.call = load(folder, attention, DTYPES[dtype])
+        self.model: Any = load(folder, attention, DTYPES[dtype])
+        self.call: Any = self.model
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        self.arrays = padded(arrays)
-        self.inputs = {name: torch.from_numpy(values) for name, values in self.arrays.items()}
+        self.arrays: dict[str, np.ndarray] = padded(arrays)
+        self.inputs: dict[str, torch.Tensor] = {name: torch.from_numpy(values) for name, values in self.arrays.items()}
         return {}
 
     def run(self) -> Any:
@@ -54,7 +56,8 @@ class AcceleratedEncoder(Encoder):
 
         weight_dtype = "fp32" if dtype == "int8" else dtype
         super().__init__(folder, dtype=weight_dtype, attention="sdpa", threads=threads, scratch=scratch)
-        self.model = self.call = fastbert.accelerate(self.model, quantize="int8" if dtype == "int8" else None)
+        self.model: Any = fastbert.accelerate(self.model, quantize="int8" if dtype == "int8" else None)
+        self.call: Any = self.model
 
 
 class CompiledEncoder(Encoder):
@@ -71,7 +74,7 @@ class CompiledEncoder(Encoder):
 
         config.freezing = True
         torch._dynamo.reset()
-        self.call = torch.compile(self.model, dynamic=False)
+        self.call: Callable[..., Any] = torch.compile(self.model, dynamic=False)
         began = time.perf_counter()
         self.run()
         self.shape = shape

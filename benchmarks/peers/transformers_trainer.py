@@ -84,7 +84,7 @@ class ExactTrainer(transformers.Trainer):
             return min(progress / warmup, (1 - progress) / (1 - warmup))
 
         chosen: Any = optimizer or self.optimizer
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, factor)
+        self.lr_scheduler: torch.optim.lr_scheduler.LambdaLR = torch.optim.lr_scheduler.LambdaLR(chosen, factor)
         return self.lr_scheduler
 
     def compute_loss(

@@ -53,7 +53,7 @@ class CompiledStep(Step):
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         details = super().open(arrays)
-        self.call = torch.compile(self.model)
+        self.call: Any = torch.compile(self.model)
         began = time.perf_counter()
         for batch in self.batches:
             self._autocast_loss(batch).backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Encoder(TransformersEncoder):
 
             config.freezing = True
             torch._dynamo.reset()
-            self.call = torch.compile(self.model, backend="zentorch", dynamic=False)
+            self.call: Callable[..., Any] = torch.compile(self.model, backend="zentorch", dynamic=False)
             began = time.perf_counter()
             self.run()
             self.shape, compiled = shape, round(time.perf_counter() - began, 1)

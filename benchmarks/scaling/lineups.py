@@ -53,7 +53,7 @@ class Several:
     """Processes of one contender, called as if they were one: each loads and opens, one after the other."""
 
     def __init__(self, members: Sequence[Contender]) -> None:
-        self.members = list(members)
+        self.members: list[Contender] = list(members)
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method in the processes. Raises `ContenderFailed`."""
@@ -97,7 +97,9 @@ class Pair(Several):
 
     def begin(self, details: Sequence[dict[str, Any]]) -> None:
         calls = max(each["calls_per_round"] for each in details)
-        self.calls = min(contender.MOST_CALLS, max(LEAST_CALLS, PASSES_PER_ROUND * calls if calls > 1 else 1))
+        self.calls: Any | int = min(
+            contender.MOST_CALLS, max(LEAST_CALLS, PASSES_PER_ROUND * calls if calls > 1 else 1)
+        )
         self.alone: list[float] = []
         self.together: list[float] = []
 
@@ -143,7 +145,7 @@ class ThreadCounts(Several):
 
     def __init__(self, members: Sequence[Contender], counts: Sequence[int]) -> None:
         super().__init__(members)
-        self.counts = list(counts)
+        self.counts: list[int] = list(counts)
 
     def begin(self, details: Sequence[dict[str, Any]]) -> None:
         self.seconds: dict[int, list[float]] = {count: [] for count in self.counts}
@@ -174,7 +176,7 @@ class SeveralLineup(Lineup):
     """The contenders that take part, each of several processes."""
 
     class_path = CLASS_PATH
-    rounds = 0
+    rounds: int = 0
 
     def thread_counts(self) -> list[int]:
         """Return the number of threads of each process of a contender."""

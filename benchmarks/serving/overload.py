@@ -30,7 +30,9 @@ class Memory(threading.Thread):
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
-        self.server, self.samples, self.ended = server, list[int](), threading.Event()
+        self.server = server
+        self.samples: list[int] = list[int]()
+        self.ended: threading.Event = threading.Event()
 
     def run(self) -> None:
         while not self.ended.wait(SAMPLE_SECONDS):

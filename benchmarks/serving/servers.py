@@ -158,10 +158,11 @@ class Server:
         infinity: Path | None = None,
         flags: Sequence[str] = (),
     ) -> None:
-        self.name, self.contender = name, CONTENDERS[name]
+        self.name = name
+        self.contender: Contender = CONTENDERS[name]
         scratch.mkdir(parents=True, exist_ok=True)
-        self.log = scratch / "server.log"
-        self.port = free_port()
+        self.log: Path = scratch / "server.log"
+        self.port: int = free_port()
         try:
             folder = self.contender.prepare(folder, threads, scratch)
         except Exception as error:
@@ -169,7 +170,7 @@ class Server:
         command = [*self.contender.command(folder, self.port, threads, infinity), *flags]
         variables = {**peers.thread_environment(threads), "HF_HUB_OFFLINE": "1", **self.contender.environment}
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -33,15 +33,16 @@ class TokenizerContender:
     """One tokenizer with a fixed number of threads."""
 
     def __init__(self, name: str, threads: int, kind: str = "tokenizer") -> None:
-        self.make = peers.load(kind, name)
+        self.make: Any = peers.load(kind, name)
         self.threads = threads
 
     def open(self, texts: str, path: str, options: dict[str, Any]) -> dict[str, Any]:
         """Read the texts and load the vocabulary, or the folder, for the calls that follow."""
-        self.path, self.options = Path(path), options
-        self.raw = [text.encode() for text in json.loads(Path(texts).read_text(encoding="utf-8"))]
-        self.texts = self._fresh_texts()
-        self.tokenizer = self._fresh_tokenizer()
+        self.path: Path = Path(path)
+        self.options = options
+        self.raw: list[Any] = [text.encode() for text in json.loads(Path(texts).read_text(encoding="utf-8"))]
+        self.texts: list[str] = self._fresh_texts()
+        self.tokenizer: Any = self._fresh_tokenizer()
         return {"dtype": self.tokenizer.dtype}
 
     def save_rows(self, path: str) -> None:

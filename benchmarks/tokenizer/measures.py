@@ -33,8 +33,12 @@ class Lineup:
     def __init__(
         self, names: Sequence[str], threads: int, *, isolate: bool, folder: Path, say: Say, kind: str = "tokenizer"
     ) -> None:
-        self.threads, self.isolate, self.folder, self.say, self.kind = threads, isolate, folder, say, kind
-        self.names = [name for name in names if peers.missing(kind, name) is None]
+        self.threads = threads
+        self.isolate = isolate
+        self.folder = folder
+        self.say = say
+        self.kind = kind
+        self.names: list[str] = [name for name in names if peers.missing(kind, name) is None]
         self.unloadable: set[tuple[str, Path]] = set()
         self.members: dict[str, Contender] = {}
         self.active: list[str] = []

@@ -40,8 +40,8 @@ class TrainingContender(CpuContender):
             phase()
         del toy
         gc.collect()
-        self.before = process_memory.resident()
-        self.peer = make(self.folder, **options)
+        self.before: int | None = process_memory.resident()
+        self.peer: Any = make(self.folder, **options)
 
     def open(self, path: str) -> dict[str, Any]:
         """Read the batches, compute the values to be compared, and take steps until two rounds in a row agree.
@@ -52,10 +52,10 @@ class TrainingContender(CpuContender):
         with np.load(path) as arrays:
             details = self.peer.open(dict(arrays))
         # Before the first step, which changes the weights.
-        self.compared = self.peer.values()
-        self.counted_anew = process_memory.forget_high_water()
-        self.cycle = len(self.peer.batches)
-        self.calls = self.cycle
+        self.compared: Any = self.peer.values()
+        self.counted_anew: bool = process_memory.forget_high_water()
+        self.cycle: int = len(self.peer.batches)
+        self.calls: int = self.cycle
         first = self.time().seconds
         times = [self.time().seconds]
         self.calls = self.cycle * max(1, min(MOST_CALLS, math.ceil(TURN_SECONDS / (times[0] * self.cycle))))

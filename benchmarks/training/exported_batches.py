@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fastbert.finetuning import order, start
-from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.tasks.registry import make_task
+from fastbert.tasks.rows import Rows
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.preparation import batches_of, budget_of, read_inputs
 from fastbert.training.run_folder import recorded_run
+
+if TYPE_CHECKING:
+    from fastbert.tasks.base import Task
 
 Padded = dict[str, Tensor]
 
@@ -48,14 +52,15 @@ class Finetuning:
         """`flags` are those of the run."""
         many = {name: (flags[name],) for name in ("lr", "batch_size", "epochs")}
         paths = {name: Path(flags[name]) for name in ("train", "out")}
-        self.config = FinetuneConfig(**{**flags, **many, **paths})
+        self.config: FinetuneConfig = FinetuneConfig(**{**flags, **many, **paths})
+        self.trial: Trial
         (self.trial,) = self.config.trials()
-        self.folder = Path(flags["model"])
-        self.tokenizer = WordPieceTokenizer.from_pretrained(self.folder)
-        self.task = make_task("classification", self.config.task_settings())
+        self.folder: Path = Path(flags["model"])
+        self.tokenizer: WordPieceTokenizer = WordPieceTokenizer.from_pretrained(self.folder)
+        self.task: Task[Any] = make_task("classification", self.config.task_settings())
         train = self.task.read(str(self.config.train), labelled=True)
         self.task.learn_labels(train)
-        self.rows = self.task.encode(train, self.tokenizer, labelled=True)
+        self.rows: Rows = self.task.encode(train, self.tokenizer, labelled=True)
 
     def save_initial(self, folder: Path) -> None:
         """Write the model with the head that the trial begins with."""

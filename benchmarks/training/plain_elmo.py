@@ -19,19 +19,22 @@ class PlainElmo(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         config, weights = model.config, {name: tensor.detach() for name, tensor in model.named_parameters()}
-        self.output_size, self.unknown = config.output_size, config.unk_token_id
+        self.output_size: Any = config.output_size
+        self.unknown: Any = config.unk_token_id
         width, units = config.projection_size, config.intermediate_size
         filters = sum(config.filters)
-        self.characters = nn.Embedding.from_pretrained(
+        self.characters: nn.Embedding = nn.Embedding.from_pretrained(
             weights["elmo.embeddings.character_embeddings.weight"].clone(), freeze=False
         )
-        self.convolutions = nn.ModuleList(
+        self.convolutions: nn.ModuleList = nn.ModuleList(
             nn.Conv1d(config.character_embedding_size, count, k) for k, count in enumerate(config.filters, 1)
         )
-        self.highways = nn.ModuleList(nn.Linear(filters, 2 * filters) for _ in range(config.num_highways))
-        self.projection = nn.Linear(filters, width)
-        self.decoder = nn.Linear(width, config.output_size)
-        self.directions = nn.ModuleList(
+        self.highways: nn.ModuleList = nn.ModuleList(
+            nn.Linear(filters, 2 * filters) for _ in range(config.num_highways)
+        )
+        self.projection: nn.Linear = nn.Linear(filters, width)
+        self.decoder: nn.Linear = nn.Linear(width, config.output_size)
+        self.directions: nn.ModuleList = nn.ModuleList(
             nn.ModuleList(
                 nn.LSTM(width, units, proj_size=width, batch_first=True) for _ in range(config.num_hidden_layers)
             )

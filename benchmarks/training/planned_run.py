@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +49,9 @@ class PlannedRun:
         import torch
 
         torch.set_num_threads(threads)
-        self.shards, self.scratch, self.flags = Path(shards), Path(scratch), flags
+        self.shards: Path = Path(shards)
+        self.scratch: Path = Path(scratch)
+        self.flags = flags
         self.scratch.mkdir(parents=True, exist_ok=True)
         toy = {"model": self._toy(), "batch_size": 2, "max_length": 32, "micro_batch": None}
         self._run(1, {**flags, **toy})
@@ -112,8 +115,9 @@ class Prediction:
         import torch
 
         torch.set_num_threads(threads)
-        self.shards, self.flags = Path(shards), flags
-        self.clock = time.process_time if processor_time else time.perf_counter
+        self.shards: Path = Path(shards)
+        self.flags = flags
+        self.clock: Callable[[], float] = time.process_time if processor_time else time.perf_counter
 
     def predict(self) -> dict[str, Any]:
         """Return the predicted seconds and tokens of a step, and the peak of memory in bytes above that of a process

@@ -198,9 +198,12 @@ class TextBatches:
             tokenizer, origin = WordPieceTokenizer.from_pretrained(vocab), vocab.name
         ids, offsets = tokenizer.encode_ragged([sentences[index] for index in order[:needed]], True, max_length=LONGEST)
         encoded = [ids[start:end].astype(np.int64) for start, end in pairwise(offsets)]
-        self.batches = [encoded[first : first + sequences] for first in range(0, needed, sequences)]
-        self.vocab_size, self.mask = tokenizer.vocab_size, int(tokenizer.mask_token_id)
-        self.what = f"sentences of {text.name}, {origin}"
+        self.batches: list[list[np.ndarray]] = [
+            encoded[first : first + sequences] for first in range(0, needed, sequences)
+        ]
+        self.vocab_size: int = tokenizer.vocab_size
+        self.mask: int = int(tokenizer.mask_token_id)
+        self.what: str = f"sentences of {text.name}, {origin}"
 
 
 def read_lengths(path: Path, most: int) -> np.ndarray:

@@ -30,7 +30,7 @@ BASE_TYPES = "sentence_transformers.base.modules"
 TRANSFORMER = f"{BASE_TYPES}.transformer.Transformer"
 MAX_MODULES = 32
 CONFIG = "config.json"
-ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+ROLE_PROMPTS: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Names of the prompts of queries and of documents, the preferred ones first."""
 
 

@@ -18,7 +18,7 @@ from fastbert import flags
 from fastbert.io.locations import LocationText
 from fastbert.tasks.registry import OneOf
 
-NUMBERS = {int: "N", float: "X"}
+NUMBERS: dict[type, str] = {int: "N", float: "X"}
 
 
 @dataclass(frozen=True)

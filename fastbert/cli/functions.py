@@ -42,6 +42,21 @@ def pretrain(
     Returns the run's folder, its validation and the paths of its model and loss curve. Raises `TypeError` for an
     unknown option, `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after
     SIGINT or SIGTERM, when a checkpoint has been written; the same call with `resume=True` continues.
+
+    Example:
+        >>> import fastbert
+        >>> result = fastbert.pretrain(
+        ...     corpus="my-text.txt",
+        ...     model="tiny",
+        ...     vocab_size=30,
+        ...     batch_size=8,
+        ...     out="runs/new",
+        ...     steps=2,
+        ...     device="cpu",
+        ...     quiet=True,
+        ... )
+        >>> fastbert.load(result.model).config.num_hidden_layers
+        2
     """
     names = set(options)
     config = _config(PretrainConfig, config, options, "pretrain")
@@ -71,6 +86,21 @@ def finetune(
     Returns the run's folder, its trials, and the scores of the best point of the grid. Raises `TypeError` for an
     unknown option, `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after
     SIGINT or SIGTERM, when a checkpoint has been written; the same call with `resume=True` continues.
+
+    Example:
+        >>> import fastbert
+        >>> result = fastbert.finetune(
+        ...     task="classification",
+        ...     model="runs/mine/model",
+        ...     train="train.tsv",
+        ...     eval="dev.tsv",
+        ...     out="runs/sentiment",
+        ...     steps=2,
+        ...     device="cpu",
+        ...     quiet=True,
+        ... )
+        >>> list(result.scores["dev.tsv"])
+        ['accuracy', 'f1', 'macro_f1', 'matthews']
     """
     config = _config(FinetuneConfig, config, options, "finetune").marked(options)
 

@@ -28,7 +28,7 @@ OWN_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "prompt": (("dense",), None),
     "long": (("dense",), "truncate"),
 }
-POOLINGS = {"dense": ("mean", "max", "cls"), "sparse": ("max", "sum")}
+POOLINGS: dict[str, tuple[str, ...]] = {"dense": ("mean", "max", "cls"), "sparse": ("max", "sum")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ class TrainingView:
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
         self.stage: Stage | None = None
-        self.trial_number, self.trials = 1, 1
+        self.trial_number: int = 1
+        self.trials: int = 1
         self.smooth: dict[str, float] = {}
         self.costs: list[str] = []
         self.evaluation: Stage | None = None

@@ -42,9 +42,10 @@ class BlockCache:
 
     def __init__(self, folder: Path, *, blocks: int, block_bytes: int, limit: int) -> None:
         needed = -(-blocks // WAYS) * WAYS
-        self.folder, self.block_bytes = folder, block_bytes
-        self.slots = max(WAYS, min(limit // (block_bytes + _SLOT_BYTES) // WAYS * WAYS, needed))
-        self.holds_all = self.slots >= needed
+        self.folder = folder
+        self.block_bytes = block_bytes
+        self.slots: int = max(WAYS, min(limit // (block_bytes + _SLOT_BYTES) // WAYS * WAYS, needed))
+        self.holds_all: bool = self.slots >= needed
         self._sets = self.slots // WAYS
         self._is_full = False
         self._files: list[int] = []

@@ -68,18 +68,20 @@ class MixedData:
             values = [getattr(source, name) for source in sources]
             if any(value != values[0] for value in values):
                 raise UserError(f"the sources of a mixture must have one {name}, not {values}")
-        self.sources = tuple(sources)
+        self.sources: tuple[PretrainingData, ...] = tuple(sources)
         self.seed = seed
         first = sources[0]
         self.objective: Objective = first.objective
-        self.max_length, self.split, self.mask_prob = first.max_length, first.split, first.mask_prob
+        self.max_length: int = first.max_length
+        self.split: str = first.split
+        self.mask_prob: float = first.mask_prob
         sizes = [source.samples_per_epoch(0) for source in sources]
-        self.weights = normalized(weights, sizes)
+        self.weights: tuple[float, ...] = normalized(weights, sizes)
         if self.split == "validation":
             total = max(math.floor(min(size / weight for size, weight in zip(sizes, self.weights, strict=True))), 1)
         else:
             total = sum(sizes)
-        self.counts = apportioned(total, self.weights)
+        self.counts: tuple[int, ...] = apportioned(total, self.weights)
         """Samples of each source in an epoch."""
         if self.split == "validation":
             # Rounding up must not repeat a sample, nor leave a source out.

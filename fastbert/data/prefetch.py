@@ -46,9 +46,9 @@ class Prefetcher(Generic[Specification, Data]):
         self._pool = ThreadPoolExecutor(workers, "fastbert-data") if workers else None
         self._last_stage = ThreadPoolExecutor(1, "fastbert-data-in-order") if workers and finish else None
         self._steps: deque[Callable[[], Data]] = deque()
-        self.depth = max(workers, 1)
+        self.depth: int = max(workers, 1)
         """Number of submitted steps that keep all threads at work while one step is computed."""
-        self.seconds_waited = 0.0
+        self.seconds_waited: float = 0.0
         """Seconds that steps waited for their data, the first one left out: nothing is computed before it."""
         self._is_first = True
 

@@ -95,7 +95,7 @@ class PretrainingData:
         self.max_length = max_length
         self.short_sequence_prob = short_sequence_prob
         self.mask_prob = mask_prob
-        self.mask_replacement = _check_replacement(mask_replacement)
+        self.mask_replacement: tuple[float, float, float] = _check_replacement(mask_replacement)
         self.masking: Masking = _check_masking(masking, whole_word, exact_mask_count)
         self.exact_mask_count = exact_mask_count
         self.static_masks = static_masks
@@ -107,7 +107,7 @@ class PretrainingData:
         train, validation = split_documents(
             shards, objective=objective, seed=seed, validation_fraction=validation_fraction
         )
-        self.documents = train if split == "train" else validation
+        self.documents: NDArray[np.int64] = train if split == "train" else validation
         if not len(self.documents):
             raise UserError(f"validation_fraction={validation_fraction} leaves no validation documents; raise it")
         if "mask" not in shards.special_ids and objective not in ("ltr", "bilm"):

@@ -38,7 +38,7 @@ class SentenceSampler:
     """Collect the sample of a corpus."""
 
     def __init__(self) -> None:
-        self.level = 0
+        self.level: int = 0
         """The sample holds one in 2^level different sentences."""
         self._parts: list[NDArray[Any]] = []
         self._size = 0

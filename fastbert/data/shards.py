@@ -70,8 +70,8 @@ class HashedFile:
     """A file that is written once, with the SHA-256 for the index."""
 
     def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self.bytes = 0
+        self.name: str = path.name
+        self.bytes: int = 0
         self._file: IO[bytes] = path.open("xb")
         self._hash = hashlib.sha256()
 
@@ -114,13 +114,14 @@ class IndexReader:
 
     def __init__(self, folder: Path, content: bytes | None = None, address: str | None = None) -> None:
         self.folder = folder
-        self.path = address or str(folder / INDEX)
+        self.path: str = address or str(folder / INDEX)
         if content is None:
             content = self._content()
         if len(content) > _MAX_INDEX_BYTES:
             raise self.damaged(f"is larger than {_MAX_INDEX_BYTES >> 20} MiB")
         try:
-            self._bytes, self.content = content, json.loads(content)
+            self._bytes = content
+            self.content: Any = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise self.damaged(f"is not valid JSON ({error})") from None
 
@@ -237,7 +238,7 @@ class TokenShards:
         self.special_ids = special_ids
         self.fingerprint = fingerprint
         self.unigrams = unigrams
-        self.corpus = self._corpus()
+        self.corpus: _C.TokenCorpus = self._corpus()
 
     is_local: ClassVar[bool] = True
     """False where the tokens are in another place, from which `loaded` brings those of a batch."""

@@ -70,8 +70,12 @@ class TokenStream:
     def __init__(
         self, remote: RemoteFolder, files: Sequence[TokenFile], dtype: np.dtype[Any], vocab_size: int, cache: BlockCache
     ) -> None:
-        self.remote, self.files, self.dtype, self.vocab_size, self.cache = remote, files, dtype, vocab_size, cache
-        self.stats = StreamStats()
+        self.remote = remote
+        self.files = files
+        self.dtype = dtype
+        self.vocab_size = vocab_size
+        self.cache = cache
+        self.stats: StreamStats = StreamStats()
         blocks = [num_blocks(file.tokens, dtype.itemsize) for file in files]
         self._first_block = np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64)
         self._first_token = np.concatenate([[0], np.cumsum([file.tokens for file in files])]).astype(np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from fastbert.tasks.base import Task
 from fastbert.tasks.rows import TaskBatch
 from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fastbert.distillation.losses import LayerLoss
 
 
 def load_teacher(task: Task[Any], folder: Path, tokenizer: Tokenizer) -> PreTrainedModel:
@@ -47,8 +50,9 @@ class DistillationLoss(nn.Module):
     def __init__(self, task: Task[Any], student: Any, teacher: Any, config: FinetuneConfig) -> None:
         super().__init__()
         self._teacher = (teacher,)  # in a tuple: neither trained nor saved with the student
-        self.task, self.config = task, config
-        self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
+        self.task = task
+        self.config = config
+        self.layer_loss: LayerLoss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
     def forward(self, student: Any, batch: TaskBatch, items: float) -> Tensor:
         """Return a batch's share of the mean loss over `items` labels, an fp32 scalar."""

@@ -75,7 +75,7 @@ class HiddenProjection(nn.Module):
 
     def __init__(self, student_width: int, teacher_width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(student_width, teacher_width, bias=False)
+        self.dense: nn.Linear = nn.Linear(student_width, teacher_width, bias=False)
 
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Return the sum of the losses of all layers, fp32: (tokens, student_width) against (tokens, teacher_width)."""
@@ -143,8 +143,8 @@ class LayerLoss(nn.Module):
 
     def __init__(self, student: BertConfig, teacher: BertConfig, recipe: Recipe) -> None:
         super().__init__()
-        self.same_width = student.hidden_size == teacher.hidden_size
-        self.target_states = target_states(teacher.num_hidden_layers, student.num_hidden_layers)
+        self.same_width: bool = student.hidden_size == teacher.hidden_size
+        self.target_states: list[int] = target_states(teacher.num_hidden_layers, student.num_hidden_layers)
         self.projection: HiddenProjection | None = None
         if recipe == "tinybert":
             if student.num_attention_heads != teacher.num_attention_heads:

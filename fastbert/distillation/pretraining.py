@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from fastbert.tokenizers.loading import load_tokenizer
 from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import PretrainConfig
+
+if TYPE_CHECKING:
+    from fastbert.distillation.losses import LayerLoss
 
 
 def load_teacher(folder: Path, tokenizer: Tokenizer) -> ForPreTraining:
@@ -37,8 +40,9 @@ class PretrainingDistillationLoss(nn.Module):
     def __init__(self, student: ForPreTraining, teacher: ForPreTraining, config: PretrainConfig) -> None:
         super().__init__()
         self._teacher = (teacher,)  # in a tuple: neither trained nor saved with the student
-        self.temperature, self.soft_weight = config.temperature, config.soft_weight
-        self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
+        self.temperature: float = config.temperature
+        self.soft_weight: float = config.soft_weight
+        self.layer_loss: LayerLoss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
     def forward(
         self,

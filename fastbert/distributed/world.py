@@ -45,7 +45,7 @@ class PeerFailure(UserError):
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
-        self.silent = rank != 0
+        self.silent: bool = rank != 0
 
 
 @dataclass(frozen=True)

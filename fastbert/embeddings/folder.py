@@ -58,6 +58,14 @@ def load_embedder(
     `source` is a folder of sentence-transformers, a plain Hugging Face folder (whose embeddings are the mean of all
     tokens), or the name of either in the Hub's local cache. Raises UserError for unsupported modules, by name, and
     CheckpointError for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> model, tokenizer, settings = fastbert.load_embedder("runs/mine/model")
+        >>> settings.pooling
+        'mean'
+        >>> model.embed(["a short one.", "one"], tokenizer).shape
+        torch.Size([2, 16])
     """
     folder = find_source(source)
     if not folder.is_dir():

@@ -34,11 +34,11 @@ class OutputFile(ABC):
     suffixes: ClassVar[tuple[str, ...]]
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         check_output(self.path, self.suffixes, overwrite)
         if self.path.suffix == ".parquet":
             import_pyarrow()
-        self.partial = partial_path(self.path)
+        self.partial: Path = partial_path(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -100,12 +100,13 @@ class VectorFile(OutputFile):
     `.jsonl` has one object per line with the same names. See `OutputFile` for errors.
     """
 
-    suffixes = VECTORS
+    suffixes: ClassVar[tuple[str, ...]] = VECTORS
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         super().__init__(path, overwrite=overwrite)
         self._writer: VectorWriter | None = None
-        self.rows = self.width = 0
+        self.rows: int = 0
+        self.width: int = 0
 
     def append(self, vectors: np.ndarray) -> None:
         """Write fp32 (rows, width) after the rows that were written before."""

@@ -17,7 +17,7 @@ from fastbert.tokenizers.loading import load_tokenizer
 SETS, COUNTS = ("SST-2", "SNLI", "POS"), (100, 1000)
 MOST_EPOCHS = 40.0  # the steps of a scale are thousands of epochs of a hundred examples
 # Howard and Ruder (2018): rates that rise fast and fall slowly, layers thawed from the top, lower ones slower.
-ULMFIT = {"schedule": "slanted-triangular", "gradual_unfreezing": True, "layer_decay": 1 / 2.6}
+ULMFIT: dict[str, Any] = {"schedule": "slanted-triangular", "gradual_unfreezing": True, "layer_decay": 1 / 2.6}
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("from scratch", {}),
     ("frozen", {"frozen": True}),

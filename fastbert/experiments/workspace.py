@@ -88,12 +88,17 @@ class Workspace:
         `processor` is the class of the machine, which all runs of an experiment have in common. Raises `UserError` for
         a folder with another experiment, scale or other data.
         """
-        self.folder, self.scale, self.data, self.reporter = folder, scale, data, reporter or Reporter()
-        self.seeds, self.steps, self.device = options.seeds or scale.seeds, options.steps or scale.steps, options.device
-        self.words = tuple(options.words)
+        self.folder = folder
+        self.scale = scale
+        self.data = data
+        self.reporter: Reporter = reporter or Reporter()
+        self.seeds: int = options.seeds or scale.seeds
+        self.steps: int = options.steps or scale.steps
+        self.device: str = options.device
+        self.words: tuple[str, ...] = tuple(options.words)
         self.details: dict[str, Any] = {}
         settings = {"experiment": experiment, "scale": scale.name, "seeds": self.seeds, "steps": self.steps}
-        self.settings = {
+        self.settings: dict[str, Any] = {
             **settings, "processor": processor, "device": self.resolved_device(), "data": data.fingerprint()
         }  # fmt: skip
         if self.words:
@@ -105,7 +110,7 @@ class Workspace:
                 if stored.get(name) != value:
                     what = "other data" if name == "data" else f"{name}={stored.get(name)!r}, now it is {value!r}"
                     raise UserError(f"--out {folder}: holds an experiment with {what}; choose another --out")
-        self.reuse = tuple(options.reuse)
+        self.reuse: tuple[Path, ...] = tuple(options.reuse)
         for other in self.reuse:
             self._check_reusable(other)
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +23,15 @@ class FeatureFile(OutputFile):
     `features`), `.jsonl` one line per text (`index`, `items`, `features`). See `OutputFile` for errors.
     """
 
-    suffixes = FEATURES
+    suffixes: ClassVar[tuple[str, ...]] = FEATURES
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         super().__init__(path, overwrite=overwrite)
         self._file: Any = None
         self._collected: list[Features] = []
-        self.texts = self.items = self.width = 0
+        self.texts: int = 0
+        self.items: int = 0
+        self.width: int = 0
 
     def append(self, features: Features) -> None:
         """Write the features of some texts after those that were written before."""

@@ -24,8 +24,8 @@ class LearnedVectorTagger(nn.Module):
 
     def __init__(self, config: BiLstmConfig, words: int) -> None:
         super().__init__()
-        self.vectors = nn.Embedding(words, config.input_size)
-        self.tagger = BiLstmTagger(config)
+        self.vectors: nn.Embedding = nn.Embedding(words, config.input_size)
+        self.tagger: BiLstmTagger = BiLstmTagger(config)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Return logits fp32 (words, num_labels) of words int64 (words, 1, 1) of sentences end to end, whose `lengths`

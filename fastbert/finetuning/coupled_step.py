@@ -77,8 +77,13 @@ class CoupledStep:
         micro_batch: int | None = None,
     ) -> None:
         """`pass_tokens` bounds the tokens of a pass, or `micro_batch` its examples; `dtype` is that of matmuls."""
-        self.model, self.task, self.rows, self.world, self.dtype = model, task, rows, world, dtype
-        self.pass_tokens, self.micro_batch = pass_tokens, micro_batch
+        self.model = model
+        self.task = task
+        self.rows = rows
+        self.world = world
+        self.dtype = dtype
+        self.pass_tokens = pass_tokens
+        self.micro_batch = micro_batch
         self._represent: Any = _Representation(model, task)
         self._replica: Any = None
 

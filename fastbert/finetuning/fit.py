@@ -33,7 +33,7 @@ from fastbert.training import checkpoint
 from fastbert.training.device_step import HostCopy
 from fastbert.training.meters import RunMeters
 from fastbert.training.metrics import MetricsLog
-from fastbert.training.optimizer import GradientError, clip_gradients
+from fastbert.training.optimizer import AdamW, GradientError, clip_gradients
 from fastbert.training.profiling import StepProfiler
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.saving import Checkpoints
@@ -84,12 +84,17 @@ class Fit:
     one writes."""
 
     def __init__(self, model: Any, trial: Trial, setting: Setting, stop: StopRequest) -> None:
-        self.model, self.trial, self.setting, self.stop = model.to(setting.device), trial, setting, stop
+        self.model: Any = model.to(setting.device)
+        self.trial = trial
+        self.setting = setting
+        self.stop = stop
         config = setting.config
+        self.per_epoch: int
+        self.total: int
         self.per_epoch, self.total = order.steps_of(setting.rows.units, trial.batch_size, trial.epochs, config.steps)
         if config.frozen:
             recipe.freeze(model, [model.config.num_hidden_layers + 1])
-        self.optimizer = recipe.optimizer(model, config, trial.lr)
+        self.optimizer: AdamW = recipe.optimizer(model, config, trial.lr)
         if setting.world.size == 1:  # else gradients are summed in buckets of DDP's
             self.optimizer.flatten_if_faster(model, setting.device, setting.dtype)
         coupled = None
@@ -99,13 +104,17 @@ class Fit:
                 pass_tokens=config.pass_tokens,
                 micro_batch=config.micro_batch,
             )
-        self.loss = TrialLoss(model, setting.objective, setting.items, setting.world, setting.dtype, coupled)
-        self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
+        self.loss: TrialLoss = TrialLoss(model, setting.objective, setting.items, setting.world, setting.dtype, coupled)
+        self.scaler: torch.amp.GradScaler = torch.amp.GradScaler(
+            setting.device.type, enabled=setting.dtype == torch.float16
+        )
         # True on a GPU: a step is launched and reported after the next one; False on a CPU, which computes it at once.
-        self.launches = setting.device.type != "cpu"
+        self.launches: bool = setting.device.type != "cpu"
         self._skip = torch.zeros((), dtype=torch.float32, device=setting.device)
-        self.progress, self.meters, self.skipped = Progress(), RunMeters(setting.device), SkippedSteps()
-        self.checkpoints = Checkpoints(setting.folder, KEEP, background=config.async_save)
+        self.progress: Progress = Progress()
+        self.meters: RunMeters = RunMeters(setting.device)
+        self.skipped: SkippedSteps = SkippedSteps()
+        self.checkpoints: Checkpoints = Checkpoints(setting.folder, KEEP, background=config.async_save)
         self.named: dict[str, int] = {}  # checkpoint -> its best step
         self.hashes: tuple[int, dict[str, str]] = (0, {})  # the best step, and the SHA-256 of its files
         if config.checkpoint_activations:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fastbert.checkpoints.source import find_source
 from fastbert.checkpoints.weights import open_weights
@@ -22,16 +23,23 @@ from fastbert.finetuning.mixture import mixed
 from fastbert.finetuning.negatives import with_negatives
 from fastbert.flags import flag
 from fastbert.io.checksums import sha256
+from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.retrieval.task import GroupTask
+from fastbert.tasks.rows import Rows
 from fastbert.tokenizers.fit import check_tokenizer
+from fastbert.tokenizers.tokenizer import Tokenizer
 from fastbert.tokenizers.words import WordTokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device
 from fastbert.training.reporter import Reporter
+
+if TYPE_CHECKING:
+    from fastbert.config import BertConfig
+    from fastbert.models.base import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class RunInputs:
         self.world = world
         if not config.resume:  # a run that is continued keeps its own
             config = defaults.with_dropout(config)
-        self.config, self.reporter = config, reporter
+        self.config: FinetuneConfig = config
+        self.reporter = reporter
         assert config.task is not None
         assert config.model is not None
         assert config.train is not None
@@ -81,22 +90,24 @@ class RunInputs:
             train = learned or train
         self.task.learn_labels(train)
         train, held_out = split_off(train, config.validation_fraction)
+        self.source: Path | TransformerConfig
+        self.tokenizer: Tokenizer
         self.source, self.tokenizer = new_model.source_of(self.task, config, train, reporter)
-        self.model_config = start.model_config(self.task, self.source, config)
+        self.model_config: BertConfig = start.model_config(self.task, self.source, config)
         for name in ("frozen", "gradual_unfreezing"):
             if getattr(config, name) and not self.task.has_head:
                 raise UserError(f"{flag(name)}: --task {config.task} has no weights but the encoder's; leave it out")
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(config.model))
         self.task.fit_to(self.model_config)
         evaluations = held_out + [self.task.read_gold(str(path)) for path in config.eval]
-        self.rows = self.task.encode(train, self.tokenizer, labelled=True)
+        self.rows: Rows = self.task.encode(train, self.tokenizer, labelled=True)
         for dataset in evaluations:
             self.task.check_labels(dataset)
-        self.evaluations = [
+        self.evaluations: list[Evaluation] = [
             Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
             for name, dataset in zip(file_names(config), evaluations, strict=True)
         ]
-        self.teacher = (
+        self.teacher: PreTrainedModel | None = (
             None
             if config.teacher is None or learned is not None
             else load_teacher(self.task, find_source(config.teacher), self.tokenizer)
@@ -116,16 +127,18 @@ class RunInputs:
             reporter.on_message(f"trains the language model too: its loss has the weight {lm_weight:g} (--lm-weight)")
         if world.is_main:
             self._check_metric()
-        self.train = train if self.evaluations else None
-        self.train_examples = len(train)
+        self.train: Dataset[Any] | None = train if self.evaluations else None
+        self.train_examples: int = len(train)
+        self.device: torch.device
+        self.dtype: torch.dtype
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
         # In the dtype of inference, so that evaluate and predict reproduce the scores.
-        self.scored = ScoringDtype.of_run(self.device, config.dtype)
+        self.scored: ScoringDtype = ScoringDtype.of_run(self.device, config.dtype)
         if self.evaluations and self.scored.dtype != SHORT_NAMES[self.dtype]:
             reporter.on_message(f"scores are computed in {self.scored.dtype}, as evaluate and predict do here")
         if self.teacher is not None:
             self.teacher.to(self.device)
-        self.parts = {
+        self.parts: dict[str, Any] = {
             "model": self.model_config.to_dict(),
             "vocabulary": self.tokenizer.fingerprint,
             "data": self._fingerprint(),

@@ -79,7 +79,8 @@ class LanguageModelLoss(nn.Module):
     def __init__(self, task: Task[Any], model: PreTrainedModel, source: Path, weight: float) -> None:
         """Read the language model's head from `source`; its decoder is the model's token embedding."""
         super().__init__()
-        self.task, self.weight = task, weight
+        self.task = task
+        self.weight = weight
         causal: Any = registry.load_with_head(config_folder(source), "ForCausalLM", dtype=torch.float32)
         require_finite(causal, source)
         self.head: VocabularyHead = causal.head

@@ -60,7 +60,11 @@ class TrialLoss:
         """`items` counts the labels of a batch, or sums their weights; `dtype` is that of matmuls; `coupled` computes
         the steps of a task whose loss compares all examples."""
         self.coupled = coupled
-        self.model, self.objective, self.items, self.world, self.dtype = model, objective, items, world, dtype
+        self.model = model
+        self.objective = objective
+        self.items = items
+        self.world = world
+        self.dtype = dtype
         self._replica: Any = None
 
     def wrap(self) -> None:

@@ -44,6 +44,15 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
 
     Raises `UserError` if the model contains no known encoder (classes of remote code are unknown), or one that is not
     supported; it is then unchanged.
+
+    Example:
+        >>> import fastbert
+        >>> from transformers import BertModel, BertTokenizerFast
+        >>> tokenizer = BertTokenizerFast.from_pretrained("runs/mine/model")
+        >>> model = fastbert.accelerate(BertModel.from_pretrained("runs/mine/model").eval())
+        >>> output = model(**tokenizer(["a short one.", "one"], padding=True, return_tensors="pt"))
+        >>> output.last_hidden_state.shape
+        torch.Size([2, 6, 16])
     """
     if quantize not in (None, "int8"):
         raise UserError(f'quantize={quantize!r}: choose "int8", or leave it out')
@@ -64,7 +73,15 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
 
 
 def restore(model: Model) -> Model:
-    """Undo `accelerate`: restore the original forwards, in place, and return the same object."""
+    """Undo `accelerate`: restore the original forwards, in place, and return the same object.
+
+    Example:
+        >>> import fastbert
+        >>> from transformers import BertModel
+        >>> model = fastbert.accelerate(BertModel.from_pretrained("runs/mine/model"))
+        >>> fastbert.restore(model) is model
+        True
+    """
     for module in model.modules():
         patch = patch_of(module)
         if patch is not None:

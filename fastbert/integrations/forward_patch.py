@@ -20,11 +20,11 @@ class ForwardPatch:
     def __init__(self, module: nn.Module, where: str) -> None:
         self.module = module
         self.where = where
-        self.enabled = True
+        self.enabled: bool = True
         self.reasons: dict[str, None] = {}
         """Why calls fell back to the original forward, in order of first occurrence."""
         signature = inspect.signature(type(module).forward)
-        self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+        self.__signature__: inspect.Signature = signature.replace(parameters=list(signature.parameters.values())[1:])
 
     @property
     def __code__(self) -> Any:

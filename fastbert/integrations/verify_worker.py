@@ -39,17 +39,19 @@ class Side:
             torch.set_num_threads(settings["threads"])
         import transformers
 
-        self.device = torch.device(settings["device"])
+        self.device: torch.device = torch.device(settings["device"])
         transformers.utils.logging.set_verbosity_error()
-        self.tokenizer = _loaded(transformers.AutoTokenizer, settings["model"])
+        self.tokenizer: Any = _loaded(transformers.AutoTokenizer, settings["model"])
         loader = getattr(transformers, CLASSES[settings["task"]])
-        self.model = _loaded(loader, settings["model"], dtype=DTYPES[settings["dtype"]]).to(self.device).eval()
+        self.model: Any = _loaded(loader, settings["model"], dtype=DTYPES[settings["dtype"]]).to(self.device).eval()
         check_tokenizer(self.tokenizer, self.model.get_input_embeddings().num_embeddings, settings["model"])
         if settings["accelerate"]:
             from fastbert.integrations.accelerate import accelerate
 
             accelerate(self.model)
-        self.batches = list(self._tokenize(texts, settings["batch_size"], settings["max_length"]))
+        self.batches: list[dict[str, Tensor]] = list(
+            self._tokenize(texts, settings["batch_size"], settings["max_length"])
+        )
         self._reset_peak()
 
     def _tokenize(self, texts: list[str], size: int, max_length: int) -> Iterator[dict[str, Tensor]]:

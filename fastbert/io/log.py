@@ -2,4 +2,4 @@
 
 import logging
 
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")

@@ -30,13 +30,20 @@ class Stage:
     """A stage with a bar; call it with the number done."""
 
     def __init__(self, bars: Bars, name: str, total: float | None, unit: str) -> None:
-        self.bars, self.name, self.total, self.unit = bars, name, total, unit
-        self.done, self.counted, self.detail, self.given_rate = 0.0, 0.0, "", ""
-        self.began = bars.clock()
+        self.bars = bars
+        self.name: str = name
+        self.total = total
+        self.unit = unit
+        self.done: float = 0.0
+        self.counted: float = 0.0
+        self.detail: str = ""
+        self.given_rate: str = ""
+        self.began: float = bars.clock()
         self.first: tuple[float, float, float] | None = None  # time and numbers of the first call
-        self.newest = self.began
+        self.newest: float = self.began
         self.ended: float | None = None
-        self.lines, self.last_line = 0, self.began
+        self.lines: int = 0
+        self.last_line: float = self.began
 
     def __call__(
         self, done: float, detail: str = "", *, counted: float | None = None, rate: str = "", name: str = ""
@@ -117,7 +124,7 @@ class Bars:
     def __init__(self, quiet: bool, screen: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.live import Live
 
-        self.console = screen or console(quiet)
+        self.console: Any = screen or console(quiet)
         self.clock = clock
         self.stages: list[Stage] = []
         self._counted: dict[tuple[str, int], Stage] = {}

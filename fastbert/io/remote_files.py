@@ -34,9 +34,9 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str, *, patience: float = 300.0) -> None:
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         self.patience = patience
-        self.retries = 0
+        self.retries: int = 0
         """Reads that failed and were repeated."""
         self._lock = threading.Lock()
         self._inherited: list[Any] = []

@@ -32,7 +32,8 @@ class RemoteStore:
     """
 
     def __init__(self, url: str, name: str = "") -> None:
-        self.url, self.name = url.rstrip("/"), name
+        self.url: str = url.rstrip("/")
+        self.name = name
         self._opened: tuple[Any, str] | None = None
         if "::" in url:
             raise UserError(f"{self}: is a chain of URLs; name the one that the files are written to")

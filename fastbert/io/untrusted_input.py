@@ -94,7 +94,7 @@ class UntrustedFile:
             raise
         except (OSError, ValueError) as error:  # no permission, a loop of links; a NUL in the name
             raise CheckpointError(f"{path}: cannot be opened ({error})") from None
-        self.size = os.fstat(self._file.fileno()).st_size
+        self.size: int = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` on."""

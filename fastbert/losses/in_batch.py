@@ -43,6 +43,15 @@ def info_nce(
 
     `items`: divisor of the sum over anchors instead of n, for a batch that is computed in parts. With one candidate
     the loss and its gradient are 0. Raises UserError for wrong shapes, options and indices.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> queries, documents = torch.eye(3, 8), torch.eye(5, 8)  # two hard negatives behind the positives
+        >>> round(losses.info_nce(queries, documents, temperature=1.0).item(), 3)
+        0.905
+        >>> losses.info_nce(torch.randn(3, 8, requires_grad=True), documents, symmetric=True).requires_grad
+        True
     """
     shapes = Shapes()
     shapes.check("anchors", anchors, "n d")
@@ -67,6 +76,13 @@ def info_nce_from_scores(
     `scores` (n, m) of any floating dtype: of each anchor with each candidate. `positives` int64 (n,), `excluded` bool
     (n, m), `symmetric` and `items` follow `info_nce`; the scores are divided by `temperature`, which is 1 by default,
     as sums over tokens are large. Raises UserError for wrong shapes, options and indices.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> scores = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> round(losses.info_nce_from_scores(scores).item(), 3)
+        0.127
     """
     shapes = Shapes()
     shapes.check("scores", scores, "n m")
@@ -113,6 +129,15 @@ def duplicate_mask(
     positives too.
 
     Memory is (n, m) bytes and at most as much for the table of keys. Raises UserError for wrong shapes and indices.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> questions = losses.text_keys(["who?", "where?", "who?"])
+        >>> answers = losses.text_keys(["me", "here", "you"])
+        >>> mask, pairs = losses.duplicate_mask(questions, answers)
+        >>> pairs, mask.int().tolist()
+        (2, [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
     """
     shapes = Shapes()
     shapes.check("anchor_keys", anchor_keys, "n", "integer")
@@ -136,6 +161,12 @@ def text_keys(texts: Iterable[str]) -> Tensor:
 
     Different texts share a key with a probability of 2^-64 per pair (BLAKE2b). Raises UserError for an item that is not
     a text.
+
+    Example:
+        >>> from fastbert import losses
+        >>> keys = losses.text_keys(["one", "two", "one"])
+        >>> keys.shape, bool(keys[0] == keys[2]), bool(keys[0] == keys[1])
+        (torch.Size([3]), True, False)
     """
     keys: list[int] = []
     for index, text in enumerate(texts):

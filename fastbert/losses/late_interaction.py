@@ -39,6 +39,16 @@ def maxsim_scores(
     Dot products are computed for some documents at a time, and backward needs none of them: only the row of each
     maximum is stored, int32 (nd, tokens_q), to which the gradient goes (of equal maxima, to the first). `most_products`
     bounds memory, not the result. Raises UserError for wrong shapes and offsets.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> queries, documents = torch.randn(5, 8, requires_grad=True), torch.randn(9, 8)
+        >>> query_offsets, document_offsets = torch.tensor([0, 2, 5]), torch.tensor([0, 4, 6, 9])
+        >>> scores = losses.maxsim_scores(queries, query_offsets, documents, document_offsets)
+        >>> scores.shape
+        torch.Size([2, 3])
+        >>> losses.info_nce_from_scores(scores).backward()
     """
     query_lengths, document_lengths = _lengths(queries, query_offsets, documents, document_offsets)
     require_whole("most_products", most_products, 1)
@@ -58,6 +68,14 @@ def maxsim_pairs(queries: Tensor, query_offsets: Tensor, documents: Tensor, docu
     `margin_mse`. `queries` (tokens_q, d) and `documents` (tokens_d, d) of any floating dtype, `query_offsets` int64
     (nq + 1,) and `document_offsets` int64 (nd + 1,) follow `maxsim_scores`. Raises UserError for wrong shapes and
     offsets, and for documents that cannot be divided among the queries.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> queries, documents = torch.randn(5, 8), torch.randn(9, 8)  # two queries with two candidates each
+        >>> scores = losses.maxsim_pairs(queries, torch.tensor([0, 2, 5]), documents, torch.tensor([0, 2, 4, 6, 9]))
+        >>> scores.shape
+        torch.Size([2, 2])
     """
     query_lengths, document_lengths = _lengths(queries, query_offsets, documents, document_offsets)
     texts, count = len(query_lengths), len(document_lengths)

@@ -37,6 +37,13 @@ def binary_cross_entropy(
 
     `logits` (n,) of any floating dtype; `labels` (n,) numbers from 0 to 1 of any dtype. `items`: divisor instead of n.
     Raises UserError for wrong shapes, weights and labels out of range.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> logits, labels = torch.tensor([0.0, 4.0]), torch.tensor([1, 0])
+        >>> round(losses.binary_cross_entropy(logits, labels).item(), 3)
+        2.356
     """
     shapes = Shapes()
     shapes.check("logits", logits, "n")
@@ -71,6 +78,14 @@ def list_cross_entropy(
     row per candidate. `offsets` int64 (lists + 1,): query i has the rows `offsets[i] : offsets[i + 1]`. `items`:
     divisor instead of the number of lists. Raises UserError for wrong shapes, offsets, labels and lists without
     candidates.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> logits, labels = torch.tensor([2.0, 0.0, 0.0, 1.0, 1.0]), torch.tensor([1, 0, 0, 0, 1])
+        >>> offsets = torch.tensor([0, 3, 5])  # queries with 3 and 2 candidates
+        >>> round(losses.list_cross_entropy(logits, labels, offsets).item(), 3)
+        0.466
     """
     shapes = Shapes()
     shapes.check("logits", logits, "rows")
@@ -121,6 +136,15 @@ def lambda_rank(
     candidate. `offsets` int64 (lists + 1,): query i has the rows `offsets[i] : offsets[i + 1]`. `items`: divisor
     instead of the number of pairs, such as the number of queries. Raises UserError for wrong shapes, offsets, options,
     labels and lists without candidates.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> logits, grades = torch.tensor([0.0, 1.0, 2.0], requires_grad=True), torch.tensor([3, 1, 0])
+        >>> loss = losses.lambda_rank(logits, grades, torch.tensor([0, 3]))
+        >>> loss.backward()
+        >>> logits.grad.sign()
+        tensor([-1.,  1.,  1.])
     """
     shapes = Shapes()
     shapes.check("logits", logits, "rows")

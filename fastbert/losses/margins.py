@@ -28,6 +28,13 @@ def triplet(
 
     `anchors`, `positives` and `negatives` (n, d) of any floating dtype. `items`: divisor instead of n. Raises UserError
     for wrong shapes and options.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> anchor, positive, negative = torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 8.0]]])
+        >>> losses.triplet(anchor, positive, negative, margin=5.0)  # distances 5 and 8
+        tensor(2.)
     """
     shapes = Shapes()
     shapes.check("anchors", anchors, "n d")
@@ -54,6 +61,13 @@ def contrastive(
 
     `a` and `b` (n, d) of any floating dtype; `labels` (n,) numbers from 0 to 1. `items`: divisor instead of n. Raises
     UserError for wrong shapes, options and labels out of range.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> a, b = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> losses.contrastive(a, b, torch.tensor([1, 0]), margin=0.5)  # distances 1 and 0
+        tensor(0.3125)
     """
     distances = _labelled_distances(a, b, labels, margin, distance)
     y = labels.to(distances.dtype)
@@ -73,6 +87,13 @@ def online_contrastive(
 
     `a` and `b` (n, d) of any floating dtype; `labels` (n,) 0 or 1 of any dtype. Raises UserError for wrong shapes,
     options and labels.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> a, b = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> losses.online_contrastive(a, b, torch.tensor([1, 0]))
+        tensor(1.2500)
     """
     distances = _labelled_distances(a, b, labels, margin, distance)
     is_positive = labels == 1

@@ -18,6 +18,13 @@ def cosent(similarities: Tensor, scores: Tensor, *, scale: float = 20.0) -> Tens
 
     `similarities` (n,) of any floating dtype, usually cosines; `scores` (n,) numbers of any dtype. Memory and time are
     linear in n, but for the sorting. Raises UserError for wrong shapes and scores that are not finite.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> cosines, scores = torch.tensor([0.2, 0.9]), torch.tensor([5.0, 1.0])  # in the wrong order
+        >>> round(losses.cosent(cosines, scores).item(), 3)
+        14.0
     """
     shapes = Shapes()
     shapes.check("similarities", similarities, "n")
@@ -42,6 +49,13 @@ def angle(a: Tensor, b: Tensor, scores: Tensor, *, scale: float = 20.0) -> Tenso
 
     `a` and `b` (n, d) of any floating dtype: the texts of each pair. `scores` (n,) numbers of any dtype. Raises
     UserError for wrong shapes and scores that are not finite.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> a, b = torch.randn(2, 4, 8).unbind()  # four pairs
+        >>> losses.angle(a, b, torch.tensor([5.0, 3.0, 1.0, 0.0])).shape
+        torch.Size([])
     """
     shapes = Shapes()
     shapes.check("a", a, "n d")
@@ -58,6 +72,13 @@ def cosine_regression(similarities: Tensor, scores: Tensor, *, items: float | No
     `similarities` (n,) of any floating dtype; `scores` (n,) numbers of any dtype in the range of the similarities, of
     cosines -1 to 1: a scale of 0 to 5 must be divided by 5 first. `items`: divisor instead of n. Raises UserError for
     wrong shapes and scores that are not finite.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> cosines, scores = torch.tensor([0.5, 1.0]), torch.tensor([1.0, 5.0]) / 5
+        >>> round(losses.cosine_regression(cosines, scores).item(), 3)
+        0.045
     """
     shapes = Shapes()
     shapes.check("similarities", similarities, "n")

@@ -22,6 +22,16 @@ def similarity(a: Tensor, b: Tensor, kind: Similarity = "cosine") -> Tensor:
     `a` (n, d) and `b` (m, d) of any floating dtype, computed in fp32, or in float64 if one of them is float64. `kind`:
     "cosine"; "dot", the dot product; "euclidean", the negative distance, from a matmul in float64, since one in fp32
     would cancel for near vectors. A vector of zeros has the cosine 0. Raises UserError for wrong shapes.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> queries, documents = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.6, 0.8]])
+        >>> losses.similarity(queries, documents)
+        tensor([[1.0000, 0.0000, 0.6000],
+                [0.0000, 0.0000, 0.8000]])
+        >>> losses.similarity(queries, documents, "dot").shape
+        torch.Size([2, 3])
     """
     shapes = Shapes()
     shapes.check("a", a, "n d")
@@ -47,6 +57,12 @@ def pairwise_similarity(a: Tensor, b: Tensor, kind: Similarity = "cosine") -> Te
 
     `a` and `b` (n, d) of any floating dtype; kinds and precision are those of `similarity`. Raises UserError for wrong
     shapes.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> losses.pairwise_similarity(torch.eye(2), torch.tensor([[2.0, 0.0], [0.6, 0.8]]))
+        tensor([1.0000, 0.8000])
     """
     shapes = Shapes()
     shapes.check("a", a, "n d")

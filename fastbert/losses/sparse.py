@@ -18,6 +18,12 @@ def flops(vectors: Tensor, *, threshold: int | None = None) -> Tensor:
     no gradient (Shen et al. 2025).
 
     `vectors` (n, vocab) of any floating dtype. Raises UserError for wrong shapes and thresholds.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> losses.flops(torch.tensor([[2.0, 0.0], [2.0, 1.0]]))  # means 2 and 0.5
+        tensor(4.2500)
     """
     Shapes().check("vectors", vectors, "n vocab")
     require_whole("threshold", threshold, 0, optional=True)
@@ -35,6 +41,12 @@ def l1(vectors: Tensor, *, items: float | None = None) -> Tensor:
 
     Lassance and Clinchant 2022 use it for SPLADE's queries. `vectors` (n, vocab) of any floating dtype. `items`:
     divisor instead of n. Raises UserError for wrong shapes.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> losses.l1(torch.tensor([[2.0, 0.0], [2.0, 1.0]]))
+        tensor(2.5000)
     """
     Shapes().check("vectors", vectors, "n vocab")
     (vectors,) = in_working_precision(vectors)
@@ -59,6 +71,13 @@ def splade(
     `loss`: a scalar, such as the `info_nce` of dot products. `queries` (n, vocab) and `documents` (m, vocab), positives
     and negatives, of any floating dtype; the thresholds are those of `flops`. Raises UserError for wrong shapes and
     options.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> queries, documents = torch.rand(2, 100, requires_grad=True), torch.rand(4, 100)
+        >>> ranking = losses.info_nce(queries, documents, similarity="dot", temperature=1.0)
+        >>> losses.splade(ranking, queries, documents, query_weight=5e-5, document_weight=3e-5).backward()
     """
     shapes = Shapes()
     shapes.check("queries", queries, "n vocab")

@@ -26,6 +26,14 @@ def margin_mse(
     `teacher_positive` (n,) and `teacher_negatives` (n, k) numbers of any dtype, without gradients. A teacher's margins
     themselves are `teacher_positive` beside zeros (n, k). `items`: divisor instead of n, of means over k. Raises
     UserError for wrong shapes.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> positive, negatives = torch.tensor([3.0]), torch.tensor([[1.0, 2.0]])  # margins of 2 and 1
+        >>> teacher_positive, teacher_negatives = torch.tensor([9.0]), torch.tensor([[7.0, 7.0]])  # 2 and 2
+        >>> losses.margin_mse(positive, negatives, teacher_positive, teacher_negatives)
+        tensor(0.5000)
     """
     shapes = Shapes()
     shapes.check("positive_scores", positive_scores, "n")
@@ -56,6 +64,13 @@ def kl_distillation(
 
     `scores` (n, k) of any floating dtype: of each query's k candidates, k at least 2. `teacher_scores` (n, k) numbers
     of any dtype, without gradients. `items`: divisor instead of n. Raises UserError for wrong shapes and options.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> scores, teacher = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[2.0, 3.0, 1.0]])
+        >>> losses.kl_distillation(scores, teacher).abs() < 1e-6  # equal up to a constant
+        tensor(True)
     """
     shapes = Shapes()
     shapes.check("scores", scores, "n k")

@@ -27,6 +27,13 @@ def matryoshka(
     which sentence-transformers' MatryoshkaLoss always does and losses of cosines do themselves.
 
     Raises UserError for widths that the vectors do not have, that are given twice, and for wrong weights.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import losses
+        >>> queries, documents = torch.randn(2, 4, 64).unbind()
+        >>> losses.matryoshka(losses.info_nce, [queries, documents], widths=[64, 32, 16]).shape
+        torch.Size([])
     """
     if not widths or not vectors:
         raise UserError(f"{len(widths)} widths and {len(vectors)} vectors: give at least one of each")

@@ -10,16 +10,20 @@ from fastbert.models import registry
 from fastbert.models.outputs import EncoderOutput, LogitsOutput, PreTrainingOutput, SpanOutput
 
 if TYPE_CHECKING:
-    from fastbert.models.encoder import EncoderModel as BertModel
-    from fastbert.models.heads.pretraining import ForMaskedLM as BertForMaskedLM
-    from fastbert.models.heads.pretraining import ForPreTraining as BertForPreTraining
-    from fastbert.models.heads.sequence import ForMultipleChoice as BertForMultipleChoice
-    from fastbert.models.heads.sequence import ForNextSentencePrediction as BertForNextSentencePrediction
-    from fastbert.models.heads.sequence import ForSequenceClassification as BertForSequenceClassification
-    from fastbert.models.heads.tokens import ForQuestionAnswering as BertForQuestionAnswering
-    from fastbert.models.heads.tokens import ForTokenClassification as BertForTokenClassification
+    from fastbert.models import classes
+    from fastbert.models.classes import *  # noqa: F403
+    from fastbert.models.classes import (
+        BertForMaskedLM,
+        BertForMultipleChoice,
+        BertForNextSentencePrediction,
+        BertForPreTraining,
+        BertForQuestionAnswering,
+        BertForSequenceClassification,
+        BertForTokenClassification,
+        BertModel,
+    )
 
-__all__ = [
+__all__: list[str] = [
     "BertForMaskedLM",
     "BertForMultipleChoice",
     "BertForNextSentencePrediction",
@@ -34,9 +38,13 @@ __all__ = [
     "SpanOutput",
 ]
 
+if TYPE_CHECKING:
+    __all__ += classes.__all__
 
-def __getattr__(name: str) -> Any:
-    model = registry.find_class(name)
-    if model is None:
-        raise AttributeError(f"module 'fastbert.models' has no attribute {name!r}")
-    return model
+if not TYPE_CHECKING:  # a type checker would take any name for a model
+
+    def __getattr__(name: str) -> Any:
+        model = registry.find_class(name)
+        if model is None:
+            raise AttributeError(f"module 'fastbert.models' has no attribute {name!r}")
+        return model

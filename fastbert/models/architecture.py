@@ -354,7 +354,9 @@ class Architecture:
             base = self.replacements.get(kind, kind)
             attributes = {
                 "__module__": "fastbert",  # where pickle looks for it
-                "__doc__": (base.__doc__ or "").replace("An encoder", f"The {self.title} encoder", 1),
+                "__doc__": (base.__doc__ or "")
+                .replace("An encoder", f"The {self.title} encoder", 1)
+                .replace(f"fastbert.Bert{kind.__name__.removeprefix('Encoder')}", f"fastbert.{name}"),
                 "architecture": self,
                 "base_model_prefix": self.base_model_prefix,
                 "config_type": self.config,

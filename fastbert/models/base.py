@@ -24,7 +24,7 @@ from fastbert.models import loading
 from fastbert.models.architecture import Architecture
 from fastbert.models.compatibility import Compatibility
 from fastbert.models.initialisation import draw
-from fastbert.models.key_map import DECODER_BIAS, OUTPUT_BIAS
+from fastbert.models.key_map import DECODER_BIAS, OUTPUT_BIAS, KeyMap
 from fastbert.ops.dispatch import fastest_dtype
 from fastbert.ops.native import prepacked_weights
 
@@ -49,7 +49,7 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         """Names of the weights that `from_pretrained` initialised, since the files lack them."""
         renames = self.architecture.renames_of(config)
         if renames:
-            self.key_map = self.key_map.then(*renames)
+            self.key_map: KeyMap = self.key_map.then(*renames)
         # Before loading, since torch may swap parameters; after it, since torch may write to them without counting.
         self.register_load_state_dict_pre_hook(_forget_prepacked)
         if self.key_map.renames:

@@ -96,8 +96,8 @@ class ScalarMix(nn.Module):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.zeros(layers))
-        self.gamma = nn.Parameter(torch.ones(()))
+        self.weights: nn.Parameter = nn.Parameter(torch.zeros(layers))
+        self.gamma: nn.Parameter = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Tensor) -> Tensor:
         """(..., layers, width) -> (..., width)."""
@@ -110,11 +110,11 @@ class BiLstmTagger(nn.Module):
     def __init__(self, config: BiLstmConfig) -> None:
         super().__init__()
         self.config = config
-        self.mix = ScalarMix(config.input_layers) if config.mix else None
+        self.mix: ScalarMix | None = ScalarMix(config.input_layers) if config.mix else None
         width = config.input_size * (1 if config.mix else config.input_layers)
-        self.lstm = BiLstm(width, config.hidden_size, config.num_layers, config.dropout)
-        self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.lstm: BiLstm = BiLstm(width, config.hidden_size, config.num_layers, config.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(config.dropout)
+        self.classifier: nn.Linear = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Words of sentences end to end, `states` (words, layers, width), and int64 `lengths` (sentences,) on the CPU,

@@ -3,15 +3,15 @@ next token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.decoder_stack import decoder_stack, embeddings_step, head_step
+from fastbert.models.decoder_stack import DecoderStack, Embed, decoder_stack, embeddings_step, head_step
 from fastbert.models.heads.causal import ForCausalLM
 from fastbert.models.layers import ModuleLayer, layer_batch
 from fastbert.models.norm import Norm, is_plain_norm
@@ -27,12 +27,16 @@ from fastbert.ops.native import matmul, prepacked_weights
 from fastbert.ops.norm.op import layer_norm
 from fastbert.packing import PackedBatch
 
+if TYPE_CHECKING:
+    from fastbert.models.heads.prediction import VocabularyHead
+
 
 class CausalPrompt:
     """Attention of prompts to the tokens before, whose keys and values are cached."""
 
     def __init__(self, prompts: PackedBatch, written: WrittenKeys) -> None:
-        self.prompts, self.written = prompts, written
+        self.prompts = prompts
+        self.written = written
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return causal attention of all prompt tokens, (tokens, heads, head_dim)."""
@@ -50,22 +54,24 @@ class CausalDecoding:
 
     def __init__(self, model: ForCausalLM, prompts: PackedBatch, room: int) -> None:
         """`room` is the largest number of new tokens."""
-        self.encoder, self.head, self.prompts = model.base_model, model.head, prompts
+        self.encoder: Any = model.base_model
+        self.head: VocabularyHead = model.head
+        self.prompts = prompts
         config = model.config
-        self.batch = layer_batch(prompts, 0.0, 0.0, training=False)
+        self.batch: LayerBatch = layer_batch(prompts, 0.0, 0.0, training=False)
         like = self.encoder.embeddings.word_embeddings.weight.new_empty(0, config.num_attention_heads, config.head_dim)
         if torch.is_autocast_enabled(like.device.type):
             like = like.to(torch.get_autocast_dtype(like.device.type))
         layers = list(self.encoder.encoder.layer)
         # The last generated token is never an input.
-        self.written = WrittenKeys(len(layers), max(room - 1, 1), prompts, len(prompts), like)
-        self.prompt_layers = [_context_layer(layer, number) for number, layer in enumerate(layers)]
+        self.written: WrittenKeys = WrittenKeys(len(layers), max(room - 1, 1), prompts, len(prompts), like)
+        self.prompt_layers: list[Step] = [_context_layer(layer, number) for number, layer in enumerate(layers)]
         # One call for all layers, or one step per layer.
-        self.stack = decoder_stack(layers, self.encoder.encoder.LayerNorm, like)
-        self.layers = causal_steps(layers, like) if self.stack is None else []
-        self.embed = None if self.stack is None else embeddings_step(self.encoder.embeddings)
-        self.product = None if self.stack is None else head_step(self.head, like)
-        self.positions = prompts.position_ids[self._last_tokens()] + 1
+        self.stack: DecoderStack | None = decoder_stack(layers, self.encoder.encoder.LayerNorm, like)
+        self.layers: list[Step] = causal_steps(layers, like) if self.stack is None else []
+        self.embed: Embed | None = None if self.stack is None else embeddings_step(self.encoder.embeddings)
+        self.product: Callable[[Tensor], Tensor] | None = None if self.stack is None else head_step(self.head, like)
+        self.positions: Tensor = prompts.position_ids[self._last_tokens()] + 1
 
     def _last_tokens(self) -> Tensor:
         """Return the index of each prompt's last token, int64 (prompts,)."""

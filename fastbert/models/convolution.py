@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fastbert.models.architecture import ConvolutionSpec
 from fastbert.models.layers import PaddedLayerBatch
-from fastbert.models.norm import norm_of
+from fastbert.models.norm import Norm, norm_of
 from fastbert.models.parameter_cache import cached, is_cacheable
 from fastbert.ops.attention.rotary import positions_of
 from fastbert.ops.dropout.arguments import Site
@@ -31,9 +31,11 @@ class Convolution(nn.Module):
     def __init__(self, spec: ConvolutionSpec, hidden_size: int) -> None:
         super().__init__()
         padding = spec.kernel_size // 2
-        self.conv = nn.Conv1d(hidden_size, hidden_size, spec.kernel_size, padding=padding, groups=spec.groups)
-        self.LayerNorm = norm_of(spec.norm, hidden_size)
-        self.activation = spec.activation
+        self.conv: nn.Conv1d = nn.Conv1d(
+            hidden_size, hidden_size, spec.kernel_size, padding=padding, groups=spec.groups
+        )
+        self.LayerNorm: Norm = norm_of(spec.norm, hidden_size)
+        self.activation: str = spec.activation
 
     def forward(self, x: Tensor, residual: Tensor, batch: LayerBatch) -> Tensor:
         """Return the normalised sum of `residual` and of the convolution of the embeddings x, (tokens, hidden_size)

@@ -36,8 +36,8 @@ class DecoderStack:
         """`spec` is that of every layer, but for the feed-forward network's width and the norms' epsilons; `element`
         that of the prepacked weights, "fp32", "bf16" or "int8"."""
         cpu_capability.apply()
-        self.width = spec.hidden_size
-        self.native = _C.DecoderStack(
+        self.width: int = spec.hidden_size
+        self.native: _C.DecoderStack = _C.DecoderStack(
             layers=[native_layer(layer, element) for layer in layers],
             heads=spec.self_attention.heads,
             pre_norm=spec.is_pre_norm,

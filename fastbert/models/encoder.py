@@ -64,6 +64,19 @@ class EncoderModel(PreTrainedModel):
 
     Padded input gives padded output, a `PackedBatch` packed output. Parameters have the names of transformers'
     `BertModel`; files have the architecture's own names.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertModel.from_pretrained("runs/mine/model")
+        >>> output = model(**tokenizer(["a short one.", "one"], padding=True, return_tensors="pt"))
+        >>> output.last_hidden_state.shape
+        torch.Size([2, 6, 16])
+        >>> batch = tokenizer.pack(["a short one.", "one"])
+        >>> model(batch).last_hidden_state.shape
+        torch.Size([9, 16])
+        >>> model.embed(["a short one.", "one"], tokenizer, pooling="mean", normalize=True).shape
+        torch.Size([2, 16])
     """
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool | None = None) -> None:
@@ -75,21 +88,21 @@ class EncoderModel(PreTrainedModel):
         spec = self.architecture.spec(config)
         assert spec.unsupported is None, f"{self.architecture.name}: no modules for {spec.unsupported}"
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
-        self.causal = spec.causal
-        self.position_offset = spec.embeddings.position_offset
-        self.embeddings = Embeddings(spec.embeddings, config.hidden_size)
+        self.causal: bool = spec.causal
+        self.position_offset: int = spec.embeddings.position_offset
+        self.embeddings: Embeddings = Embeddings(spec.embeddings, config.hidden_size)
         width = spec.embeddings.embedding_size
         projects = spec.embeddings.always_projects or width != config.hidden_size
         projects = projects and not spec.embeddings.projects_before_norm
-        self.embeddings_project = nn.Linear(width, config.hidden_size) if projects else None
-        self.encoder = Encoder(
+        self.embeddings_project: nn.Linear | None = nn.Linear(width, config.hidden_size) if projects else None
+        self.encoder: Encoder = Encoder(
             spec.layers, drops=drops, final_norm=spec.final_norm, shared=spec.shared, convolution=spec.convolution,
             last_layer_repeats=spec.last_layer_repeats,
         )  # fmt: skip
-        self.positions = Positions(spec, config.max_sequence_length)
-        self.scales_residuals = spec.scales_residuals
+        self.positions: Positions = Positions(spec, config.max_sequence_length)
+        self.scales_residuals: bool = spec.scales_residuals
         pools = spec.bare_pooler if add_pooling_layer is None else add_pooling_layer
-        self.pooler = Pooler(config.hidden_size) if pools and spec.pooler else None
+        self.pooler: Pooler | None = Pooler(config.hidden_size) if pools and spec.pooler else None
         self.embed_settings: EmbeddingSettings | None = None
         """Defaults of `embed`: a `fastbert.embeddings.settings.EmbedSettings`, saved for sentence-transformers."""
         self.init_weights()

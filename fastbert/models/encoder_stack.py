@@ -79,7 +79,9 @@ class EncoderStack:
         self, layers: list[PlainLayer], spec: LayerSpec, embeddings: PlainEmbeddings | None, *, int8: bool
     ) -> None:
         """`spec` is that of every layer; `int8` quantises weights and tokens as `fastbert.ops.encoder_layer` does."""
-        self.spec, self.int8, self._embeddings = spec, int8, embeddings
+        self.spec = spec
+        self.int8 = int8
+        self._embeddings = embeddings
         self._layers = layers
         self._native: dict[str, _C.EncoderStack] = {}
 

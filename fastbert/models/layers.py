@@ -223,11 +223,17 @@ class ModuleLayer:
     ) -> None:
         """`activation` replaces the spec's; `inner_p` is the probability of torch.nn's dropout behind it; `memory`
         (tokens, width) has the keys and values, None: what the layer normalises or reads."""
-        self.spec, self.modules, self.batch, self.index = spec, modules, batch, index
+        self.spec = spec
+        self.modules = modules
+        self.batch = batch
+        self.index = index
         # Without the projections of relative positions.
-        self.layer_parts = {name: module for name, module in modules.items() if not name.startswith("position_")}
-        self.is_plain_norm, self.activation, self.inner_p = is_plain_norm, activation, inner_p
-        self.similarity, self.memory = similarity, memory
+        self.layer_parts: dict[str, nn.Module] = {k: v for k, v in modules.items() if not k.startswith("position_")}
+        self.is_plain_norm = is_plain_norm
+        self.activation = activation
+        self.inner_p = inner_p
+        self.similarity = similarity
+        self.memory = memory
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return the linear layer of x (tokens, in), with its bias."""

@@ -20,7 +20,7 @@ from fastbert.models.bert import tensorflow
 from fastbert.models.initialisation import draw
 from fastbert.models.key_map import BERT_NAMES, DECODER, KeyMap, is_encoder_weight
 
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")
 # A new head may have as many elements as the whole file, or this many.
 MAX_NEW_ELEMENTS = 1 << 24
 BILSTM = "bilstm."  # the names of the weights of a BiLSTM between encoder and head

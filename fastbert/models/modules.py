@@ -58,12 +58,16 @@ class Embeddings(nn.Module):
         width = spec.embedding_size
         hidden_size = width if hidden_size is None else hidden_size
         projects = spec.projects_before_norm and width != hidden_size
-        self.word_embeddings = nn.Embedding(spec.vocab_size, width)
-        self.position_embeddings = nn.Embedding(spec.positions, width) if spec.positions else None
-        self.token_type_embeddings = nn.Embedding(spec.token_types, width) if spec.token_types else None
-        self.projection = nn.Linear(width, hidden_size, bias=False) if projects else None
-        self.LayerNorm = None if spec.norm is None else norm_of(spec.norm, hidden_size if projects else width)
-        self.position_offset = spec.position_offset
+        self.word_embeddings: nn.Embedding = nn.Embedding(spec.vocab_size, width)
+        self.position_embeddings: nn.Embedding | None = nn.Embedding(spec.positions, width) if spec.positions else None
+        self.token_type_embeddings: nn.Embedding | None = (
+            nn.Embedding(spec.token_types, width) if spec.token_types else None
+        )
+        self.projection: nn.Linear | None = nn.Linear(width, hidden_size, bias=False) if projects else None
+        self.LayerNorm: Norm | None = (
+            None if spec.norm is None else norm_of(spec.norm, hidden_size if projects else width)
+        )
+        self.position_offset: int = spec.position_offset
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Return embeddings (tokens, hidden_size); `inputs_embeds` of that shape replaces rows of the token table."""
@@ -96,8 +100,8 @@ class Output(nn.Module):
 
     def __init__(self, inner: int, hidden_size: int, norm: NormSpec, *, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(inner, hidden_size, bias=bias)
-        self.LayerNorm = norm_of(norm, hidden_size)
+        self.dense: nn.Linear = nn.Linear(inner, hidden_size, bias=bias)
+        self.LayerNorm: Norm = norm_of(norm, hidden_size)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
         """Return LayerNorm(residual + dropout(dense(x))), (tokens, hidden_size), of x (tokens, inner)."""
@@ -115,9 +119,9 @@ class Attention(nn.Module):
 
     def __init__(self, hidden_size: int, norm: NormSpec, spec: AttentionSpec | None = None) -> None:
         super().__init__()
-        self.self = SelfAttention(hidden_size, spec)
+        self.self: SelfAttention = SelfAttention(hidden_size, spec)
         inner, bias = (hidden_size, True) if spec is None else (spec.heads * spec.head_dim, spec.output_bias)
-        self.output = Output(inner, hidden_size, norm, bias=bias)
+        self.output: Output = Output(inner, hidden_size, norm, bias=bias)
 
 
 class Intermediate(nn.Module):
@@ -127,7 +131,7 @@ class Intermediate(nn.Module):
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
         network = spec.feed_forward
-        self.dense = nn.Linear(spec.hidden_size, network.first_width, bias=network.first_bias)
+        self.dense: nn.Linear = nn.Linear(spec.hidden_size, network.first_width, bias=network.first_bias)
 
 
 class Layer(nn.Module):
@@ -139,13 +143,13 @@ class Layer(nn.Module):
     def __init__(self, spec: LayerSpec, index: int, *, drops: bool = False) -> None:
         super().__init__()
         attention_norm, output_norm = post_norms(spec)
-        self.attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
-        self.intermediate = Intermediate(spec)
+        self.attention: Attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
+        self.intermediate: Intermediate = Intermediate(spec)
         network = spec.feed_forward
-        self.output = Output(network.intermediate_size, spec.hidden_size, output_norm, bias=network.bias)
+        self.output: Output = Output(network.intermediate_size, spec.hidden_size, output_norm, bias=network.bias)
         self.index = index
         self.spec = spec
-        self.causal_spec = causal_spec(spec)
+        self.causal_spec: LayerSpec = causal_spec(spec)
         self.drops = drops
         self.quantization: Quantization | None = None
 
@@ -252,7 +256,7 @@ class ComposedLayer(ModuleLayer):
             spec, modules, batch, index, is_plain_norm=is_plain_norm, similarity=similarity_of(projections),
             memory=memory,
         )  # fmt: skip
-        self.blocks = {"attention_output": layer.attention.output, "output": layer.output}
+        self.blocks: dict[str, Any] = {"attention_output": layer.attention.output, "output": layer.output}
 
     def add_norm(
         self, linear: str, norm: str | None, x: Tensor, residual: Tensor, token_dropout: TokenDropout | None
@@ -288,10 +292,15 @@ class Encoder(nn.Module):
         last_layer_repeats: int = 0,
     ) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(layer_class(spec)(spec, index, drops=drops) for index, spec in enumerate(specs))
-        self.LayerNorm = None if final_norm is None else norm_of(final_norm, specs[-1].hidden_size)
-        self.convolution = None if convolution is None else Convolution(convolution, specs[0].hidden_size)
-        self.shared, self.last_layer_repeats = shared, last_layer_repeats
+        self.layer: nn.ModuleList = nn.ModuleList(
+            layer_class(spec)(spec, index, drops=drops) for index, spec in enumerate(specs)
+        )
+        self.LayerNorm: Norm | None = None if final_norm is None else norm_of(final_norm, specs[-1].hidden_size)
+        self.convolution: Convolution | None = (
+            None if convolution is None else Convolution(convolution, specs[0].hidden_size)
+        )
+        self.shared = shared
+        self.last_layer_repeats = last_layer_repeats
         self.checkpointing: Checkpointing = "none"
         self.stack: Any = None
         """Computes the layers of a model that does not change any more: see `fastbert.models.encoder_stack`."""
@@ -370,7 +379,7 @@ class Pooler(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense: nn.Linear = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, firsts: Tensor) -> Tensor:
         """Pool first tokens (sequences, hidden_size) -> the same shape."""

@@ -28,9 +28,10 @@ class Norm(nn.Module):
         super().__init__()
         if kind not in ("layer_norm", "rms_norm"):
             raise UserError(f"kind={kind!r} must be 'layer_norm' or 'rms_norm'")
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight: nn.Parameter = nn.Parameter(torch.ones(width))
         self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias and kind == "layer_norm" else None)
-        self.eps, self.kind = eps, kind
+        self.eps = eps
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x (rows, width), with statistics in fp32; the same shape and dtype."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
@@ -101,12 +101,12 @@ def _unflatten(kind: type[ModelOutput], values: Any, names: list[str]) -> ModelO
     return output
 
 
-class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
+class HeadOutput(ModelOutput, dict[Any, Any]):  # type: ignore[misc]
     """The base of the outputs of heads: an instance of dict, since transformers' Trainer and pipelines treat anything
     else as a tuple, or leave it on the GPU. Its contents are its attributes, which cannot be deleted."""
 
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
+    __eq__: Callable[[object], bool] = object.__eq__  # type: ignore[assignment]
+    __ne__: Callable[[object], bool] = object.__ne__  # type: ignore[assignment]
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def fill_dictionary(self) -> None:
@@ -121,7 +121,13 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
         """Raise TypeError: fields can be set, not removed."""
         raise TypeError(f"{type(self).__name__}: fields can be set, not removed; change a copy, dict(output)")
 
-    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __delitem__: Callable[..., NoReturn] = _refuse
+    __ior__: Callable[..., NoReturn] = _refuse
+    clear: Callable[..., NoReturn] = _refuse
+    pop: Callable[..., NoReturn] = _refuse
+    popitem: Callable[..., NoReturn] = _refuse
+    setdefault: Callable[..., NoReturn] = _refuse
+    update: Callable[..., NoReturn] = _refuse
 
 
 @dataclass(eq=False)
@@ -131,6 +137,15 @@ class EncoderOutput(ModelOutput):
     `last_hidden_state` (tokens, hidden_size) packed or (sequences, length, hidden_size) padded; `pooler_output`
     (sequences, hidden_size), None without a pooler; `hidden_states`, if requested: the outputs of the embeddings and of
     each layer, of the shape of the first.
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertModel.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'EncoderOutput'
+        >>> output.last_hidden_state.shape, output["last_hidden_state"] is output[0], list(output)
+        (torch.Size([1, 6, 16]), True, ['last_hidden_state', 'pooler_output'])
     """
 
     last_hidden_state: Tensor
@@ -146,6 +161,15 @@ class PreTrainingOutput(HeadOutput):
     or of autocast. With labels, `loss` is the sum of both mean losses, an fp32 scalar. For means over several batches
     there are scalars too: the sums over the labels (`mlm_loss_sum`, `nsp_loss_sum`, fp32), the numbers of labels
     (`mlm_count`, `nsp_count`, int64) and the numbers of correct predictions (`mlm_correct`, `nsp_correct`, int64).
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertForPreTraining.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'PreTrainingOutput'
+        >>> output.prediction_logits.shape, output.seq_relationship_logits.shape
+        (torch.Size([1, 6, 9]), torch.Size([1, 2]))
     """
 
     loss: Tensor | None = None
@@ -171,6 +195,15 @@ class LogitsOutput(HeadOutput):
 
     `loss`, if there are labels: the mean over them, an fp32 scalar; `logits`, of the shape that the head documents, in
     the dtype of the parameters, or of autocast.
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertForNextSentencePrediction.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'LogitsOutput'
+        >>> output.logits.shape, output.loss
+        (torch.Size([1, 2]), None)
     """
 
     loss: Tensor | None = None
@@ -207,6 +240,15 @@ class SpanOutput(HeadOutput):
 
     `start_logits` and `end_logits`, fp32 (tokens,) packed or (sequences, length) padded; `loss`, if there are
     positions: the mean of both cross-entropies, an fp32 scalar.
+
+    Example:
+        >>> import fastbert
+        >>> inputs = fastbert.load_tokenizer("runs/mine/model")("a short one.", return_tensors="pt")
+        >>> output = fastbert.BertForQuestionAnswering.from_pretrained("runs/mine/model")(**inputs)
+        >>> type(output).__name__
+        'SpanOutput'
+        >>> output.start_logits.shape, output.end_logits.shape
+        (torch.Size([1, 6]), torch.Size([1, 6]))
     """
 
     loss: Tensor | None = None

@@ -46,7 +46,7 @@ class Packed:
             if inputs_embeds is not None:
                 raise UserError("give either a PackedBatch or inputs_embeds with attention_mask, not both")
             refuse_graphs("a PackedBatch", "give input_ids with attention_mask")
-            self.batch = batch
+            self.batch: PackedBatch = batch
             return
         if batch is not None and input_ids is not None:
             raise UserError("input_ids were given twice, by position and by name")

@@ -24,7 +24,7 @@ from fastbert.ops.encoder_layer.arguments import LayerPositions
 from fastbert.ops.encoder_layer.spec import RotarySpec
 from fastbert.packing import PackedBatch
 
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")
 
 
 LONGEST_TABLE = 1 << 20
@@ -112,12 +112,13 @@ class PositionReader:
         attentions = [layer.self_attention for layer in spec.layers]
         rotary = (attention.rotary for attention in attentions)
         self.rotary: tuple[RotarySpec, ...] = tuple(dict.fromkeys(table for table in rotary if table is not None))
-        self.alibi_heads = next((attention.heads for attention in attentions if attention.position == "alibi"), 0)
-        self.relative, self.longest = spec.relative, longest
+        self.alibi_heads: int = next((attention.heads for attention in attentions if attention.position == "alibi"), 0)
+        self.relative: RelativeBiasSpec | RelativeEmbeddingsSpec | None = spec.relative
+        self.longest = longest
         self._warned = bool(spec.embeddings.positions)  # a table ends, so that longer texts are refused
-        self.by_distance = bool(self.alibi_heads or spec.relative is not None or spec.convolution is not None) or any(
-            attention.window is not None for attention in attentions
-        )
+        self.by_distance: bool = bool(
+            self.alibi_heads or spec.relative is not None or spec.convolution is not None
+        ) or any(attention.window is not None for attention in attentions)
         """True if what a token reads of another depends on the number of tokens between them."""
 
     def read(
@@ -221,7 +222,7 @@ class Positions(nn.Module):
     def __init__(self, spec: ArchitectureSpec, longest: int) -> None:
         """`longest` is the number of tokens of the longest text that the model was trained for."""
         super().__init__()
-        self.reader = PositionReader(spec, longest)
+        self.reader: PositionReader = PositionReader(spec, longest)
         relative = spec.relative
         self.bias: nn.Embedding | None = None
         self.embeddings: nn.Embedding | None = None
@@ -232,8 +233,8 @@ class Positions(nn.Module):
             width = spec.layers[0].hidden_size
             self.embeddings = nn.Embedding(2 * relative.span, width)
             self.LayerNorm = None if relative.norm is None else norm_of(relative.norm, width)
-        self.has_table = bool(spec.embeddings.positions)
-        self.needs_columns = self.reader.by_distance or bool(self.reader.rotary)
+        self.has_table: bool = bool(spec.embeddings.positions)
+        self.needs_columns: bool = self.reader.by_distance or bool(self.reader.rotary)
 
     def forward(self, batch: PackedBatch) -> LayerPositions | None:
         """Return what attention reads of a batch's positions; None if the model's positions are in its embeddings."""

@@ -15,7 +15,7 @@ from fastbert.errors import UserError
 from fastbert.models.base import Quantization
 from fastbert.models.fusibility import has_hooks
 from fastbert.models.layers import ModuleLayer, is_native_spec, is_plain_part, native_layer, saving_matmuls
-from fastbert.models.norm import is_plain_norm, norm_of
+from fastbert.models.norm import Norm, is_plain_norm, norm_of
 from fastbert.models.self_attention import SelfAttention
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.composition import compose_layer
@@ -27,7 +27,7 @@ class Projection(nn.Module):
 
     def __init__(self, inner: int, hidden_size: int, *, bias: bool = True) -> None:
         super().__init__()
-        self.dense = nn.Linear(inner, hidden_size, bias=bias)
+        self.dense: nn.Linear = nn.Linear(inner, hidden_size, bias=bias)
 
 
 class PreNormAttention(nn.Module):
@@ -37,9 +37,11 @@ class PreNormAttention(nn.Module):
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
         hidden_size, attention = spec.hidden_size, spec.self_attention
-        self.LayerNorm = None if spec.attention_norm is None else norm_of(spec.attention_norm, hidden_size)
-        self.self = SelfAttention(hidden_size, attention)
-        self.output = Projection(attention.heads * attention.head_dim, hidden_size, bias=attention.output_bias)
+        self.LayerNorm: Norm | None = None if spec.attention_norm is None else norm_of(spec.attention_norm, hidden_size)
+        self.self: SelfAttention = SelfAttention(hidden_size, attention)
+        self.output: Projection = Projection(
+            attention.heads * attention.head_dim, hidden_size, bias=attention.output_bias
+        )
 
 
 class PreNormIntermediate(nn.Module):
@@ -50,8 +52,8 @@ class PreNormIntermediate(nn.Module):
         super().__init__()
         assert spec.output_norm is not None
         network = spec.feed_forward
-        self.LayerNorm = norm_of(spec.output_norm, spec.hidden_size)
-        self.dense = nn.Linear(spec.hidden_size, network.first_width, bias=network.first_bias)
+        self.LayerNorm: Norm = norm_of(spec.output_norm, spec.hidden_size)
+        self.dense: nn.Linear = nn.Linear(spec.hidden_size, network.first_width, bias=network.first_bias)
 
 
 class PreNormLayer(nn.Module):
@@ -63,12 +65,12 @@ class PreNormLayer(nn.Module):
     def __init__(self, spec: LayerSpec, index: int, *, drops: bool = False) -> None:
         super().__init__()
         network = spec.feed_forward
-        self.attention = PreNormAttention(spec)
-        self.intermediate = PreNormIntermediate(spec)
-        self.output = Projection(network.intermediate_size, spec.hidden_size, bias=network.bias)
+        self.attention: PreNormAttention = PreNormAttention(spec)
+        self.intermediate: PreNormIntermediate = PreNormIntermediate(spec)
+        self.output: Projection = Projection(network.intermediate_size, spec.hidden_size, bias=network.bias)
         self.index = index
         self.spec = spec
-        self.causal_spec = replace(spec, self_attention=replace(spec.self_attention, causal=True))
+        self.causal_spec: LayerSpec = replace(spec, self_attention=replace(spec.self_attention, causal=True))
         self.drops = drops
         self.quantization: Quantization | None = None
 

@@ -39,7 +39,7 @@ from fastbert.models.roberta_prelayernorm.architecture import PRE_NORM
 from fastbert.models.seq2seq.transformer.config import TransformerConfig
 from fastbert.models.seq2seq.transformer.model import TransformerForSequenceToSequence
 
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")
 
 _RECORDS = (
     BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT, GPT2, OPENAI_GPT, ELMO, PRE_NORM, MPNET, MODERNBERT,
@@ -198,6 +198,12 @@ def load(source: str | Path, **options: Any) -> PreTrainedModel:
     weights and lacks none, by preference one that config.json names, else the encoder.
 
     Raises the errors of `from_pretrained`, whose `source` and options it has.
+
+    Example:
+        >>> import fastbert
+        >>> model = fastbert.load("runs/mine/model")
+        >>> type(model).__name__, model.config.hidden_size
+        ('BertForPreTraining', 16)
     """
     with verifying_config(source, options) as config:
         if config.model_type in SEQUENCE_MODELS:

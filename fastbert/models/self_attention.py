@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.models.joined_projections import join_projections
-from fastbert.models.similarity import perceptron_similarity
+from fastbert.models.similarity import PerceptronSimilarity, perceptron_similarity
 from fastbert.ops.encoder_layer.spec import AttentionSpec
 
 
@@ -23,13 +23,15 @@ class SelfAttention(nn.Module):
             spec = AttentionSpec(1, hidden_size)
         inner, bias = spec.heads * spec.head_dim, spec.projection_bias
         groups = spec.heads if spec.key_value_heads is None else spec.key_value_heads
-        self.query = nn.Linear(hidden_size, inner, bias=bias)
-        self.key = nn.Linear(hidden_size, groups * spec.head_dim, bias=bias)
-        self.value = nn.Linear(hidden_size, groups * spec.head_dim, bias=bias)
+        self.query: nn.Linear = nn.Linear(hidden_size, inner, bias=bias)
+        self.key: nn.Linear = nn.Linear(hidden_size, groups * spec.head_dim, bias=bias)
+        self.value: nn.Linear = nn.Linear(hidden_size, groups * spec.head_dim, bias=bias)
         projects = spec.position == "disentangled" and not spec.shares_position_projections
-        self.position_key = nn.Linear(hidden_size, inner) if projects and spec.position_keys else None
-        self.position_query = nn.Linear(hidden_size, inner) if projects and spec.position_queries else None
-        self.similarity = perceptron_similarity(spec)
+        self.position_key: nn.Linear | None = nn.Linear(hidden_size, inner) if projects and spec.position_keys else None
+        self.position_query: nn.Linear | None = (
+            nn.Linear(hidden_size, inner) if projects and spec.position_queries else None
+        )
+        self.similarity: PerceptronSimilarity | None = perceptron_similarity(spec)
 
     def named_projections(self) -> dict[str, nn.Linear]:
         """Return the linear layers by the names of `LayerParameters`."""

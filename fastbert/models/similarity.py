@@ -49,7 +49,7 @@ class PerceptronSimilarity(nn.Module):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
-        self.vector = nn.Parameter(torch.empty(spec.heads, spec.head_dim))
+        self.vector: nn.Parameter = nn.Parameter(torch.empty(spec.heads, spec.head_dim))
         self.mix: nn.Parameter | None = None
         if spec.similarity == "concat":
             self.mix = nn.Parameter(torch.empty(spec.heads, spec.head_dim, 2 * spec.head_dim))

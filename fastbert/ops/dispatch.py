@@ -39,7 +39,7 @@ _forced: BackendName | None = None
 _logged: set[tuple[str, str]] = set()
 # By index, the GPUs seen so far and why they have no Triton kernels; empty if they have.
 _without_triton: dict[int | None, str] = {}
-logger = logging.getLogger("fastbert")
+logger: logging.Logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,15 @@ def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[N
     As a function it holds until the next call; as a context manager (`with use_backend("eager"): ...`) until the block
     ends. It holds for all threads of the process, so threads must not force different backends at the same time. A call
     that the forced backend does not support raises `UserError` with the reason.
+
+    Example:
+        >>> import fastbert
+        >>> model = fastbert.BertModel.from_pretrained("runs/mine/model")
+        >>> batch = fastbert.load_tokenizer("runs/mine/model").pack(["a short one."])
+        >>> with fastbert.use_backend("eager"):
+        ...     output = model(batch)
+        >>> output.last_hidden_state.shape
+        torch.Size([6, 16])
     """
     global _forced
     if name is not None and name not in BACKENDS:

@@ -58,14 +58,14 @@ class Backend(Generic[Arguments]):
 class EagerBackend(Backend[Arguments]):
     """PyTorch operations: every device, dtype, transform and derivative."""
 
-    name = "eager"
+    name: ClassVar[BackendName] = "eager"
     composite = True
 
 
 class NativeBackend(Backend[Arguments]):
     """C++ kernels on CPUs, at the level of the processor's instruction sets. Falls back to PyTorch without a log."""
 
-    name = "native"
+    name: ClassVar[BackendName] = "native"
     summary = "inference and training in fp32 and bf16"
 
 

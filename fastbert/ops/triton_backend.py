@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch, kernel_failures
-from fastbert.ops.operation import Arguments, Backend, Reason
+from fastbert.ops.operation import Arguments, Backend, BackendName, Reason
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # The methods of a backend that launch kernels; those after forward may be of any width.
@@ -21,7 +21,7 @@ _FORWARD, _LATER = ("forward", "forward_rows"), ("backward", "accumulate")
 class TritonBackend(Backend[Arguments]):
     """Kernels on GPUs, or on CPU tensors in Triton's interpreter; a call that falls back to PyTorch is logged."""
 
-    name = "triton"
+    name: ClassVar[BackendName] = "triton"
     logs_fallback = True
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -31,7 +31,7 @@ class TritonBackend(Backend[Arguments]):
             if name in cls.__dict__:
                 setattr(cls, name, kernel_failures.watched(cls.__dict__[name], every_width=name in _LATER))
         if "supports" in cls.__dict__:
-            cls.supports = _with_failures(cls.__dict__["supports"])  # type: ignore[method-assign]
+            setattr(cls, "supports", _with_failures(cls.__dict__["supports"]))  # noqa: B010
 
     @staticmethod
     def require_device(device: torch.device, argument: str) -> None:

@@ -168,7 +168,7 @@ class ModelFlops:
         """Count the operations per unit of each statistic once. Raises `UserError` as `model_shape`."""
         self._counts: Counts = {}
         shape = model_shape(config, objective, generator_size)
-        self.windows = windows_of(shape)
+        self.windows: tuple[int, ...] = windows_of(shape)
         """The windows of the model's attention, of whose pairs `BatchStatistics.of` should count."""
         for part in parts(shape):
             for counts in (part.forward, part.backward):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from fastbert.reranking.rank import Ranked, RankOptions, check_query, check_scor
 from fastbert.reranking.settings import ACTIVATIONS, KEY, SECTION, activation_of, read_settings
 from fastbert.tasks.inference import choose_inference
 
+if TYPE_CHECKING:
+    from fastbert.tokenizers.tokenizer import Tokenizer
+
 
 class CrossEncoder:
     """A model that scores pairs of a query and a text together, with the scores of sentence-transformers' class of this
@@ -30,6 +33,16 @@ class CrossEncoder:
 
     Raises UserError for a model with several labels, without a classifier, or with modules behind it, and
     CheckpointError for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> ranker = fastbert.CrossEncoder("runs/ranker/model", device="cpu")
+        >>> scores = ranker.predict([("a one", "a short one."), ("a one", "one")])
+        >>> scores.shape
+        torch.Size([2])
+        >>> best = ranker.rank("a one", ["a short one.", "one"], top=1)
+        >>> len(best)
+        1
     """
 
     def __init__(
@@ -58,8 +71,10 @@ class CrossEncoder:
         self.model: ForSequenceClassification = model.eval().to(place)
         if dtype == "int8":
             self.model.quantize("int8")
-        self.tokenizer, self.max_length, self.prompt = tokenizer, settings.max_length, settings.prompt
-        self.how = f"{words} on {place}"
+        self.tokenizer: Tokenizer = tokenizer
+        self.max_length: int | None = settings.max_length
+        self.prompt: str = settings.prompt
+        self.how: str = f"{words} on {place}"
 
     def predict(
         self, pairs: Iterable[tuple[str, str]], *, progress: Callable[[int], None] = lambda pairs: None, **options: Any

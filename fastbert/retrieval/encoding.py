@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.source import find_source
@@ -19,6 +19,9 @@ from fastbert.retrieval.settings import ROLES, Folder
 from fastbert.tasks.inference import Device, Dtype, choose_inference
 from fastbert.tasks.rows import tokens_per_batch
 from fastbert.tokenizers.fit import check_tokenizer
+
+if TYPE_CHECKING:
+    from fastbert.tokenizers.tokenizer import Tokenizer
 
 
 class Ragged(Protocol):
@@ -61,8 +64,9 @@ class RetrievalModel(Generic[R]):
         self.model = load(folder.encoder, dtype=weights).eval().to(place)
         if dtype == "int8":
             self.model.quantize("int8")
-        self.folder, self.how = folder, f"{words} on {place}"
-        self.tokenizer = load_with_case(folder.encoder, folder.lower_case)
+        self.folder = folder
+        self.how: str = f"{words} on {place}"
+        self.tokenizer: Tokenizer = load_with_case(folder.encoder, folder.lower_case)
         check_tokenizer(self.tokenizer, self.model.config.vocab_size)
 
     def encode_chunks(

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -34,13 +34,15 @@ class RaggedFile(OutputFile):
     `OutputFile` for errors.
     """
 
-    suffixes = RAGGED
+    suffixes: ClassVar[tuple[str, ...]] = RAGGED
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         super().__init__(path, overwrite=overwrite)
         self._file: Any = None
         self._collected: list[Vectors] = []
-        self.texts = self.items = self.width = 0
+        self.texts: int = 0
+        self.items: int = 0
+        self.width: int = 0
 
     def append(self, vectors: Vectors) -> None:
         """Write the vectors of some texts after those that were written before."""

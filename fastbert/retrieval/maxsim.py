@@ -24,6 +24,14 @@ def maxsim(queries: Vectors, documents: Vectors, *, most_products: int = MOST_PR
     has the score 0. Texts are packed: nothing is computed for padding. `most_products` bounds memory, not the result.
 
     Raises UserError for vectors of different widths, and for shapes other than these.
+
+    Example:
+        >>> import torch
+        >>> import fastbert
+        >>> queries = [torch.tensor([[1.0, 0.0], [0.0, 1.0]])]
+        >>> documents = [torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])]
+        >>> fastbert.maxsim(queries, documents)
+        tensor([[1., 2.]])
     """
     query, document = _packed(queries, "queries"), _packed(documents, "documents")
     if query.vectors.shape[1] != document.vectors.shape[1] and len(query) and len(document):

@@ -20,6 +20,7 @@ from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.pooling import normalized
 from fastbert.embeddings.roles import Similarity, drop_default_prompt, similarity_of
 from fastbert.errors import UserError
+from fastbert.models.encoder import EncoderModel
 from fastbert.retrieval.encoding import Device, Dtype
 from fastbert.retrieval.maxsim import maxsim
 from fastbert.retrieval.ragged import SparseVectors, TokenVectors
@@ -27,6 +28,7 @@ from fastbert.retrieval.sparse import SparseEncoder
 from fastbert.retrieval.token_vectors import TokenEncoder
 from fastbert.search.exact import largest, top_k
 from fastbert.tasks.inference import choose_inference
+from fastbert.tokenizers.tokenizer import Tokenizer
 
 TOKEN_CHUNK = 256
 """Documents whose tokens' vectors are in memory at a time."""
@@ -85,19 +87,21 @@ class DenseScorer:
         prompts and unsupported similarities.
         """
         place, weights, words = choose_inference(device, dtype)
+        self.model: EncoderModel
+        self.tokenizer: Tokenizer
         self.model, self.tokenizer, settings = load_embedder(source, dtype=weights)
-        self.similarity = similarity or similarity_of(settings)
+        self.similarity: Similarity = similarity or similarity_of(settings)
         drop_default_prompt(self.model, settings)
         if dtype == "int8":
             self.model.quantize("int8")
         self.model = self.model.to(place)
-        self.options = {}
+        self.options: dict[str, EmbedOptions] = {}
         for role, name in (("query", query_prompt), ("document", document_prompt)):
             check_prompt(role, name, settings.prompts)
             prompt = role_prompt(role, settings.prompts) if name is None else name
             self.options[role] = EmbedOptions(prompt=prompt, **options)
-        self.how = f"{words} on {place}, {'cosines' if self.similarity == 'cosine' else 'dot products'} of vectors"
-        self.counts = {side: Counts() for side in self.options}
+        self.how: str = f"{words} on {place}, {'cosines' if self.similarity == 'cosine' else 'dot products'} of vectors"
+        self.counts: dict[str, Counts] = {side: Counts() for side in self.options}
 
     def queries(self, texts: Sequence[str], progress: Progress = lambda done: None) -> Tensor:
         """Return the vectors of queries, fp32 (queries, width)."""
@@ -142,14 +146,14 @@ class _RaggedScorer(Generic[V]):
     ) -> None:
         """Load a folder; `options` are those of the encoder but the role and the prefix, which the prompts name.
         Raises UserError for unknown prompts."""
-        self.encoder = self.encoder_type(source, device=device, dtype=dtype)
-        self.how = f"{self.encoder.how}, {self.comparison}"
+        self.encoder: Any = self.encoder_type(source, device=device, dtype=dtype)
+        self.how: str = f"{self.encoder.how}, {self.comparison}"
         self.options: dict[str, dict[str, Any]] = {}
         prompts = {name: text for name, text in self.encoder.folder.prompts.items() if text}
         for role, name in (("query", query_prompt), ("document", document_prompt)):
             check_prompt(role, name, prompts)
             self.options[role] = {"role": role, "prefix": None if name is None else prompts[name], **options}
-        self.counts = {role: Counts() for role in self.options}
+        self.counts: dict[str, Counts] = {role: Counts() for role in self.options}
 
     def _encoded(self, side: str, texts: Sequence[str], progress: Progress) -> Iterator[V]:
         for first in range(0, len(texts), self.chunk):

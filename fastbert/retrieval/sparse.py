@@ -25,7 +25,7 @@ from fastbert.packing import PackedBatch
 from fastbert.retrieval.encoding import Device, Dtype, RetrievalModel, RetrievalOptions, folder_of
 from fastbert.retrieval.ragged import SparseVectors
 from fastbert.retrieval.rows import TokenRows
-from fastbert.retrieval.settings import POOLINGS, read_sparse_settings
+from fastbert.retrieval.settings import POOLINGS, SparseSettings, read_sparse_settings
 from fastbert.tasks.rows import bounds, by_length
 
 MOST_LOGITS = 1 << 24
@@ -57,14 +57,21 @@ class SparseEncoder(RetrievalModel[SparseVectors]):
 
     Raises UserError for unsupported modules, by name, and for a folder without a masked-LM head, and CheckpointError
     for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> encoder = fastbert.SparseEncoder("runs/mine/model", device="cpu")
+        >>> vectors = encoder.encode(["a short one.", "one"])
+        >>> len(vectors), vectors.vocab_size, vectors.offsets.shape
+        (2, 9, torch.Size([3]))
     """
 
-    options_type = SparseOptions
+    options_type: type[SparseOptions] = SparseOptions
 
     def __init__(self, source: str | Path, *, device: Device = "auto", dtype: Dtype = "auto") -> None:
         """Load a folder, or its name in the Hub's local cache."""
         folder = folder_of(source)
-        self.settings = read_sparse_settings(folder)
+        self.settings: SparseSettings = read_sparse_settings(folder)
         super().__init__(self.settings.folder, _load, device, dtype)
 
     def encode(self, texts: Iterable[str], **options: Any) -> SparseVectors:

@@ -21,7 +21,7 @@ from fastbert.ops.native import matmul_table
 from fastbert.retrieval.encoding import Device, Dtype, RetrievalModel, RetrievalOptions, folder_of
 from fastbert.retrieval.ragged import TokenVectors
 from fastbert.retrieval.rows import Expansion, Prefix, TokenRows, read_rows
-from fastbert.retrieval.settings import read_token_settings
+from fastbert.retrieval.settings import TokenSettings, read_token_settings
 from fastbert.tasks.rows import bounds, by_length, runs, tokens_per_batch
 
 
@@ -51,14 +51,22 @@ class TokenEncoder(RetrievalModel[TokenVectors]):
     device and dtype in words.
 
     Raises UserError for unsupported modules, by name, and CheckpointError for damaged files.
+
+    Example:
+        >>> import fastbert
+        >>> encoder = fastbert.TokenEncoder("runs/mine/model", device="cpu")
+        >>> queries = encoder.encode(["a one"], role="query")
+        >>> documents = encoder.encode(["a short one.", "one"], role="document")
+        >>> fastbert.maxsim(queries, documents).shape
+        torch.Size([1, 2])
     """
 
-    options_type = TokenOptions
+    options_type: type[TokenOptions] = TokenOptions
 
     def __init__(self, source: str | Path, *, device: Device = "auto", dtype: Dtype = "auto") -> None:
         """Load a folder, or its name in the Hub's local cache."""
         folder = folder_of(source)
-        self.settings = read_token_settings(folder)
+        self.settings: TokenSettings = read_token_settings(folder)
         super().__init__(self.settings.folder, registry.load_encoder, device, dtype)
         self.width: int = check_widths(self.settings.dense, self.model.config.hidden_size, str(folder))
 

@@ -36,8 +36,10 @@ class CausalScorer:
         """`batch_tokens`: tokens per batch; None: 4,096, on a GPU 65,536. Scores do not depend on it."""
         model.refuse_later_tokens()
         check_tokenizer(tokenizer, model.config.vocab_size)
-        self.model, self.tokenizer, self.begin = model, tokenizer, first_token(tokenizer)
-        self.batch_tokens = tokens_per_batch(model.device.type, batch_tokens)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.begin: int = first_token(tokenizer)
+        self.batch_tokens: int = tokens_per_batch(model.device.type, batch_tokens)
 
     @property
     def max_tokens(self) -> int:

@@ -45,7 +45,8 @@ class NgramModel:
     max_tokens = None
 
     def __init__(self, tokenizer: Tokenizer, orders: Sequence[_Order], tokens: int) -> None:
-        self.tokenizer, self._orders = tokenizer, orders
+        self.tokenizer = tokenizer
+        self._orders = orders
         self.tokens = tokens
         """Tokens that the model was estimated from."""
         self._symbols = len(tokenizer) + 2

@@ -41,9 +41,11 @@ class MaskedScorer:
         check_tokenizer(tokenizer, model.config.vocab_size)
         if tokenizer.mask_token_id is None:
             raise UserError("the tokenizer has no token for masks: name one as mask_token in its files")
-        self.model, self.tokenizer, self.mode = model, tokenizer, mode
-        self.template = RowTemplate.of(tokenizer)
-        self.batch_tokens = tokens_per_batch(model.device.type, batch_tokens)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.mode = mode
+        self.template: RowTemplate = RowTemplate.of(tokenizer)
+        self.batch_tokens: int = tokens_per_batch(model.device.type, batch_tokens)
 
     @property
     def max_tokens(self) -> int:

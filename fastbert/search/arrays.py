@@ -29,7 +29,7 @@ class ArrayWriter:
     """Write an array row by row; its header is completed by `close`."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> None:
-        self.rows = 0
+        self.rows: int = 0
         self._dtype, self._row_shape = dtype, row_shape
         self._file = path.open("wb")
         self._write_header()

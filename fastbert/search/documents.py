@@ -24,15 +24,15 @@ class Documents(TextFile):
     in `empty`. Raises UserError as `TextFile` does, and for a missing id.
     """
 
-    kinds = (*KINDS, *arrow_files.KINDS)
+    kinds: tuple[str, ...] = (*KINDS, *arrow_files.KINDS)
 
     def __init__(self, path: str | Path, column: str | None = None, id_column: str | None = None) -> None:
         super().__init__(path, column)
         if self.kind == ".txt" and id_column is not None:
             raise UserError(f"{self.name} has lines of text and no column {id_column!r}: leave --id-column out")
-        self.unit = "row" if self.kind in arrow_files.KINDS else "line"
-        self.id_column = id_column
-        self.empty = 0
+        self.unit: str = "row" if self.kind in arrow_files.KINDS else "line"
+        self.id_column: str | None = id_column
+        self.empty: int = 0
         self._identifier, self._is_first = "", True
 
     @property

@@ -80,9 +80,9 @@ class FaissRows:
     """A FAISS index of a folder."""
 
     def __init__(self, path: Path, count: int, width: int) -> None:
-        self.faiss = import_faiss()
+        self.faiss: Any = import_faiss()
         try:
-            self.index = self.faiss.read_index(str(path))
+            self.index: Any = self.faiss.read_index(str(path))
         except RuntimeError:
             raise CheckpointError(f"{path}: damaged: FAISS cannot read it; make the index again") from None
         if self.index.ntotal != count or self.index.d != width:

@@ -61,7 +61,8 @@ class Index:
     """
 
     def __init__(self, folder: Path, settings: IndexSettings, device: str, dtype: str, model: str | None) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder = folder
+        self.settings = settings
         self._device, self._dtype, self._source = device, dtype, model
         self._embedder: tuple[EncoderModel, Tokenizer] | None = None
         self._texts = Texts(folder, settings.count)

@@ -22,7 +22,7 @@ class TextWriter:
     """Write `texts.jsonl` and `texts.offsets.npy` in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.count = 0
+        self.count: int = 0
         self._hashes = array("q")  # of ids: eight bytes per text
         self._file = (folder / TEXTS).open("wb")
         self._offsets = ArrayWriter(folder / OFFSETS, INT64, ())
@@ -52,7 +52,7 @@ class Texts:
     """The texts of an index folder, by number."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.path = folder / TEXTS
+        self.path: Path = folder / TEXTS
         self._offsets = open_array(folder / OFFSETS, INT64, (count + 1,))
         self._file = UntrustedFile(self.path)
 

@@ -53,8 +53,9 @@ class ServingContext:
     """One server. `models` are in the order of the command line; the first that has a route answers it by default."""
 
     def __init__(self, config: ServeConfig, sources: Sequence[str], tokens: BearerTokens | None = None) -> None:
-        self.config, self.tokens = config, tokens
-        self.names = [parse_model(source) for source in sources]
+        self.config = config
+        self.tokens = tokens
+        self.names: list[tuple[str, str]] = [parse_model(source) for source in sources]
         seen: set[str] = set()
         for name, source in self.names:
             if name in seen:
@@ -64,8 +65,8 @@ class ServingContext:
             seen.add(name)
         self.models: dict[str, ServedModel] = {}
         self.state: State = "starting"
-        self.metrics = Metrics()
-        self.started_at = time.time()
+        self.metrics: Metrics = Metrics()
+        self.started_at: float = time.time()
         self.scheduler: Scheduler = None  # type: ignore[assignment]  # made by load()
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by the server
         self.body_bytes = 0

@@ -75,19 +75,26 @@ class Job:
         timeout: float = float("inf"),
         **options: Any,
     ) -> None:
-        self.operation, self.inputs, self.characters, self.on_done = operation, inputs, characters, on_done
-        self.options = options
+        self.operation: Operation = operation
+        self.inputs: Sequence[Any] = inputs
+        self.characters: int = characters
+        self.on_done: Callable[[Job], None] = on_done
+        self.options: dict[str, Any] = options
         self.rows: Rows | None = None
         self.lengths: list[int] = []
-        self.tokens = self.truncated = 0
+        self.tokens: int = 0
+        self.truncated: int = 0
         self.outputs: list[Any] = []
-        self.next_row = self.remaining = 0
+        self.next_row: int = 0
+        self.remaining: int = 0
         self.result: Any = None
         self.error: BaseException | None = None
-        self.cancelled = self.enqueued = False
-        self.queued_at = time.perf_counter()
-        self.deadline = self.queued_at + timeout
-        self.started_at = self.computed_at = 0.0
+        self.cancelled: bool = False
+        self.enqueued: bool = False
+        self.queued_at: float = time.perf_counter()
+        self.deadline: float = self.queued_at + timeout
+        self.started_at: float = 0.0
+        self.computed_at: float = 0.0
 
     def set_rows(self, rows: Rows) -> None:
         """Set the rows that are to be computed."""

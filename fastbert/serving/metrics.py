@@ -51,12 +51,14 @@ class Metrics:
     """Counters and histograms of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: CollectorRegistry = CollectorRegistry()
         self.registry.register(self)
-        self.requests = self.tokens = 0
+        self.requests: int = 0
+        self.tokens: int = 0
         """Answered requests and computed tokens since the start."""
-        self.dropped = self.truncated = 0
-        self.started = time.monotonic()
+        self.dropped: int = 0
+        self.truncated: int = 0
+        self.started: float = time.monotonic()
         self._by_route: dict[str, dict[int, int]] = {}
         self._request_seconds: dict[str, _Histogram] = {}
         self._queue_seconds = _Histogram(_SECONDS)

@@ -50,7 +50,7 @@ class ServedTasks:
     """
 
     def __init__(self, base: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        self.folder = config_folder(find_source(base))
+        self.folder: Path = config_folder(find_source(base))
         self.dtype = dtype
         self._tensors = tensors_of(loading.find_weights(find_source(base)))
         self._sha256 = fingerprint(self._tensors)

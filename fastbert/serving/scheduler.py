@@ -49,7 +49,10 @@ class Scheduler:
         on_batch: Callable[[BatchReport], None] = lambda report: None,
         on_finished: Callable[[Sequence[Job]], None] | None = None,
     ) -> None:
-        self.limits, self.workers, self.threads, self.on_batch = limits, workers, threads, on_batch
+        self.limits = limits
+        self.workers = workers
+        self.threads = threads
+        self.on_batch = on_batch
         self._on_finished = on_finished or _call_each
         self._lock = threading.Lock()
         # The worker that fell asleep last wakes up first: its caches are warmest.
@@ -65,9 +68,9 @@ class Scheduler:
         """Workers that compute a batch which is not expected to be short."""
         self._tokenizers = (TokenizerThread(self._tokenized, "texts"), TokenizerThread(self._tokenized, "bulk"))
         self._stopping = False
-        self.queued_tokens = 0
+        self.queued_tokens: int = 0
         """Tokens of jobs that wait or are computed."""
-        self.jobs = 0
+        self.jobs: int = 0
         """Jobs that are not done."""
         self._threads = [
             threading.Thread(target=self._work, name=f"fastbert-worker-{number}", daemon=True)

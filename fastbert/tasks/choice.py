@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -34,8 +34,8 @@ class Choice(Task[ChoiceExample]):
 
     name = "choice"
     head_name = "ForMultipleChoice"
-    metrics = ("accuracy",)
-    prediction_format = PredictionFormat(
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat(
         "label", (".tsv", ".txt"), _checked_choice, details=confidences("probabilities")
     )
 

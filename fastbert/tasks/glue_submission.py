@@ -32,7 +32,7 @@ ROWS = {
 _THREE = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
 # Labels on the server, by task; for the others they are 0 and 1, for STS-B numbers.
-WORDS = {"MNLI-m": _THREE, "MNLI-mm": _THREE, "AX": _THREE, "QNLI": _TWO, "RTE": _TWO}
+WORDS: dict[str, tuple[str, ...]] = {"MNLI-m": _THREE, "MNLI-mm": _THREE, "AX": _THREE, "QNLI": _TWO, "RTE": _TWO}
 LOWEST, HIGHEST = 0.0, 5.0  # of STS-B
 
 

@@ -55,6 +55,12 @@ def predict(
     Raises:
         UserError: the model or the examples cannot be read or do not belong together; the message names value, place
             and cure.
+
+    Example:
+        >>> import fastbert
+        >>> predictions = fastbert.predict("runs/task/model", ["a short one.", "one"], device="cpu")
+        >>> list(predictions[0])
+        ['id', 'label', 'probabilities']
     """
     trained = load_trained(str(model), task=task, device=device, dtype=dtype)
     if isinstance(examples, str | Path):

@@ -43,8 +43,8 @@ class TextFile:
     kinds: tuple[str, ...] = KINDS
 
     def __init__(self, path: str | Path, column: str | None = None) -> None:
-        self.name = "standard input" if str(path) == STDIN else str(path)
-        self.path = None if str(path) == STDIN else Path(path)
+        self.name: str = "standard input" if str(path) == STDIN else str(path)
+        self.path: Path | None = None if str(path) == STDIN else Path(path)
         plain = ".txt" if self.path is None else plain_name(self.path)
         kind = next((kind for kind in self.kinds if plain.endswith(kind)), None)
         if kind is None:
@@ -53,7 +53,8 @@ class TextFile:
             raise UserError(f"{self.name} has lines of text and no column {column!r}: leave the column out")
         if self.path is not None:
             require_file(self.path)
-        self.kind, self.column = kind, column or "text"
+        self.kind: str = kind
+        self.column: str = column or "text"
         self._raw: IO[bytes] | None = None
 
     @property

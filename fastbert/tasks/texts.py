@@ -65,7 +65,7 @@ class TextTask(Task[TextExample]):
     """A task with one label per text or pair of texts."""
 
     head_name = "ForSequenceClassification"
-    settings_type = TextSettings
+    settings_type: ClassVar[type[TextSettings]] = TextSettings
     regression: ClassVar[bool] = False
     weighted_loss: ClassVar[Callable[..., Tensor]]
     """(logits, labels, weights, items) -> the loss, for a task with `label_weights`."""
@@ -212,15 +212,15 @@ class Classification(TextTask):
     by their value."""
 
     name = "classification"
-    metrics = ("accuracy", "f1", "macro_f1", "matthews")
-    prediction_format = PredictionFormat(
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "macro_f1", "matthews")
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat(
         "label",
         (".tsv", ".txt"),
         lambda value, where, example: class_name(value, where, "the predicted label"),
         confidences("probabilities"),
     )
-    settings_type = ClassificationSettings
-    weighted_loss = staticmethod(weighted_class_loss)
+    settings_type: ClassVar[type[ClassificationSettings]] = ClassificationSettings
+    weighted_loss: ClassVar[Callable[..., Tensor]] = staticmethod(weighted_class_loss)
     settings: ClassificationSettings
 
     def learn_labels(self, train: Dataset[TextExample]) -> None:
@@ -235,7 +235,7 @@ class Classification(TextTask):
                 " two classes or more"
             )
         refuse_texts(train.path, labels, len(train), "examples")
-        self.labels = ordered(labels)
+        self.labels: tuple[str, ...] = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
         labels = [(index, str(example.label)) for index, example in enumerate(dataset) if example.label is not None]
@@ -324,14 +324,16 @@ class Regression(TextTask):
     """A linear unit on the pooled first token, trained by squared error."""
 
     name = "regression"
-    metrics = ("spearman", "pearson", "pearson_spearman")
-    prediction_format = PredictionFormat(
+    metrics: ClassVar[tuple[str, ...]] = ("spearman", "pearson", "pearson_spearman")
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat(
         "score", (".tsv", ".txt"), lambda value, where, example: number(value, where, "the predicted score")
     )
     regression = True
     # Dropout changes the spread of a sum's terms between training and scoring, which a class survives and a number does
     # not. Numbers take more and smaller steps than classes (benchmarks/results/finetuning-defaults).
-    default_dropout, default_batch_size, default_steps = 0.0, 16, 2_000
+    default_dropout: ClassVar[float | None] = 0.0
+    default_batch_size = 16
+    default_steps = 2_000
 
     @classmethod
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
@@ -342,7 +344,7 @@ class Regression(TextTask):
     def fit_to(self, config: BertConfig) -> None:
         """Read pairs in both orders with models that read left to right (Radford et al. 2018, section 3.3)."""
         if config.is_decoder and self.settings.paired and self.settings.pair_order is None:
-            self.settings = replace(self.settings, pair_order="both")
+            self.settings: TextSettings = replace(self.settings, pair_order="both")
 
     def head_config(self, config: BertConfig) -> BertConfig:
         return replace(config, num_labels=1, label_names=None, problem_type="regression")

@@ -25,6 +25,13 @@ class AddedToken:
     Raises:
         TypeError: `content` is not a string, or a flag not a bool.
         ValueError: `content` is empty, or holds a lone surrogate (half of a character).
+
+    Example:
+        >>> from fastbert.tokenizers import AddedToken, WordPieceTokenizer
+        >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+        >>> tokenizer = WordPieceTokenizer(vocabulary, added_tokens=[AddedToken("<br>", lstrip=True)])
+        >>> tokenizer.tokenize("a <br>a")
+        ['a', ' <br>', 'a']
     """
 
     content: str

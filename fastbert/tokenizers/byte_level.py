@@ -39,6 +39,14 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
     Raises:
         UserError: a merge names a token that is not in the vocabulary, a byte is missing, a token is empty or occurs
             twice, a special token is missing, or a step is not one of byte-level BPE.
+
+    Example:
+        >>> from fastbert.tokenizers import train_tokenizer
+        >>> tokenizer = train_tokenizer(["low lower lowest"] * 3, "bpe", vocab_size=266)
+        >>> type(tokenizer).__name__
+        'ByteLevelBPETokenizer'
+        >>> tokenizer.decode(tokenizer("lower low")["input_ids"], skip_special_tokens=True)
+        'lower low'
     """
 
     kind: ClassVar[str] = "BPE"
@@ -80,8 +88,8 @@ class ByteLevelBPETokenizer(PipelineTokenizer):
             raise VocabularyError(
                 f"{pipeline.path}: a BPE tokenizer with the pre_tokenizer {kind!r} is not supported; only ByteLevel is"
             )
-        self.add_prefix_space = prefix_space
-        self.whole_words = bool(whole_words)
+        self.add_prefix_space: bool = prefix_space
+        self.whole_words: bool = bool(whole_words)
         self._table = np.array(table, dtype=np.int32).reshape(-1, 3)
         super().__init__(tokens, pipeline=pipeline, **options)
 

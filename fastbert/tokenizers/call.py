@@ -13,7 +13,7 @@ from fastbert import _C
 from fastbert.io.log import logger
 from fastbert.tokenizers import files
 
-TRUNCATIONS = {
+TRUNCATIONS: dict[bool | str | None, _C.TruncationStrategy] = {
     False: _C.TruncationStrategy.NONE,
     None: _C.TruncationStrategy.NONE,
     "do_not_truncate": _C.TruncationStrategy.NONE,
@@ -22,7 +22,7 @@ TRUNCATIONS = {
     "only_first": _C.TruncationStrategy.ONLY_FIRST,
     "only_second": _C.TruncationStrategy.ONLY_SECOND,
 }
-PADDINGS = {
+PADDINGS: dict[bool | str, str] = {
     False: "do_not_pad",
     "do_not_pad": "do_not_pad",
     True: "longest",

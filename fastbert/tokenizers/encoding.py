@@ -52,6 +52,17 @@ class Encoding(UserDict[str, Any]):
     Values are created on first access, so unused values cost nothing. An integer index returns the `RowEncoding` of a
     row. Methods with a batch index may be called without it for the first row: `word_to_tokens(3)` is
     `word_to_tokens(0, 3)`.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> encoding = tokenizer(["a short one.", "one"], padding=True, return_tensors="pt")
+        >>> type(encoding).__name__, sorted(encoding)
+        ('Encoding', ['attention_mask', 'input_ids', 'token_type_ids'])
+        >>> encoding.input_ids.shape
+        torch.Size([2, 6])
+        >>> encoding[0].tokens, encoding.char_to_token(0, 2)
+        (['[CLS]', 'a', 'short', 'one', '.', '[SEP]'], 2)
     """
 
     def __init__(

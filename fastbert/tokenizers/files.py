@@ -35,7 +35,7 @@ SPECIAL_TOKEN_NAMES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", *SPECIAL_TOKEN_NAMES)
 DEFAULT_SPECIAL_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 # The usual special tokens of roles that no file assigns.
-USUAL_SPECIAL_TOKENS = {
+USUAL_SPECIAL_TOKENS: dict[str, tuple[str, ...]] = {
     "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
     "mask_token": ("<mask>", "[MASK]"),
     "unk_token": ("<unk>", "[UNK]", "<|endoftext|>"),

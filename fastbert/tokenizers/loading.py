@@ -24,6 +24,12 @@ def load_tokenizer(path: str | os.PathLike[str], **options: Any) -> Tokenizer:
 
     Raises:
         UserError: the files are missing, damaged, or describe a tokenizer that fastbert does not have.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> type(tokenizer).__name__, tokenizer("a short one.")["input_ids"]
+        ('WordPieceTokenizer', [2, 5, 6, 7, 8, 3])
     """
     path = Path(path)
     if path.is_dir() and _model_type(path) == "elmo":

@@ -84,6 +84,12 @@ def train_tokenizer(
 
     Raises:
         UserError: the corpus has no words, or `vocab_size` is too small.
+
+    Example:
+        >>> from fastbert.tokenizers import train_tokenizer
+        >>> tokenizer = train_tokenizer(["low slow lower slower"] * 9, "wordpiece", vocab_size=30)
+        >>> tokenizer.vocab_size, tokenizer.tokenize("slower lows")
+        (24, ['slower', 'low', '##s'])
     """
     lower_case = layouts.lower_cases(kind, cased=lower_case is False, lower_case=lower_case is True)
     check_kind_size(kind, vocab_size)

@@ -71,20 +71,24 @@ class PipelineTokenizer(Tokenizer):
         self._post_processor: PostProcessor = read_post_processor(pipeline.post_processor, pipeline.path)
         self._normalizer = pipeline.compiled_normalizer()
         decoder_of(pipeline.decoder, pipeline.path)  # refuses a step that is not supported
-        self.split_special_tokens = bool(split_special_tokens)
-        self.padding_side = call.checked_side(padding_side, "padding_side")
-        self.truncation_side = call.checked_side(truncation_side, "truncation_side")
-        self.model_max_length = call.checked_model_max_length(model_max_length)
-        self.bos_token, self.eos_token, self.unk_token = bos_token, eos_token, unk_token
-        self.sep_token, self.pad_token = sep_token, pad_token
-        self.cls_token, self.mask_token = cls_token, mask_token
-        self.additional_special_tokens = list(additional_special_tokens)
-        self.added_tokens = as_added_tokens(added_tokens)
+        self.split_special_tokens: bool = bool(split_special_tokens)
+        self.padding_side: str = call.checked_side(padding_side, "padding_side")
+        self.truncation_side: str = call.checked_side(truncation_side, "truncation_side")
+        self.model_max_length: int = call.checked_model_max_length(model_max_length)
+        self.bos_token: str | None = bos_token
+        self.eos_token: str | None = eos_token
+        self.unk_token: str | None = unk_token
+        self.sep_token: str | None = sep_token
+        self.pad_token: str | None = pad_token
+        self.cls_token: str | None = cls_token
+        self.mask_token: str | None = mask_token
+        self.additional_special_tokens: list[str] = list(additional_special_tokens)
+        self.added_tokens: list[AddedToken] = as_added_tokens(added_tokens)
         if model_input_names is None:
             types = {type_id for row in (self.template.single, self.template.pair) for _, type_id in row}
             has_types = types != {0} and bool(self.template.special_tokens())
             model_input_names = ["input_ids", *["token_type_ids"] * has_types, "attention_mask"]
-        self.model_input_names = list(model_input_names)
+        self.model_input_names: list[str] = list(model_input_names)
         self._tokens = list(vocab)
         self._update(str(pipeline.path))
         for token, token_id in self._post_processor.ids.items():

@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastbert import _C
 from fastbert.tokenizers.call import Inputs
@@ -46,10 +47,10 @@ class RowTable:
         self._rows: _C.Rows | None = rows
         self._realign = realign
         self._names, self._inputs = names, inputs
-        self.offsets = rows.offsets()
-        self.samples = rows.samples()
-        self.longest_main = rows.longest_main
-        self.n_sequences = 2 if rows.pairs else 1
+        self.offsets: NDArray[np.int64] = rows.offsets()
+        self.samples: NDArray[np.int64] = rows.samples()
+        self.longest_main: int = rows.longest_main
+        self.n_sequences: int = 2 if rows.pairs else 1
         self._columns: dict[str, np.ndarray] = {}
         self._strings: dict[int, dict[int, str]] = {}
 

@@ -49,6 +49,14 @@ def train_vocabulary(
 
     Raises:
         UserError: the corpus has no words, or `vocab_size` is too small.
+
+    Example:
+        >>> from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
+        >>> vocabulary = train_vocabulary(["low slow lower slower"] * 9, vocab_size=30)
+        >>> vocabulary[:6]
+        ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'e']
+        >>> WordPieceTokenizer(vocabulary).tokenize("slower lows")
+        ['slower', 'low', '##s']
     """
     check_size(vocab_size, min_frequency, alphabet_limit, unused)
     words = count_words(sentences, lower_case=lower_case, progress=progress)

@@ -42,7 +42,7 @@ class TransformersInterface:
     verbose = False
     chat_template = response_template = slow_tokenizer_class = None
     add_bos_token = add_eos_token = add_prefix_space = False
-    init_inputs = ()
+    init_inputs: tuple[Any, ...] = ()
 
     _backend: Any
 

@@ -31,6 +31,14 @@ class UnigramTokenizer(PipelineTokenizer):
     Raises:
         UserError: a score is not a finite number, a piece for a byte is missing, a piece is empty or occurs twice, a
             special token is missing, or a step is not supported.
+
+    Example:
+        >>> from fastbert.tokenizers import train_tokenizer
+        >>> tokenizer = train_tokenizer(["low slow lower slower"] * 9, "unigram", vocab_size=30)
+        >>> type(tokenizer).__name__
+        'UnigramTokenizer'
+        >>> tokenizer.tokenize("lower low")
+        ['▁low', 'e', 'r', '▁low']
     """
 
     kind: ClassVar[str] = "Unigram"
@@ -60,7 +68,8 @@ class UnigramTokenizer(PipelineTokenizer):
             raise VocabularyError(
                 f"{pipeline.path}: unk_id={unknown_id} is not one of its {len(tokens)} pieces; restore the file"
             )
-        self.unknown_id, self.byte_fallback = unknown_id, bool(byte_fallback)
+        self.unknown_id = unknown_id
+        self.byte_fallback: bool = bool(byte_fallback)
         self._byte_ids: list[int] = []
         if byte_fallback:
             ids = {token: index for index, token in enumerate(tokens)}

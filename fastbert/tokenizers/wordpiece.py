@@ -52,9 +52,23 @@ class WordPieceTokenizer(Tokenizer):
         UserError: the vocabulary cannot be read, a token is empty or occurs twice, or a special token is missing.
         TypeError: a token is not a string.
         ValueError: a side or `model_max_length` has another value.
+
+    Example:
+        >>> import fastbert
+        >>> vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##like", "##ly"]
+        >>> tokenizer = fastbert.WordPieceTokenizer(vocabulary)
+        >>> tokenizer.tokenize("Unlikely")
+        ['un', '##like', '##ly']
+        >>> tokenizer("Unlikely", return_offsets_mapping=True)["offset_mapping"]
+        [(0, 0), (0, 2), (2, 6), (6, 8), (0, 0)]
+        >>> tokenizer(["Unlikely", "un"], padding=True, return_tensors="np")["input_ids"]
+        array([[2, 5, 6, 7, 3],
+               [2, 5, 3, 0, 0]])
+        >>> tokenizer.pack(["Unlikely", "un"]).cu_seqlens
+        tensor([0, 5, 8], dtype=torch.int32)
     """
 
-    option_names = files.OPTION_NAMES
+    option_names: ClassVar[tuple[str, ...]] = files.OPTION_NAMES
     vocab_files_names: ClassVar[dict[str, str]] = {
         "vocab_file": files.VOCAB_FILE,
         "tokenizer_file": files.TOKENIZER_FILE,
@@ -100,28 +114,32 @@ class WordPieceTokenizer(Tokenizer):
             source = "vocab"
             tokens = list(vocab)
             files.check_tokens(tokens, lambda index: f"vocab[{index}]")
-        self.do_lower_case = bool(do_lower_case)
-        self.strip_accents = None if strip_accents is None else bool(strip_accents)
-        self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
-        self.split_special_tokens = bool(split_special_tokens)
-        self.padding_side = call.checked_side(padding_side, "padding_side")
-        self.truncation_side = call.checked_side(truncation_side, "truncation_side")
-        self.model_max_length = call.checked_model_max_length(model_max_length)
-        self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
-        self.cls_token, self.mask_token = cls_token, mask_token
+        self.do_lower_case: bool = bool(do_lower_case)
+        self.strip_accents: bool | None = None if strip_accents is None else bool(strip_accents)
+        self.tokenize_chinese_chars: bool = bool(tokenize_chinese_chars)
+        self.split_special_tokens: bool = bool(split_special_tokens)
+        self.padding_side: str = call.checked_side(padding_side, "padding_side")
+        self.truncation_side: str = call.checked_side(truncation_side, "truncation_side")
+        self.model_max_length: int = call.checked_model_max_length(model_max_length)
+        self.unk_token: str = unk_token
+        self.sep_token: str = sep_token
+        self.pad_token: str = pad_token
+        self.cls_token: str = cls_token
+        self.mask_token: str = mask_token
         if row_format not in ROW_FORMATS:
             raise ValueError(f"row_format={row_format!r} must be one of {', '.join(map(repr, ROW_FORMATS))}")
         self.row_format = row_format
         if row_format == "roberta":  # as released folders have them, and as files are read that do not state them
             bos_token, eos_token = bos_token or cls_token, eos_token or sep_token
-        self.bos_token, self.eos_token = bos_token, eos_token
-        self.trim_offsets = bool(trim_offsets)
-        self.expects_prefix = self.trim_offsets and bool(expects_prefix)
+        self.bos_token: str | None = bos_token
+        self.eos_token: str | None = eos_token
+        self.trim_offsets: bool = bool(trim_offsets)
+        self.expects_prefix: bool = self.trim_offsets and bool(expects_prefix)
         if model_input_names is None:
             model_input_names = ["input_ids", *["token_type_ids"] * (row_format == "bert"), "attention_mask"]
-        self.model_input_names = list(model_input_names)
-        self.additional_special_tokens = list(additional_special_tokens)
-        self.added_tokens = as_added_tokens(added_tokens)
+        self.model_input_names: list[str] = list(model_input_names)
+        self.additional_special_tokens: list[str] = list(additional_special_tokens)
+        self.added_tokens: list[AddedToken] = as_added_tokens(added_tokens)
         self._tokens = tokens
         self._update(source)
 

@@ -45,7 +45,8 @@ class MovingAverage:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, decay: float) -> None:
-        self.optimizer, self.decay = optimizer, decay
+        self.optimizer = optimizer
+        self.decay = decay
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -137,8 +138,10 @@ class Averaging:
     def __init__(
         self, flags: AveragingFlags, model: PreTrainedModel, optimizer: torch.optim.Optimizer, checkpoints: Path
     ) -> None:
-        self.flags, self.model, self.checkpoints = flags, model, checkpoints
-        self.moving = None if flags.ema is None else MovingAverage(optimizer, flags.ema)
+        self.flags = flags
+        self.model = model
+        self.checkpoints = checkpoints
+        self.moving: MovingAverage | None = None if flags.ema is None else MovingAverage(optimizer, flags.ema)
 
     def update(self, step: int) -> None:
         """Add the weights after a step, counted from 1."""

@@ -51,8 +51,11 @@ class PretrainingBatches:
     ) -> None:
         """`batch_size` is in sequences per step, `batch_tokens`, instead of it, in tokens; `mask_prob` None: that of
         the phases' data; `micro_batch_tokens` takes the place of a number of sequences per micro-batch."""
-        self.phases, self.batch_size, self.mask_prob = tuple(phases), batch_size, mask_prob
-        self.batch_tokens, self.micro_batch_tokens = batch_tokens, micro_batch_tokens
+        self.phases: tuple[Phase, ...] = tuple(phases)
+        self.batch_size = batch_size
+        self.mask_prob = mask_prob
+        self.batch_tokens = batch_tokens
+        self.micro_batch_tokens = micro_batch_tokens
         self._steps = [StepSamples(phase.train) for phase in phases]
 
     @property

@@ -54,7 +54,8 @@ class StepStats(HostCopy):
     def __init__(self, numbers: Tensor, has_pairs: bool, extras: Collection[str] = ()) -> None:
         """`numbers` and `extras` are those of `StepSums`."""
         super().__init__(numbers)
-        self.has_pairs, self.extras = has_pairs, frozenset(extras)
+        self.has_pairs = has_pairs
+        self.extras: frozenset[str] = frozenset(extras)
 
     @property
     def skipped(self) -> bool:
@@ -79,7 +80,7 @@ class StepSums:
     def __init__(self, device: torch.device) -> None:
         names = (*Totals.NAMES, *Totals.EXTRAS)
         self._sums = torch.zeros(len(names), dtype=torch.float64, device=device)
-        self.numbers = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
+        self.numbers: Tensor = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
         """Sums of the last finished step in the order of `Totals.NAMES`, then `Totals.EXTRAS`, and the norm of its
         gradient."""
         self.extras: set[str] = set()
@@ -131,10 +132,13 @@ class DeviceStep:
         replicas: Replicas | None = None,
     ) -> None:
         """`replicas` sums gradients over several processes; None: there is one."""
-        self.loss, self.optimizer, self.scaler = loss, optimizer, scaler
+        self.loss = loss
+        self.optimizer = optimizer
+        self.scaler = scaler
         self._given = replicas
-        self.max_grad_norm, self.dtype = max_grad_norm, dtype
-        self.device = next(loss.model.parameters()).device
+        self.max_grad_norm = max_grad_norm
+        self.dtype = dtype
+        self.device: torch.device = next(loss.model.parameters()).device
         self._sums = StepSums(self.device)
         self._skip = torch.zeros((), dtype=torch.float32, device=self.device)
         if not scaler.is_enabled():  # else the scaler sets its own before each step

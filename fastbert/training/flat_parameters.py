@@ -18,7 +18,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from fastbert.ops.encoder_layer.arguments import LayerParameters
 from fastbert.ops.encoder_layer.flat_layer import FlatLayer, LayerGradients
 from fastbert.ops.encoder_layer.operands import Operands, are_adjacent, joined
 from fastbert.training.update_rules import Rule
+
+if TYPE_CHECKING:
+    from fastbert.kernels.optimizer.adamw import StepTensors
 
 # Fields of LayerParameters whose tensors one kernel reads or writes as one.
 JOINED = (
@@ -69,8 +72,9 @@ class FlatParameters:
         from fastbert.kernels.optimizer import adamw
 
         group_of = {id(parameter): i for i, group in enumerate(groups) for parameter in group["params"]}
-        self.parameters = _ordered(model, groups)
-        self.dtype, self.rule = dtype, rule
+        self.parameters: list[nn.Parameter] = _ordered(model, groups)
+        self.dtype = dtype
+        self.rule = rule
         first = self.parameters[0]
         if any(p.dtype != torch.float32 or p.device != first.device for p in self.parameters):
             raise UserError("flat parameters must all be fp32, on one device")
@@ -91,7 +95,7 @@ class FlatParameters:
 
         count = len(self.parameters)
         shadow = zeros(total * unit, kind=dtype)
-        self.tensors = adamw.StepTensors(
+        self.tensors: StepTensors = adamw.StepTensors(
             weights=zeros(total * unit),
             gradients=zeros(total * unit),
             exp_avg=zeros(total * unit),

@@ -125,8 +125,12 @@ class GraphedStep:
         reason = reason_not_captured(device, dtype)
         if recorder is None and reason is not None:
             raise UserError(f"a graphed step cannot be recorded: {reason}; use the ordinary step")
-        self.model, self.optimizer, self.max_grad_norm, self.dtype = model, optimizer, max_grad_norm, dtype
-        self.buckets, self.device = buckets or Buckets(), device
+        self.model = model
+        self.optimizer = optimizer
+        self.max_grad_norm = max_grad_norm
+        self.dtype = dtype
+        self.buckets: Buckets = buckets or Buckets()
+        self.device: torch.device = device
         recorder = recorder or CudaRecorder(device)
         self._passes, self._updates = Graphs(recorder, device, limit), Graphs(recorder, device, 1)
         self._skip, self._lr = make_capturable(optimizer, device)

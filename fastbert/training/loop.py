@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,9 @@ from fastbert.training.stopping import Stopped, StopRequest
 from fastbert.training.trainer_state import TrainerState
 from fastbert.training.validating import Validator, validation_samples
 
+if TYPE_CHECKING:
+    from fastbert.training.optimizer import AdamW
+
 
 class Trainer:
     """A pre-training run in memory: model, optimiser, data and folder."""
@@ -72,18 +75,22 @@ class Trainer:
 
         With several processes, `world`, all of them make the same trainer; the first one writes the folder.
         """
-        self.world = world or World()
-        self.model, self.config, self.budget = model.to(device), config, budget
-        self.device, self.folder = device, folder
-        self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
-        self.configuration = plain(configuration or {})
-        self.checkpoints = Checkpoints(
+        self.world: World = world or World()
+        self.model: ForPreTraining = model.to(device)
+        self.config = config
+        self.budget = budget
+        self.device = device
+        self.folder = folder
+        self.fingerprint = fingerprint
+        self.data_fingerprint = data_fingerprint
+        self.configuration: dict[str, Any] = plain(configuration or {})
+        self.checkpoints: Checkpoints = Checkpoints(
             folder / "checkpoints",
             config.keep_checkpoints,
             keep_every=config.keep_every,
             background=config.async_save,
         )
-        self.reporter = reporter or Reporter()
+        self.reporter: Reporter = reporter or Reporter()
         assert config.lr is not None  # `pretrain` has chosen what the flags left open
         assert config.batch_size is not None
         masters = narrow_weights(model, config)
@@ -92,11 +99,11 @@ class Trainer:
             model.checkpoint_activations(config.checkpoint_mode)
         loss = StepLoss(model, distillation)
         kind = Shards if config.parallel == "fsdp" and self.world.size > 1 else Replicas
-        self.replicas = kind(loss, self.world, dtype)
-        self.optimizer = pretraining_optimizer(model, config, config.lr, masters=masters)
+        self.replicas: Replicas | Shards = kind(loss, self.world, dtype)
+        self.optimizer: AdamW = pretraining_optimizer(model, config, config.lr, masters=masters)
         self.optimizer.reduce_sums = self.replicas.reduce_sums
         self.optimizer.share(self.world.rank, self.world.size, self.replicas.sum)
-        self.averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
+        self.averaging: Averaging = Averaging(config, model, self.optimizer, folder / "checkpoints")
         reason: str | None = "several processes sum gradients in buckets of DDP's"
         if self.world.size == 1:
             reason = self.optimizer.flatten_if_faster(model, device, dtype)
@@ -105,16 +112,16 @@ class Trainer:
         if device.type == "cpu":
             self.reporter.on_message(described_kernels(device))
         on_message = self.reporter.on_message
-        self.computer = StepComputer(
+        self.computer: StepComputer = StepComputer(
             loss, self.replicas, self.optimizer, config, device=device, dtype=dtype, on_message=on_message
         )
         most = config.batch_size if config.batch_schedule is None else PAPER_BATCH
         usual = min(most if device.type == "cuda" else 32, config.batch_size)
-        self.micro_batch = config.micro_batch or usual
-        self.position = Position(data.start)
-        self.loader = StepLoader(data, self.world, self.micro_batch, self.computer.prepare)
-        self.schedule = StepSchedule(data, config, budget, config.lr, self.position)
-        self.validator = Validator(
+        self.micro_batch: int = config.micro_batch or usual
+        self.position: Position = Position(data.start)
+        self.loader: StepLoader = StepLoader(data, self.world, self.micro_batch, self.computer.prepare)
+        self.schedule: StepSchedule = StepSchedule(data, config, budget, config.lr, self.position)
+        self.validator: Validator = Validator(
             model,
             data,
             self.world,
@@ -123,10 +130,10 @@ class Trainer:
             micro_batch=self.micro_batch,
             gathers=self.replicas.gathers,
         )
-        self.last_learning_rate = config.lr
-        self.meters = RunMeters(device)
-        self.monitors = Monitors(config, folder, device, model.num_parameters(), self.reporter.on_message)
-        self.reports = StepReports(
+        self.last_learning_rate: float = config.lr
+        self.meters: RunMeters = RunMeters(device)
+        self.monitors: Monitors = Monitors(config, folder, device, model.num_parameters(), self.reporter.on_message)
+        self.reports: StepReports = StepReports(
             self.reporter,
             self.meters,
             self.monitors,
@@ -137,7 +144,7 @@ class Trainer:
         )
         self.omitted: set[int] = set()
         """Steps that change no weight, since their loss was a spike from which the run was rolled back."""
-        self.stop = StopRequest(self.reporter.on_message)
+        self.stop: StopRequest = StopRequest(self.reporter.on_message)
 
     @property
     def step(self) -> int:

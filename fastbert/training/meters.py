@@ -45,10 +45,12 @@ class RunMeters:
     ) -> None:
         """`model` counts the FLOPs of its steps, and `peak` returns the device's peak in FLOP/s; it is called once,
         when the first utilisation is due. Without either there is no `mfu`."""
-        self.device, self.model, self.clock = device, model, clock
+        self.device = device
+        self.model = model
+        self.clock = clock
         self._find_peak, self._peak = peak, (None if model is None else -1.0)
         self.seconds: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)
-        self.flops = 0.0
+        self.flops: float = 0.0
         """Of the model, since the last line."""
 
     @classmethod

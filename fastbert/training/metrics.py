@@ -97,7 +97,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
-        self.has_pairs = False
+        self.has_pairs: bool = False
         self.extras: dict[str, Tensor] = {}
 
     def add(self, output: PreTrainingOutput) -> None:
@@ -219,7 +219,8 @@ class MetricsLog:
     ) -> None:
         """Start an empty file, or one with the lines of an earlier start that `keep` accepts. `on_line` is called after
         each line that is appended."""
-        self.path, self.on_line = path, on_line
+        self.path = path
+        self.on_line = on_line
         write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
     def append(self, values: Mapping[str, Any]) -> None:

@@ -34,11 +34,14 @@ class Monitors:
         parameters: int,
         on_message: Callable[[str], None],
     ) -> None:
-        self.config, self.folder, self.parameters, self.on_message = config, folder, parameters, on_message
-        self.data = DataWatch(on_message, ["--loader-workers"])
+        self.config = config
+        self.folder = folder
+        self.parameters = parameters
+        self.on_message = on_message
+        self.data: DataWatch = DataWatch(on_message, ["--loader-workers"])
         cures = ["--micro-batch", *([] if config.checkpoint_activations else ["--checkpoint-activations"])]
-        self.memory = MemoryWatch(on_message, cures) if device.type == "cpu" else None
-        self.spikes = SpikeDetector()
+        self.memory: MemoryWatch | None = MemoryWatch(on_message, cures) if device.type == "cpu" else None
+        self.spikes: SpikeDetector = SpikeDetector()
         self._looked = -math.inf
         self._phase = 0
         self._told_space = False

@@ -68,7 +68,7 @@ class AdamW(torch.optim.AdamW):
     """The flat buffers of all parameters after `flatten`."""
     _clip: Clip | None = None
     # The wrapped method imports torch's compiler on its first call, which takes seconds.
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    add_param_group: Callable[..., None] = inspect.unwrap(torch.optim.AdamW.add_param_group)
 
     def __init__(self, params: Any, *arguments: Any, masters: bool = False, **options: Any) -> None:
         super().__init__(params, *arguments, **options)
@@ -306,7 +306,7 @@ class AdamW(torch.optim.AdamW):
         if factor != 1.0:
             torch._foreach_mul_([entry.gradient for entry in rest], factor)
         groups = self.param_groups
-        self.param_groups = [
+        self.param_groups: list[dict[str, Any]] = [
             {**group, "params": [entry.parameter for entry in rest if entry.group == index]}
             for index, group in enumerate(groups)
         ]
@@ -395,7 +395,7 @@ class StableAdamW(AdamW):
     those of `AdamW`, with another pass that reads gradients and second moments. Needs no clipping of gradients.
     """
 
-    RULE = "stableadamw"
+    RULE: ClassVar[Rule] = "stableadamw"
 
 
 class Lamb(AdamW):
@@ -405,7 +405,7 @@ class Lamb(AdamW):
     of `AdamW`, with another pass that reads weights, gradients and moments.
     """
 
-    RULE = "lamb"
+    RULE: ClassVar[Rule] = "lamb"
 
 
 OPTIMIZERS: dict[Rule, type[AdamW]] = {kind.RULE: kind for kind in (AdamW, StableAdamW, Lamb)}

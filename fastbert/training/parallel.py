@@ -54,7 +54,8 @@ class Replicas:
 
     def __init__(self, loss: StepLoss, world: World, dtype: torch.dtype) -> None:
         """Join the copies: parameters become those of the first process. `dtype` is that of matmuls."""
-        self.loss, self.world = loss, world
+        self.loss = loss
+        self.world = world
         self._replica: Any = replicated(loss, dtype) if world.size > 1 else None
 
     def __call__(self, batch: PackedBatch, part: Part) -> tuple[Tensor, PreTrainingOutput]:
@@ -112,7 +113,8 @@ class Shards(Replicas):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        self.loss, self.world = loss, world
+        self.loss = loss
+        self.world = world
         device = next(loss.model.parameters()).device
         mesh = init_device_mesh(device.type, (world.size,))
         policy = MixedPrecisionPolicy(

@@ -43,8 +43,11 @@ class StepProfiler:
 
     def __init__(self, path: Path | None, device: torch.device, steps: int, on_message: Callable[[str], None]) -> None:
         """`path` is the trace to write, None to switch the profiler off; `steps` are recorded."""
-        self.path, self.device, self.steps, self.on_message = path, device, steps, on_message
-        self.wait = WAIT
+        self.path = path
+        self.device = device
+        self.steps = steps
+        self.on_message = on_message
+        self.wait: int = WAIT
         self._profiler: Any = None
         self._seconds: list[float] = []
         self._done, self._writes = path is None, True

@@ -64,7 +64,10 @@ class Checkpoints:
     def __init__(self, root: Path, keep: int, *, keep_every: int | None = None, background: AsyncSave = "off") -> None:
         """`background` tells whether `save_async` writes in the background: `auto` does, unless the tensors are small
         or memory is short."""
-        self.root, self.keep, self.keep_every, self.background = root, keep, keep_every, background
+        self.root = root
+        self.keep = keep
+        self.keep_every = keep_every
+        self.background = background
         # Sizes and times of the files of verified checkpoints.
         self._whole: dict[str, tuple[tuple[int, int], ...]] = {}
         self._buffers = SnapshotBuffers()

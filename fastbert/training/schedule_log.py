@@ -71,8 +71,9 @@ class ScheduleLog:
         with another --hours, they are dropped. Raises `CheckpointError` for a file of a newer format, or one that
         cannot be written.
         """
-        self.path, self._replayed = path, dict[int, ScheduledStep]()
-        self.last_step = after or 0
+        self.path = path
+        self._replayed = dict[int, ScheduledStep]()
+        self.last_step: int = after or 0
         """The last step in the log, or before it."""
         try:
             with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:

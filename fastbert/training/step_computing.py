@@ -44,9 +44,13 @@ class StepComputer:
         on_message: Callable[[str], None],
     ) -> None:
         """`replicas` computes the loss and sums gradients over processes; `dtype` is autocast's."""
-        self.loss, self.replicas, self.optimizer, self.config = loss, replicas, optimizer, config
-        self.device, self.dtype = device, dtype
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        self.loss = loss
+        self.replicas = replicas
+        self.optimizer = optimizer
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.scaler: torch.amp.GradScaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
         self.device_step: DeviceStep | None = None
         self.graphs: GraphedStep | None = None
         if captures_steps(

@@ -19,7 +19,10 @@ class StepLoader:
 
     def __init__(self, data: StepSource, world: World, micro_batch: int, prepare: Callable[[PackedBatch], Any]) -> None:
         """`prepare` makes a micro-batch ready for the device."""
-        self.data, self.world, self.micro_batch, self.prepare = data, world, micro_batch, prepare
+        self.data = data
+        self.world = world
+        self.micro_batch = micro_batch
+        self.prepare = prepare
 
     def load(self, spec: StepSpec) -> LoadedStep:
         """Return a step with this process's micro-batches, and its counts over all processes."""

@@ -20,7 +20,11 @@ class StepSchedule:
 
     def __init__(self, data: StepSource, config: PretrainConfig, budget: Budget, lr: float, position: Position) -> None:
         """`lr` is the peak learning rate."""
-        self.data, self.config, self.budget, self.lr, self.position = data, config, budget, lr, position
+        self.data = data
+        self.config = config
+        self.budget = budget
+        self.lr = lr
+        self.position = position
         self.recorded: dict[int, float] = {}
         """Progress of the steps behind the checkpoint of a run by the clock, by number, as it was the first time."""
         self.repeats = True

@@ -31,8 +31,13 @@ class Validator:
         gathers: bool,
     ) -> None:
         """`dtype` is autocast's; `gathers` is True if all processes must compute as many batches."""
-        self.model, self.data, self.world = model, data, world
-        self.device, self.dtype, self.micro_batch, self.gathers = device, dtype, micro_batch, gathers
+        self.model = model
+        self.data = data
+        self.world = world
+        self.device = device
+        self.dtype = dtype
+        self.micro_batch = micro_batch
+        self.gathers = gathers
 
     @torch.no_grad()
     def totals(self, samples: int, progress: float) -> tuple[Totals, int]:

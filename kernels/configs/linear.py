@@ -112,7 +112,7 @@ TABLES: dict[str, Table] = {
     },
 }
 # The sizes that the kernels are written for.
-SIZES = {
+SIZES: dict[str, tuple[int, ...]] = {
     "BLOCK_M": tuple(1 << power for power in range(9)),
     "BLOCK_N": tuple(1 << power for power in range(4, 14)),
     "BLOCK_K": (16, 32, 64, 128),

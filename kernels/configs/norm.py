@@ -76,7 +76,7 @@ TABLES: dict[str, Table] = {
     "interpreter": _table(96 * 1024, least=16384),
 }
 # The values that the kernels support.
-SIZES = {
+SIZES: dict[str, tuple[int, ...]] = {
     "BLOCK_M": tuple(1 << power for power in range(10)),
     "BLOCK_N": tuple(1 << power for power in range(5, 14)),
     "STAGES": (1, 2, 4),

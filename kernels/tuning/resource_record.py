@@ -303,5 +303,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    except UserError as _error:
+        sys.exit(f"error: {_error}")

@@ -114,7 +114,7 @@ class Program:
     """The instructions of a kernel, in the order of their addresses."""
 
     def __init__(self, instructions: Sequence[Instruction]) -> None:
-        self.instructions = list(instructions)
+        self.instructions: list[Instruction] = list(instructions)
 
     @property
     def opcodes(self) -> Counter[str]:

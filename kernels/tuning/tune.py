@@ -45,7 +45,7 @@ NEGLIGIBLE_SPILLS = 16
 MOST_PROCESSES = 16
 COMPILE_SECONDS, MEASURE_SECONDS = 240.0, 90.0  # for one trial, a cold start of its process included
 COMPILE_SHARE = 0.5  # of the time until the deadline
-REFUSALS = (OutOfResources, PTXASError, CompilationError)
+REFUSALS: tuple[type[Exception], ...] = (OutOfResources, PTXASError, CompilationError)
 
 
 @dataclass(frozen=True)

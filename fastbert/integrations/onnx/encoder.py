@@ -13,7 +13,7 @@ from fastbert.integrations.onnx.graph import Graph
 from fastbert.integrations.onnx.inputs import LENGTH, Inputs
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.modules import Layer
-from fastbert.ops.encoder_layer.spec import AttentionSpec, NormSpec, RotarySpec
+from fastbert.ops.encoder_layer.spec import AttentionSpec, LayerSpec, NormSpec, RotarySpec
 
 
 def add_encoder(graph: Graph, inputs: Inputs, model: EncoderModel, *, causal: bool = False) -> str:
@@ -88,10 +88,12 @@ class LayerGraph:
     """One application of a layer."""
 
     def __init__(self, graph: Graph, inputs: Inputs, model: EncoderModel, layer: Any, causal: bool) -> None:
-        self.graph, self.inputs, self.model = graph, inputs, model
-        self.spec = layer.spec
+        self.graph = graph
+        self.inputs = inputs
+        self.model = model
+        self.spec: LayerSpec = layer.spec
         self.attention: AttentionSpec = layer.spec.self_attention
-        self.causal = causal or self.attention.causal
+        self.causal: bool = causal or self.attention.causal
         self.parts: dict[str, Any] = parts(layer)
         if self.attention.similarity != "dot":
             raise UserError(f"similarity={self.attention.similarity!r} has no form in ONNX here; only 'dot' has")

@@ -75,7 +75,9 @@ class HeadGraph:
     """The head of a model."""
 
     def __init__(self, graph: Graph, inputs: Inputs, model: Any) -> None:
-        self.graph, self.inputs, self.model = graph, inputs, model
+        self.graph = graph
+        self.inputs = inputs
+        self.model = model
 
     def add(self, x: str) -> None:
         """Add the outputs of the head over hidden states x (batch, length, hidden_size)."""

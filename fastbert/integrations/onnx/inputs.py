@@ -26,16 +26,19 @@ class Inputs:
 
     def __init__(self, graph: Graph, spec: ArchitectureSpec, bias: Tensor | None, *, choices: bool = False) -> None:
         """`bias` is the table of a `RelativeBiasSpec`, (rows, heads)."""
-        self.graph, self.spec, self.bias = graph, spec, bias
-        self.axes = (BATCH, CHOICES, LENGTH) if choices else (BATCH, LENGTH)
-        self.names = ["input_ids", "attention_mask", *["token_type_ids"] * (spec.embeddings.token_types > 1)]
+        self.graph = graph
+        self.spec = spec
+        self.bias = bias
+        self.axes: tuple[str, ...] = (BATCH, CHOICES, LENGTH) if choices else (BATCH, LENGTH)
+        self.names: list[str] = ["input_ids", "attention_mask", *["token_type_ids"] * (spec.embeddings.token_types > 1)]
         self._values: dict[Hashable, str] = {}
         with graph.scope("inputs"):
             rows = {name: self._rows(graph.input(name, self.axes)) for name in self.names}
-            self.ids, self.types = rows["input_ids"], rows.get("token_type_ids")
-            self.mask = graph.cast(rows["attention_mask"], "BOOL")
+            self.ids: str = rows["input_ids"]
+            self.types: str | None = rows.get("token_type_ids")
+            self.mask: str = graph.cast(rows["attention_mask"], "BOOL")
             """bool (batch, length), True at tokens."""
-            self.length = graph.op("Shape", self.ids, start=1, end=2)
+            self.length: str = graph.op("Shape", self.ids, start=1, end=2)
             """int64 (1,)."""
 
     def _rows(self, value: str) -> str:

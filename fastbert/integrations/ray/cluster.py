@@ -47,9 +47,11 @@ class Cluster:
     """
 
     def __init__(self, *, workers: int | None, threads: int | None, gpus: bool) -> None:
-        self.address, self.gpus = os.environ.get(ADDRESS) or "local", gpus
+        self.address: str = os.environ.get(ADDRESS) or "local"
+        self.gpus = gpus
         self._asked = workers, threads
-        self.workers = self.threads = 1
+        self.workers: int = 1
+        self.threads: int = 1
 
     def __str__(self) -> str:
         """Return the workers in words."""

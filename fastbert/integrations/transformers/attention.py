@@ -59,6 +59,14 @@ def register_attention(name: str = "fastbert") -> str:
     code. `output_attentions=True` is computed eagerly; soft caps and attention sinks raise `UserError`.
 
     Registering again has no effect. Raises `UserError` without transformers, and for a name that is already in use.
+
+    Example:
+        >>> import fastbert
+        >>> from transformers import AutoModel
+        >>> name = fastbert.register_attention()
+        >>> model = AutoModel.from_pretrained("runs/mine/model", attn_implementation=name)
+        >>> model.config._attn_implementation
+        'fastbert'
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

@@ -53,7 +53,7 @@ class PackedForward(ForwardPatch):
     ) -> None:
         super().__init__(module, where)
         self.layout = layout
-        self.encoder_spec = EncoderSpec(layout, module) if layout.parts else None
+        self.encoder_spec: EncoderSpec | None = EncoderSpec(layout, module) if layout.parts else None
         self.reads_first = reads_first
         self.int8 = int8
 

@@ -44,7 +44,7 @@ class EncoderSpec:
         config = record.config.from_dict({key: values[key] for key in KEYS if key in values}, record.name)
         self.layout = layout
         self.spec: ArchitectureSpec = record.spec(config)
-        self.reader = PositionReader(self.spec, config.max_position_embeddings)
+        self.reader: PositionReader = PositionReader(self.spec, config.max_position_embeddings)
         self._check_frequencies(model)
 
     def layer_spec(self, index: int) -> LayerSpec:

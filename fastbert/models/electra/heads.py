@@ -47,9 +47,9 @@ class DiscriminatorPredictions(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dense_prediction = nn.Linear(config.hidden_size, 1)
-        self.approximate = config.gelu_approximation
+        self.dense: nn.Linear = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense_prediction: nn.Linear = nn.Linear(config.hidden_size, 1)
+        self.approximate: str = config.gelu_approximation
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (rows,) of hidden states (rows, hidden_size)."""
@@ -67,7 +67,7 @@ class ForReplacedTokenDetection(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the discriminator's head."""
-        self.discriminator_predictions = DiscriminatorPredictions(config)
+        self.discriminator_predictions: DiscriminatorPredictions = DiscriminatorPredictions(config)
 
     def forward(
         self,
@@ -130,7 +130,9 @@ class ElectraForMultipleChoice(ForMultipleChoice):
         for name, value in expected.items():
             if getattr(config, name) != value:
                 raise UserError(f"{name}={shown(getattr(config, name))} is not supported, only {value!r}")
-        self.classifier = ClassificationHead(ClassificationHeadSpec("gelu"), config.head_input_size, 1)
+        self.classifier: ClassificationHead = ClassificationHead(
+            ClassificationHeadSpec("gelu"), config.head_input_size, 1
+        )
 
     @property
     def classifier_dropout_prob(self) -> float:

@@ -7,6 +7,7 @@ alone; its samples are not differentiated.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -61,14 +62,14 @@ class GeneratorAndDiscriminator(PreTrainedModel):
 
     architecture = ELECTRA
     base_model_prefix = "discriminator"
-    config_type = ElectraConfig
+    config_type: ClassVar[type[ElectraConfig]] = ElectraConfig
     config: ElectraConfig
 
     def __init__(self, config: ElectraConfig, generator_size: float) -> None:
         """Make both models with new weights, from torch's global generator."""
         super().__init__(config)
-        self.discriminator = ELECTRA.model_class(ForReplacedTokenDetection)(config)
-        self.generator = ELECTRA.model_class(ForMaskedLM)(generator_config(config, generator_size))
+        self.discriminator: ForReplacedTokenDetection = ELECTRA.model_class(ForReplacedTokenDetection)(config)
+        self.generator: ForMaskedLM = ELECTRA.model_class(ForMaskedLM)(generator_config(config, generator_size))
         self.generator.base_model.embeddings = self.discriminator.base_model.embeddings
         self.tie_weights()
 

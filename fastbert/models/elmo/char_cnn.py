@@ -24,7 +24,7 @@ class Highway(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, 2 * width)
+        self.dense: nn.Linear = nn.Linear(width, 2 * width)
         """Both layers: the transformation, then the gate."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,10 +39,12 @@ class CharacterCnn(nn.Module):
     def __init__(self, config: ElmoConfig) -> None:
         super().__init__()
         filters, width = sum(config.filters), config.character_embedding_size
-        self.character_embeddings = nn.Embedding(ALPHABET, width)
-        self.convolutions = nn.ModuleList(nn.Conv1d(width, count, k) for k, count in enumerate(config.filters, 1))
-        self.highways = nn.ModuleList(Highway(filters) for _ in range(config.num_highways))
-        self.projection = nn.Linear(filters, config.projection_size)
+        self.character_embeddings: nn.Embedding = nn.Embedding(ALPHABET, width)
+        self.convolutions: nn.ModuleList = nn.ModuleList(
+            nn.Conv1d(width, count, k) for k, count in enumerate(config.filters, 1)
+        )
+        self.highways: nn.ModuleList = nn.ModuleList(Highway(filters) for _ in range(config.num_highways))
+        self.projection: nn.Linear = nn.Linear(filters, config.projection_size)
 
     def init_weights(self, generator: torch.Generator | None) -> None:
         """Draw new weights: characters uniformly, others with the variance of their inputs' number; a highway begins by

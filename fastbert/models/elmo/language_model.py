@@ -34,8 +34,8 @@ class OutputWords(VocabularyHead):
 
     def __init__(self, config: ElmoConfig) -> None:
         super().__init__()
-        self.transform = nn.Identity()
-        self.decoder = nn.Linear(config.projection_size, config.output_size)
+        self.transform: nn.Identity = nn.Identity()
+        self.decoder: nn.Linear = nn.Linear(config.projection_size, config.output_size)
 
 
 class ForBidirectionalLM(ModelWithHead):
@@ -48,7 +48,7 @@ class ForBidirectionalLM(ModelWithHead):
     def add_head(self, config: BertConfig) -> None:
         """Add the softmax."""
         assert isinstance(config, ElmoConfig)
-        self.lm_head = OutputWords(config)
+        self.lm_head: OutputWords = OutputWords(config)
 
     def init_weights(self, seed: int | None = None) -> None:
         """Draw new weights as ELMo does; with `seed` they are reproducible."""

@@ -58,10 +58,10 @@ class BiLstmLayer(nn.Module):
 
     def __init__(self, input_size: int, units: int, output_size: int) -> None:
         super().__init__()
-        self.weight_ih = nn.Parameter(torch.empty(2, 4 * units, input_size))
-        self.weight_hh = nn.Parameter(torch.empty(2, 4 * units, output_size))
-        self.weight_hr = nn.Parameter(torch.empty(2, output_size, units))
-        self.bias = nn.Parameter(torch.empty(2, 4 * units))
+        self.weight_ih: nn.Parameter = nn.Parameter(torch.empty(2, 4 * units, input_size))
+        self.weight_hh: nn.Parameter = nn.Parameter(torch.empty(2, 4 * units, output_size))
+        self.weight_hr: nn.Parameter = nn.Parameter(torch.empty(2, output_size, units))
+        self.bias: nn.Parameter = nn.Parameter(torch.empty(2, 4 * units))
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None) -> None:

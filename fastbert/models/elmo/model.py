@@ -5,7 +5,8 @@ A batch holds the numbers of words in the model's vocabulary, as pre-training do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,9 @@ class ElmoEncoder(nn.Module):
     def __init__(self, config: ElmoConfig) -> None:
         super().__init__()
         width, units = config.projection_size, config.intermediate_size
-        self.layer = nn.ModuleList(BiLstmLayer(width, units, width) for _ in range(config.num_hidden_layers))
+        self.layer: nn.ModuleList = nn.ModuleList(
+            BiLstmLayer(width, units, width) for _ in range(config.num_hidden_layers)
+        )
 
     def forward(self, x: Tensor, steps: Steps, drop: Callable[[Tensor, int, int], Tensor]) -> list[Tensor]:
         """Return the outputs (2, rows, width) of every layer on x (2, rows, width), rows in the order of `steps`;
@@ -60,15 +63,14 @@ class ElmoModel(PreTrainedModel):
 
     pooler = None
     causal = False
-    embed = EncoderModel.embed
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = False) -> None:
         """Make a model with new weights, from torch's global generator; it has no pooler."""
         del add_pooling_layer
         super().__init__(config)
         assert isinstance(config, ElmoConfig)
-        self.embeddings = CharacterCnn(config)
-        self.encoder = ElmoEncoder(config)
+        self.embeddings: CharacterCnn = CharacterCnn(config)
+        self.encoder: ElmoEncoder = ElmoEncoder(config)
         self.embed_settings: EmbeddingSettings | None = None
         """Defaults of `embed`."""
         self.mix: ScalarMix | None = None
@@ -201,6 +203,11 @@ class ElmoModel(PreTrainedModel):
         """Encode a `PackedBatch` of ids, as `encode` does."""
         x, states = self.encode(batch, output_hidden_states=bool(output_hidden_states))
         return EncoderOutput(last_hidden_state=x, hidden_states=tuple(states) if output_hidden_states else None)
+
+    def embed(self, texts: Iterable[str], tokenizer: Any, **options: Any) -> Tensor:
+        """Return one vector per text, fp32 (texts, hidden_size) on the CPU; options and errors are those of
+        `EncoderModel.embed`."""
+        return EncoderModel.embed(self, texts, tokenizer, **options)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def states_of(

@@ -17,7 +17,7 @@ from fastbert.models.bilstm import BiLstm, sequence_states
 from fastbert.models.encoder import EncoderModel, summary_indices, summary_tokens
 from fastbert.models.fusibility import project
 from fastbert.models.labels import TokenLabels, token_labels
-from fastbert.models.norm import norm_of
+from fastbert.models.norm import Norm, norm_of
 from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch
 from fastbert.ops.dropout.arguments import Site, TokenDropout
@@ -69,10 +69,12 @@ class ClassificationHead(nn.Module):
 
     def __init__(self, spec: ClassificationHeadSpec, hidden_size: int, classes: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size, bias=spec.bias)
-        self.LayerNorm = None if spec.norm is None else norm_of(spec.norm, hidden_size)
-        self.out_proj = nn.Linear(hidden_size, classes)
-        self.activation, self.drops_input, self.pooling = spec.activation, spec.drops_input, spec.pooling
+        self.dense: nn.Linear = nn.Linear(hidden_size, hidden_size, bias=spec.bias)
+        self.LayerNorm: Norm | None = None if spec.norm is None else norm_of(spec.norm, hidden_size)
+        self.out_proj: nn.Linear = nn.Linear(hidden_size, classes)
+        self.activation: str = spec.activation
+        self.drops_input: bool = spec.drops_input
+        self.pooling: str = spec.pooling
 
     def transform(self, first: Tensor) -> Tensor:
         """Return the activation of first tokens (sequences, hidden_size), normalised if the head has a norm: the same
@@ -102,8 +104,8 @@ class ModelWithHead(PreTrainedModel):
         size = config.bilstm_size if self.takes_bilstm else None
         with_pooler = self.with_pooler and size is None
         self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=with_pooler))
-        self.bilstm = None if size is None else BiLstm(config.bilstm_input_size, size)
-        self.position_offset = self.base_model.position_offset
+        self.bilstm: BiLstm | None = None if size is None else BiLstm(config.bilstm_input_size, size)
+        self.position_offset: int = self.base_model.position_offset
         self.add_head(config)
         self.init_weights()
 

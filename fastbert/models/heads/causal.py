@@ -37,9 +37,9 @@ class ForCausalLM(ModelWithHead):
     def add_head(self, config: BertConfig) -> None:
         """Add the head."""
         if self.architecture.tied_head:
-            self.lm_head = TiedHead(config)
+            self.lm_head: TiedHead = TiedHead(config)
         else:
-            self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+            self.cls: PreTrainingHeads = PreTrainingHeads(config, mlm=True, nsp=False)
 
     @property
     def head(self) -> VocabularyHead:

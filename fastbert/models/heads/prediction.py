@@ -12,11 +12,11 @@ from fastbert.models.architecture import PredictionSpec
 from fastbert.models.base import resized
 from fastbert.models.fusibility import is_plain, is_plain_without_bias, project, project_without_bias
 from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
-from fastbert.models.norm import is_plain_norm, norm_of
+from fastbert.models.norm import Norm, is_plain_norm, norm_of
 from fastbert.ops.cross_entropy.op import CrossEntropy, linear_cross_entropy
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.composition import activate
-from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, NormSpec
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, Activation, NormSpec
 from fastbert.ops.native.matmul_table import prefers_native
 from fastbert.ops.norm.op import gelu_layer_norm
 from fastbert.packing import IGNORE_INDEX
@@ -28,9 +28,9 @@ class PredictionTransform(nn.Module):
     def __init__(self, hidden_size: int, spec: PredictionSpec) -> None:
         super().__init__()
         assert spec.norm is not None
-        self.dense = nn.Linear(hidden_size, spec.width, bias=spec.bias)
-        self.LayerNorm = norm_of(spec.norm, spec.width)
-        self.activation = spec.activation
+        self.dense: nn.Linear = nn.Linear(hidden_size, spec.width, bias=spec.bias)
+        self.LayerNorm: Norm = norm_of(spec.norm, spec.width)
+        self.activation: Activation = spec.activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform hidden states (rows, hidden_size) into rows of the token embedding's width."""
@@ -113,11 +113,14 @@ class PredictionHead(VocabularyHead):
     def __init__(self, config: BertConfig, spec: PredictionSpec | None = None) -> None:
         super().__init__()
         spec = prediction_spec(config) if spec is None else spec
-        self.transform = nn.Identity() if spec.norm is None else PredictionTransform(config.hidden_size, spec)
-        self.decoder = nn.Linear(spec.width, config.vocab_size, bias=spec.decoder_bias)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if spec.decoder_bias else None
+        self.transform: nn.Identity | PredictionTransform = (
+            nn.Identity() if spec.norm is None else PredictionTransform(config.hidden_size, spec)
+        )
+        self.decoder: nn.Linear = nn.Linear(spec.width, config.vocab_size, bias=spec.decoder_bias)
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(config.vocab_size)) if spec.decoder_bias else None
         self.decoder.bias = self.bias  # type: ignore[assignment]
-        self.tied, self.std = spec.tied, config.initializer_range
+        self.tied: bool = spec.tied
+        self.std: float = config.initializer_range
 
     def tie(self, weight: Tensor) -> None:
         """Share the token embedding's weight (vocab_size, width) with the decoder of a tied head, and the bias."""
@@ -155,8 +158,8 @@ class TiedHead(VocabularyHead):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.transform = nn.Identity()
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.transform: nn.Identity = nn.Identity()
+        self.decoder: nn.Linear = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
 
 class PreTrainingHeads(nn.Module):
@@ -165,6 +168,6 @@ class PreTrainingHeads(nn.Module):
     def __init__(self, config: BertConfig, mlm: bool, nsp: bool, spec: PredictionSpec | None = None) -> None:
         super().__init__()
         if mlm:
-            self.predictions = PredictionHead(config, spec)
+            self.predictions: PredictionHead = PredictionHead(config, spec)
         if nsp:
-            self.seq_relationship = nn.Linear(config.hidden_size, 2)
+            self.seq_relationship: nn.Linear = nn.Linear(config.hidden_size, 2)

@@ -75,11 +75,21 @@ class ForPreTraining(MaskedLanguageModel):
     """An encoder with both heads of pre-training, masked LM and next-sentence prediction.
 
     Devlin et al. 2019, section 3.1. The decoder of the masked LM is tied to the token embedding.
+
+    Example:
+        >>> import fastbert
+        >>> import torch
+        >>> model = fastbert.BertForPreTraining.from_pretrained("runs/mine/model")
+        >>> ids = torch.tensor([[2, 5, 4, 7, 3]])
+        >>> labels = torch.tensor([[-100, -100, 6, -100, -100]])
+        >>> output = model(input_ids=ids, labels=labels, next_sentence_label=torch.tensor([0]))
+        >>> output.loss.dtype, output.prediction_logits.shape, output.seq_relationship_logits.shape
+        (torch.float32, torch.Size([1, 5, 9]), torch.Size([1, 2]))
     """
 
     def add_head(self, config: BertConfig) -> None:
         """Add both heads."""
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=True, spec=self.prediction)
+        self.cls: PreTrainingHeads = PreTrainingHeads(config, mlm=True, nsp=True, spec=self.prediction)
 
     def forward(
         self,
@@ -135,7 +145,20 @@ class ForPreTraining(MaskedLanguageModel):
 
 
 class ForMaskedLM(MaskedLanguageModel):
-    """An encoder with the masked-LM head, whose decoder is tied to the token embedding."""
+    """An encoder with the masked-LM head, whose decoder is tied to the token embedding.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForMaskedLM.from_pretrained("runs/mine/model")
+        >>> inputs = tokenizer("a [MASK] one.", return_tensors="pt")
+        >>> logits = model(**inputs).logits
+        >>> logits.shape
+        torch.Size([1, 6, 9])
+        >>> words = tokenizer.convert_ids_to_tokens(logits[0, 2].topk(3).indices)  # the best first
+        >>> len(words)
+        3
+    """
 
     with_pooler = False
     accepts_loss_kwargs = True

@@ -30,13 +30,21 @@ from fastbert.packing import PackedBatch
 
 
 class ForNextSentencePrediction(ModelWithHead):
-    """An encoder with the next-sentence head."""
+    """An encoder with the next-sentence head.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForNextSentencePrediction.from_pretrained("runs/mine/model")
+        >>> model(**tokenizer("a short one.", "one", return_tensors="pt")).logits.shape
+        torch.Size([1, 2])
+    """
 
     accepts_loss_kwargs = True
 
     def add_head(self, config: BertConfig) -> None:
         """Add the next-sentence head."""
-        self.cls = PreTrainingHeads(config, mlm=False, nsp=True)
+        self.cls: PreTrainingHeads = PreTrainingHeads(config, mlm=False, nsp=True)
 
     def forward(
         self,
@@ -80,6 +88,16 @@ class ForSequenceClassification(ModelWithHead):
     the loss: `"regression"` is the squared error, `"single_label_classification"` the cross-entropy and
     `"multi_label_classification"` the binary cross-entropy of each class. If it is None, `num_labels=1` or floating-
     point labels mean regression, everything else one class per sequence.
+
+    Example:
+        >>> import fastbert
+        >>> import torch
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForSequenceClassification.from_pretrained("runs/mine/model", num_labels=3)
+        >>> inputs = tokenizer(["a short one.", "one"], padding=True, return_tensors="pt")
+        >>> output = model(**inputs, labels=torch.tensor([0, 2]))
+        >>> output.logits.shape, output.loss.shape
+        (torch.Size([2, 3]), torch.Size([]))
     """
 
     accepts_loss_kwargs = True
@@ -92,7 +110,7 @@ class ForSequenceClassification(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""
-        self.classifier = self._classifier(config.num_labels)
+        self.classifier: nn.Module = self._classifier(config.num_labels)
 
     def forward(
         self,
@@ -183,6 +201,15 @@ class ForMultipleChoice(ModelWithHead):
     """An encoder with one score per choice.
 
     The loss is that of a softmax over a question's choices (Devlin et al. 2019, section 4.4).
+
+    Example:
+        >>> import fastbert
+        >>> import torch
+        >>> model = fastbert.BertForMultipleChoice.from_pretrained("runs/mine/model")
+        >>> ids = torch.tensor([[[2, 5, 3, 6, 3], [2, 5, 3, 7, 3]]])
+        >>> output = model(input_ids=ids, labels=torch.tensor([1]))
+        >>> output.logits.shape
+        torch.Size([1, 2])
     """
 
     accepts_loss_kwargs = True
@@ -190,7 +217,9 @@ class ForMultipleChoice(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier, behind the encoder's pooler where it has one."""
-        self.classifier = nn.Linear(config.hidden_size, 1) if self.base_model.pooler else self._classifier(1)
+        self.classifier: nn.Linear | nn.Module = (
+            nn.Linear(config.hidden_size, 1) if self.base_model.pooler else self._classifier(1)
+        )
 
     def forward(
         self,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
@@ -25,6 +25,13 @@ class ForTokenClassification(ModelWithHead):
     """An encoder with a linear classifier of each token, for tagging.
 
     Devlin et al. 2019, section 5.3.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForTokenClassification.from_pretrained("runs/mine/model", num_labels=5)
+        >>> model(**tokenizer("a short one.", return_tensors="pt")).logits.shape
+        torch.Size([1, 6, 5])
     """
 
     with_pooler = False
@@ -33,7 +40,7 @@ class ForTokenClassification(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the classifier."""
-        self.classifier = self._token_classifier(config.num_labels)
+        self.classifier: nn.Module = self._token_classifier(config.num_labels)
 
     def forward(
         self,
@@ -75,6 +82,14 @@ class ForQuestionAnswering(ModelWithHead):
     """An encoder with a start and an end score per token, for answers that are spans of the text.
 
     Devlin et al. 2019, section 4.2.
+
+    Example:
+        >>> import fastbert
+        >>> tokenizer = fastbert.load_tokenizer("runs/mine/model")
+        >>> model = fastbert.BertForQuestionAnswering.from_pretrained("runs/mine/model")
+        >>> output = model(**tokenizer("a one.", "a short one.", return_tensors="pt"))
+        >>> output.start_logits.shape, output.end_logits.shape
+        (torch.Size([1, 10]), torch.Size([1, 10]))
     """
 
     with_pooler = False
@@ -86,7 +101,7 @@ class ForQuestionAnswering(ModelWithHead):
 
     def add_head(self, config: BertConfig) -> None:
         """Add the linear layer of both scores."""
-        self.qa_outputs = self._token_classifier(2)
+        self.qa_outputs: nn.Module = self._token_classifier(2)
 
     def forward(
         self,

@@ -60,8 +60,12 @@ class TeacherForcing:
     ) -> None:
         """`states` (source tokens, hidden_size) are the encoder's, `batch` is the layers' view of `target`; `first`
         counts the first layer's dropout sites."""
-        self.target, self.source, self.states = target, source, states
-        self.batch, self.heads, self.first = batch, heads, first
+        self.target = target
+        self.source = source
+        self.states = states
+        self.batch = batch
+        self.heads = heads
+        self.first = first
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Return causal self-attention of the targets."""
@@ -106,9 +110,10 @@ class ContextLayer(ComposedLayer):
 
     def __init__(self, layer: Layer | DecoderLayer, number: int, batch: LayerBatch, context: AttentionContext) -> None:
         super().__init__(layer, layer.spec, batch)
-        self.number, self.context = number, context
+        self.number = number
+        self.context = context
         if isinstance(layer, DecoderLayer):
-            self.cross_projections = layer.crossattention.self
+            self.cross_projections: SelfAttention = layer.crossattention.self
             self.modules["cross_query"] = layer.crossattention.self.query
             self.blocks["cross_attention_output"] = layer.crossattention.output
 
@@ -140,14 +145,16 @@ class DecoderLayer(nn.Module):
         super().__init__()
         spec = causal_spec(encoder_spec)
         attention_norm, output_norm = post_norms(spec)
-        self.attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
-        self.crossattention = Attention(spec.hidden_size, attention_norm, encoder_spec.self_attention)
-        self.intermediate = Intermediate(spec)
-        self.output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
+        self.attention: Attention = Attention(spec.hidden_size, attention_norm, spec.self_attention)
+        self.crossattention: Attention = Attention(spec.hidden_size, attention_norm, encoder_spec.self_attention)
+        self.intermediate: Intermediate = Intermediate(spec)
+        self.output: Output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
         self.number = number
         self.index = index
         """Counts the layer's dropout sites, which must differ from those of the encoder's layers."""
-        self.spec = replace(spec, cross_attention=encoder_spec.self_attention, cross_attention_norm=spec.attention_norm)
+        self.spec: LayerSpec = replace(
+            spec, cross_attention=encoder_spec.self_attention, cross_attention_norm=spec.attention_norm
+        )
         self.quantization: Quantization | None = None
         """Quantization of the matmuls for tokens that are generated one by one."""
 
@@ -161,7 +168,7 @@ class DecoderStack(nn.Module):
 
     def __init__(self, specs: tuple[LayerSpec, ...], first: int) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(DecoderLayer(spec, i, first + i) for i, spec in enumerate(specs))
+        self.layer: nn.ModuleList = nn.ModuleList(DecoderLayer(spec, i, first + i) for i, spec in enumerate(specs))
         self.first = first
         self.checkpointing: Checkpointing = "none"
 
@@ -214,8 +221,8 @@ class DecoderBert(nn.Module):
     def __init__(self, config: BertConfig, first: int) -> None:
         super().__init__()
         spec = bert_spec(config)
-        self.embeddings = Embeddings(spec.embeddings)
-        self.encoder = DecoderStack(spec.layers, first)
+        self.embeddings: Embeddings = Embeddings(spec.embeddings)
+        self.encoder: DecoderStack = DecoderStack(spec.layers, first)
 
 
 class Decoder(nn.Module):
@@ -223,8 +230,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: BertConfig, first: int) -> None:
         super().__init__()
-        self.bert = DecoderBert(config, first)
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+        self.bert: DecoderBert = DecoderBert(config, first)
+        self.cls: PreTrainingHeads = PreTrainingHeads(config, mlm=True, nsp=False)
 
     @property
     def parts(self) -> DecoderParts:

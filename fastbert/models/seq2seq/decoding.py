@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,12 @@ from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.layers import layer_batch
 from fastbert.models.seq2seq.decoder import DecoderParts, run_layers
 from fastbert.models.seq2seq.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each
-from fastbert.models.seq2seq.fused_decoding import step_layers
+from fastbert.models.seq2seq.fused_decoding import Step, step_layers
 from fastbert.models.seq2seq.prefix import PrefixEncoding
 from fastbert.packing import PackedBatch
+
+if TYPE_CHECKING:
+    from fastbert.ops.encoder_layer.arguments import LayerBatch
 
 
 class CrossDecoding:
@@ -24,10 +27,10 @@ class CrossDecoding:
     def __init__(self, decoder: DecoderParts, source: PackedBatch, states: Tensor, room: int, begin: int) -> None:
         """`states` (source tokens, hidden_size) are the encoder's; `room` is the largest number of new tokens."""
         self.decoder = decoder
-        self.begin = source.input_ids.new_full((len(source),), begin)
-        self.batch = layer_batch(source, 0.0, 0.0, training=False)
+        self.begin: Tensor = source.input_ids.new_full((len(source),), begin)
+        self.batch: LayerBatch = layer_batch(source, 0.0, 0.0, training=False)
         layers: Any = list(decoder.stack.layer)
-        self.source = SourceKeys(len(layers), source)
+        self.source: SourceKeys = SourceKeys(len(layers), source)
         like = states
         for layer in layers:
             attention = layer.crossattention.self
@@ -37,8 +40,8 @@ class CrossDecoding:
             )
             self.source.keep(k, v)
             like = k
-        self.written = WrittenKeys(len(layers), room, None, len(source), like)
-        self.layers = step_layers(layers, states)
+        self.written: WrittenKeys = WrittenKeys(len(layers), room, None, len(source), like)
+        self.layers: list[Step] = step_layers(layers, states)
 
     def first(self) -> Tensor:
         """Return logits (sources, vocab_size) of the token after the targets' first."""
@@ -67,16 +70,18 @@ class PrefixDecoding:
     """Generation by one stack, which caches the keys and values of sources before those of generated tokens."""
 
     def __init__(self, bert: EncoderModel, head: PredictionHead, source: PackedBatch, room: int) -> None:
-        self.bert, self.head, self.prefix = bert, head, source
-        self.batch = layer_batch(source, 0.0, 0.0, training=False)
+        self.bert = bert
+        self.head = head
+        self.prefix = source
+        self.batch: LayerBatch = layer_batch(source, 0.0, 0.0, training=False)
         heads, width = bert.config.num_attention_heads, bert.config.head_dim
         like = bert.embeddings.word_embeddings.weight.new_empty(0, heads, width)
         if torch.is_autocast_enabled(like.device.type):
             like = like.to(torch.get_autocast_dtype(like.device.type))
         # The last generated token is never an input.
-        self.written = WrittenKeys(len(bert.encoder.layer), max(room - 1, 1), source, len(source), like)
-        self.layers = step_layers(bert.encoder.layer, like)
-        self.positions = source.position_ids[self._last_tokens()] + 1
+        self.written: WrittenKeys = WrittenKeys(len(bert.encoder.layer), max(room - 1, 1), source, len(source), like)
+        self.layers: list[Step] = step_layers(bert.encoder.layer, like)
+        self.positions: Tensor = source.position_ids[self._last_tokens()] + 1
 
     def _last_tokens(self) -> Tensor:
         """Return the index of each source's last token, int64 (sources,)."""

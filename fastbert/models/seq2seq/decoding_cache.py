@@ -22,16 +22,17 @@ class WrittenKeys:
     def __init__(self, layers: int, room: int, prefix: PackedBatch | None, rows: int, like: Tensor) -> None:
         """Allocate `room` tokens per row after the prefixes, which end at the same slot, in the dtype and on the device
         of `like` (..., heads, head_dim)."""
-        self.before = 0 if prefix is None else prefix.max_seqlen
-        self.room, self.written = room, 0
+        self.before: int = 0 if prefix is None else prefix.max_seqlen
+        self.room = room
+        self.written: int = 0
         self._offsets: tuple[Tensor, Tensor] | None = None
-        self.starts = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        self.starts: Tensor = torch.zeros(rows, dtype=torch.int64, device=like.device)
         if prefix is not None:
             self.starts = self.before - prefix.cu_seqlens.diff().long()
-        self.shortest = 0 if prefix is None else int((self.before - self.starts).min())
+        self.shortest: int = 0 if prefix is None else int((self.before - self.starts).min())
         shape = (rows, self.before + room, *like.shape[-2:])
-        self.keys = [like.new_empty(shape) for _ in range(layers)]
-        self.values = [like.new_empty(shape) for _ in range(layers)]
+        self.keys: list[Tensor] = [like.new_empty(shape) for _ in range(layers)]
+        self.values: list[Tensor] = [like.new_empty(shape) for _ in range(layers)]
 
     def keep_prefix(self, layer: int, k: Tensor, v: Tensor, prefix: PackedBatch) -> None:
         """Store the packed keys and values (tokens, heads, head_dim) of a layer's prefixes."""
@@ -88,7 +89,8 @@ class SourceKeys:
     def __init__(self, layers: int, source: PackedBatch) -> None:
         self.layer_tensors: list[tuple[Tensor, Tensor]] = []
         self.layers = layers
-        self.cu_seqlens, self.max_seqlen = source.cu_seqlens, source.max_seqlen
+        self.cu_seqlens: Tensor = source.cu_seqlens
+        self.max_seqlen: int = source.max_seqlen
         self.set_readers(1)
 
     def keep(self, k: Tensor, v: Tensor) -> None:
@@ -99,7 +101,7 @@ class SourceKeys:
         """Set the number of adjacent rows per source."""
         sources = len(self.cu_seqlens)
         self.readers = rows
-        self.of_queries = torch.arange(sources, dtype=torch.int32, device=self.cu_seqlens.device) * rows
+        self.of_queries: Tensor = torch.arange(sources, dtype=torch.int32, device=self.cu_seqlens.device) * rows
 
     def attend(self, layer: int, q: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Return cross-attention of rows (rows, heads, head_dim) to all tokens of their sources."""
@@ -123,7 +125,8 @@ class Writing:
     """The attention of newly generated tokens to the caches of every layer."""
 
     def __init__(self, written: WrittenKeys, source: SourceKeys | None = None) -> None:
-        self.written, self.source = written, source
+        self.written = written
+        self.source = source
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, similarity: PackedAttention | None = None) -> Tensor:
         """Return self-attention of the newest tokens."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fastbert import _C
 from fastbert.models.fusibility import has_hooks, is_plain, owns_weight_and_bias, runs_as_written
 from fastbert.models.modules import Layer, Norm, Output
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
@@ -21,6 +22,9 @@ from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.ops.native import buffers, matmul, prepacked_weights
 from fastbert.ops.native.matmul_table import prefers_native
+
+if TYPE_CHECKING:
+    from fastbert.models.self_attention import SelfAttention
 
 Step = Callable[[Tensor, AttentionContext, LayerBatch], Tensor]
 
@@ -88,8 +92,9 @@ class FusedLayer:
     """A layer of plain modules as four matmuls and attention; with cross-attention six and two."""
 
     def __init__(self, layer: Layer | DecoderLayer, number: int, element: str) -> None:
-        self.number, self.heads = number, layer.spec.self_attention.heads
-        self.activation = layer.spec.feed_forward.activation
+        self.number = number
+        self.heads: int = layer.spec.self_attention.heads
+        self.activation: str = layer.spec.feed_forward.activation
         projections = layer.attention.self
         linears = [
             projections.query,
@@ -100,14 +105,22 @@ class FusedLayer:
         ]
         linears.append(layer.output.dense)
         weights, counts = [linear.weight for linear in linears], (3, 1, 1, 1)
+        self.joined: _C.PrepackedWeight
+        self.mixed: _C.PrepackedWeight
+        self.widened: _C.PrepackedWeight
+        self.narrowed: _C.PrepackedWeight
         self.joined, self.mixed, self.widened, self.narrowed = prepacked_weights.prepacked_group(
             weights, counts, element
         )
         biases = [linear.bias.detach() for linear in linears]
-        self.joined_bias = torch.cat(biases[:3])
+        self.joined_bias: Tensor = torch.cat(biases[:3])
+        self.mixed_bias: Tensor
+        self.widened_bias: Tensor
+        self.narrowed_bias: Tensor
         self.mixed_bias, self.widened_bias, self.narrowed_bias = biases[3:]
-        self.mixed_norm, self.narrowed_norm = _norm(layer.attention.output), _norm(layer.output)
-        self.cross = _FusedCross(layer, element) if isinstance(layer, DecoderLayer) else None
+        self.mixed_norm: tuple[Tensor, Tensor, float] = _norm(layer.attention.output)
+        self.narrowed_norm: tuple[Tensor, Tensor, float] = _norm(layer.output)
+        self.cross: _FusedCross | None = _FusedCross(layer, element) if isinstance(layer, DecoderLayer) else None
 
     def __call__(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
         """Compute the layer: x (tokens, hidden_size) -> the same shape; nothing is dropped."""
@@ -131,12 +144,16 @@ class _FusedCross:
     def __init__(self, layer: DecoderLayer, element: str) -> None:
         attention = layer.crossattention
         linears = (attention.self.query, attention.output.dense)
-        self.attention = attention.self
+        self.attention: SelfAttention = attention.self
+        self.query: _C.PrepackedWeight
+        self.mixed: _C.PrepackedWeight
         self.query, self.mixed = prepacked_weights.prepacked_group(
             [linear.weight for linear in linears], (1, 1), element
         )
+        self.query_bias: Tensor
+        self.mixed_bias: Tensor
         self.query_bias, self.mixed_bias = (linear.bias.detach() for linear in linears)
-        self.norm = _norm(attention.output)
+        self.norm: tuple[Tensor, Tensor, float] = _norm(attention.output)
 
     def __call__(self, x: Tensor, context: AttentionContext, number: int, heads: int) -> Tensor:
         q = matmul.matmul(x, self.query, self.query_bias).view(len(x), heads, -1)

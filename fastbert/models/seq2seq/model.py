@@ -82,14 +82,14 @@ class EncoderDecoder(CrossAttentionModel, BertForSequenceToSequence):
 
     def __init__(self, config: SequenceConfig) -> None:
         super().__init__(config)
-        self.encoder = BERT.model_class(EncoderModel)(config.encoder, add_pooling_layer=False)
-        self.decoder = Decoder(config.decoder, config.num_hidden_layers)
+        self.encoder: EncoderModel = BERT.model_class(EncoderModel)(config.encoder, add_pooling_layer=False)
+        self.decoder: Decoder = Decoder(config.decoder, config.num_hidden_layers)
         if config.shared != "none":
             self.decoder.bert.embeddings = self.encoder.embeddings
         if config.shared == "all":
             for layer, shared in zip(self.decoder.bert.encoder.layer, self.encoder.encoder.layer, strict=False):
                 layer.attention, layer.intermediate, layer.output = shared.attention, shared.intermediate, shared.output
-        self.tied_keys = tied_names(self.state_dict().keys(), config.shared)
+        self.tied_keys: tuple[str, ...] = tied_names(self.state_dict().keys(), config.shared)
         self.init_weights()
 
     @property

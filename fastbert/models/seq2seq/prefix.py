@@ -65,7 +65,8 @@ class PrefixTeacherForcing:
     """Attention of sources to themselves, and of known targets to their sources and the tokens before."""
 
     def __init__(self, rows: PrefixRows, batch: LayerBatch) -> None:
-        self.rows, self.batch = rows, batch
+        self.rows = rows
+        self.batch = batch
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention of all tokens, (tokens, heads, head_dim)."""
@@ -112,7 +113,8 @@ class PrefixEncoding:
     """Attention of sources to themselves, whose keys and values are cached for generation."""
 
     def __init__(self, source: PackedBatch, written: WrittenKeys) -> None:
-        self.source, self.written = source, written
+        self.source = source
+        self.written = written
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention of all source tokens, (tokens, heads, head_dim)."""

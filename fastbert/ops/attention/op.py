@@ -81,6 +81,16 @@ def attention(
     1 to 256 and positive scales; the result of a sequence, and the gradients of its q, k and v, have the same bits in
     every batch and on any number of threads. Neither has second derivatives. Raises UserError, a ValueError, that names
     the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> q, k, v = torch.randn(3, 7, 2, 32).unbind()  # 7 tokens, 2 heads
+        >>> offsets = torch.tensor([0, 3, 7], dtype=torch.int32)  # of sequences with 3 and 4 tokens
+        >>> ops.attention(q, k, v, offsets, offsets, 4, 4).shape
+        torch.Size([7, 2, 32])
+        >>> ops.attention(q, k, v, offsets, offsets, 4, 4, causal=True, window=2).shape
+        torch.Size([7, 2, 32])
     """
     del deterministic
     if is_autocast_enabled(q.device) and q.dtype != torch.float64:

@@ -61,6 +61,17 @@ def linear_cross_entropy(
     row, the `triton` backend makes the loss and the gradients NaN, and PyTorch raises or stops the GPU; under
     FASTBERT_DEBUG=1 labels are read on the host and UserError is raised. There is no host-device sync otherwise. Raises
     UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> x, vocabulary = torch.randn(3, 16, requires_grad=True), torch.randn(100, 16)
+        >>> result = ops.linear_cross_entropy(x, vocabulary, None, torch.tensor([4, -100, 7]))
+        >>> result.count, result.loss_sum.dtype
+        (tensor(2), torch.float32)
+        >>> (result.loss_sum / result.count).backward()
+        >>> x.grad.shape
+        torch.Size([3, 16])
     """
     options = LossOptions(ignore_index, label_smoothing, z_loss)
     arguments = CrossEntropyArguments(x, weight, bias, labels, options)

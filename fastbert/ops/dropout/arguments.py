@@ -29,7 +29,13 @@ definition that it began with. 1: attention, too, owned 16 bits per element."""
 
 
 class Site(IntEnum):
-    """A place in the model where dropout is applied; with the layer's number it makes the last word of the counter."""
+    """A place in the model where dropout is applied; with the layer's number it makes the last word of the counter.
+
+    Example:
+        >>> from fastbert import ops
+        >>> ops.Site.EMBEDDING.name, [site.name for site in ops.Site][:3]
+        ('EMBEDDING', ['EMBEDDING', 'ATTENTION', 'ATTENTION_OUTPUT'])
+    """
 
     EMBEDDING = 0
     ATTENTION = 1
@@ -60,6 +66,14 @@ class TokenDropout:
 
     `key` is int64 (sequences,); `sequence_ids` and `offsets`, int64 or int32 (tokens,), hold each token's sequence and
     its position there. All are on the device of the token vectors.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> sequences, offsets = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 2, 0, 1])  # of 3 and 2 tokens
+        >>> drop = ops.TokenDropout(0.1, torch.tensor([42, 43]), sequences, offsets, ops.Site.EMBEDDING)
+        >>> ops.dropout(torch.ones(5, 8), drop).shape
+        torch.Size([5, 8])
     """
 
     p: float

@@ -27,6 +27,17 @@ def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     The `triton` backend (bf16, fp16, fp32) and the `native` one (bf16, fp32) multiply in fp32 and in one pass. For
     other calls a mask in the dtype of x is written first. Raises UserError, a ValueError, that names the wrong
     argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> key, index = torch.tensor([42]), torch.zeros(4, dtype=torch.int64)  # four tokens of one sequence
+        >>> drop = ops.TokenDropout(0.5, key, index, torch.arange(4), ops.Site.EMBEDDING)
+        >>> x = torch.ones(4, 8)
+        >>> ops.dropout(x, drop).unique()
+        tensor([0., 2.])
+        >>> torch.equal(ops.dropout(x, drop), ops.dropout(x, drop))  # a function of the key and the position
+        True
     """
     if dropout is None or dropout.p == 0.0:
         return x

@@ -47,6 +47,14 @@ def embedding_layer_norm(
     the tables again, so they must not change before it, and sums their gradients in fp32, in an order that is the same
     on every run. So does that of the `native` backend, which supports any number of tables, all bf16 or all fp32.
     Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> tokens, positions = torch.randn(100, 16), torch.randn(8, 16)  # tables
+        >>> ids = torch.tensor([5, 7, 9]), torch.tensor([0, 1, 2])
+        >>> ops.embedding_layer_norm(ids, (tokens, positions), torch.ones(16), torch.zeros(16)).shape
+        torch.Size([3, 16])
     """
     ids, tables = tuple(ids), tuple(tables)
     check_counts(ids, tables)

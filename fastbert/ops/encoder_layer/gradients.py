@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +30,8 @@ class Returned:
     """Gradients as tensors of their own, in the dtype of their parameters; those that are masked are empty."""
 
     def __init__(self, parameters: LayerParameters, mask: GradMask) -> None:
-        self.mask, self.weights = mask._asdict(), {**parameters._asdict(), "projections": parameters.query}
+        self.mask: dict[str, Any] = mask._asdict()
+        self.weights: dict[str, Any] = {**parameters._asdict(), "projections": parameters.query}
         self.gradients: dict[str, Tensor] = {}
 
     def matrix(self, name: str, a: Tensor, b: Tensor) -> None:

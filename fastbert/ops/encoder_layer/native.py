@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.encoder_layer import native_inference, native_training
@@ -27,9 +31,9 @@ class Native(NativeBackend[EncoderLayerArguments]):
         int8 = int8 and not batch.drops and not arguments.needs_backward
         return unsupported_layer(parameters, spec, x.shape[0], dtype, int8=int8)
 
-    infer = staticmethod(native_inference.infer)
-    forward = staticmethod(native_training.forward)
-    backward = staticmethod(native_training.backward)
+    infer: Callable[..., Tensor] = staticmethod(native_inference.infer)
+    forward: Callable[..., Any] = staticmethod(native_training.forward)
+    backward: Callable[..., list[Tensor]] = staticmethod(native_training.backward)
 
 
 def unsupported_layer(

@@ -27,6 +27,12 @@ def gated_activation(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     The `triton` backend supports bf16, fp16 and fp32 with a bias in fp32 or in the dtype of x, the `native` backend
     bf16 and fp32 with a bias in either. Both compute in fp32, save nothing but x, and sum the gradient of the bias in
     fp32 and in the same order on every run. Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> ops.gated_activation(torch.tensor([[1.0, -1.0, 2.0, 3.0]]), None, "relu")  # gates 1 and -1, values 2 and 3
+        tensor([[2., 0.]])
     """
     arguments = GatedArguments(x, bias, activation)
     backend, direct, _ = dispatch.choose(GATED_ACTIVATION, arguments, x, bias)

@@ -26,6 +26,12 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tens
     The `triton` backend supports bf16, fp16 and fp32 with a bias in fp32 or in the dtype of x, the `native` backend
     bf16 and fp32 with a bias in either. Both add and compute in fp32, save nothing but x, and sum the gradient of the
     bias in fp32 and in the same order on every run. Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> ops.bias_gelu(torch.tensor([[0.0, 1.0]]), torch.tensor([1.0, -1.0]))
+        tensor([[0.8413, 0.0000]])
     """
     arguments = BiasGeluArguments(x, bias, is_tanh(approximate))
     backend, direct, _ = dispatch.choose(BIAS_GELU, arguments, x, bias)

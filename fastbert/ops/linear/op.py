@@ -35,6 +35,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     rounds once, unless a backward pass may follow: then GELU is computed from the rounded matmul, which is saved. In
     both, gradients of fp32 weights under autocast are summed in fp32 (on CUDA and CPU).
     Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> x, weight, bias = torch.randn(4, 16), torch.randn(32, 16), torch.zeros(32)
+        >>> ops.linear(x, weight, bias, activation="gelu").shape
+        torch.Size([4, 32])
     """
     arguments = LinearArguments(x, weight, bias, activation)
     arguments.check()

@@ -1,4 +1,7 @@
-"""LayerNorm and RMSNorm, alone and of a sum with dropout and a residual connection; LayerNorm of a GELU."""
+"""LayerNorm and RMSNorm, alone and of a sum with dropout and a residual connection; LayerNorm of a GELU.
+
+One file: the five functions share a record of arguments and two formulas of gradients.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
     The `triton` backend supports bf16, fp16 and fp32 up to 8192 columns, the `native` one bf16 and fp32 of any width.
     Both save x and two fp32 numbers per row for backward, and sum the gradients of weight and bias in fp32 and in the
     same order on every run. Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> ops.layer_norm(torch.tensor([[1.0, 3.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
+        tensor([[-1.,  2.]])
     """
     return _norm(LAYER_NORM, LayerNormArguments(x, None, None, weight, bias, eps, None))
 
@@ -45,6 +54,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 
     Backends are those of `layer_norm`; one fp32 number per row is saved for backward. Raises UserError, a ValueError,
     that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> ops.rms_norm(torch.tensor([[3.0, 3.0]]), torch.tensor([1.0, 2.0]))
+        tensor([[1.0000, 2.0000]])
     """
     return _norm(RMS_NORM, LayerNormArguments(x, None, None, weight, None, eps, None, rms=True))
 
@@ -110,6 +125,14 @@ def dropout_add_layer_norm(
     Both round nothing before the sum, save the sum and two fp32 numbers per row for backward, recompute the dropout
     mask, and sum the gradients of vectors in fp32 and in the same order on every run. Raises UserError, a ValueError,
     that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> x, residual = torch.randn(2, 4, 16).unbind()
+        >>> normed, total = ops.dropout_add_layer_norm(x, residual, torch.ones(16), torch.zeros(16), return_sum=True)
+        >>> normed.shape, torch.equal(total, x + residual)
+        (torch.Size([4, 16]), True)
     """
     arguments = LayerNormArguments(x, x_bias, residual, weight, bias, eps, token_dropout)
     y, total = _norm_of_sum(DROPOUT_ADD_LAYER_NORM, arguments, return_sum)
@@ -158,6 +181,13 @@ def dropout_add_rms_norm(
     x and residual (..., width), with `token_dropout` (tokens, width); x_bias and weight (width,); any floating dtypes.
     Returns the norm in shape and dtype of x and, with `return_sum`, the sum. Raises UserError, a ValueError, that names
     the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> x, residual = torch.randn(2, 4, 16).unbind()
+        >>> ops.dropout_add_rms_norm(x, residual, torch.ones(16)).shape
+        torch.Size([4, 16])
     """
     arguments = LayerNormArguments(x, x_bias, residual, weight, None, eps, token_dropout, rms=True)
     y, total = _norm_of_sum(DROPOUT_ADD_RMS_NORM, arguments, return_sum)
@@ -200,6 +230,13 @@ def gelu_layer_norm(
     The `triton` backend supports bf16, fp16 and fp32 up to 8192 columns, the `native` one bf16 and fp32 of any width.
     Both compute in fp32 throughout, save x and two fp32 numbers per row for backward, and sum the gradients of vectors
     in fp32 and in the same order on every run. Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> x, bias = torch.randn(4, 16), torch.zeros(16)
+        >>> ops.gelu_layer_norm(x, bias, torch.ones(16), torch.zeros(16)).shape
+        torch.Size([4, 16])
     """
     arguments = GeluLayerNormArguments(x, bias, weight, norm_bias, eps, is_tanh(approximate))
     backend, direct, trains = dispatch.choose(GELU_LAYER_NORM, arguments, x, bias, weight, norm_bias)

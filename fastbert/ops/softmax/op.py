@@ -39,6 +39,15 @@ def softmax(
     float64). Backward recomputes the probabilities from `scores`. The `triton` backend supports bf16, fp16 and fp32
     with contiguous keys, the `native` one bf16 and fp32; PyTorch rounds `scale * scores` to their dtype. There is no
     host-device sync. Raises UserError, a ValueError, that names the wrong argument.
+
+    Example:
+        >>> import torch
+        >>> from fastbert import ops
+        >>> scores = torch.zeros(1, 1, 2, 3)
+        >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+        >>> ops.softmax(scores, mask)
+        tensor([[[[0.5000, 0.5000, 0.0000],
+                  [0.0000, 0.0000, 0.0000]]]])
     """
     if dropout_p and dropout_key is None and scores.dim() == 4:
         dropout_key = draw_keys(scores.shape[0], scores.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,7 +30,7 @@ _Form = Literal["float", "base64", "binary", "ubinary", "int8", "uint8"]
 class CohereEmbedRequest(BaseModel):
     """Texts to embed."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
     texts: Strings | None = None
@@ -45,7 +45,7 @@ class CohereEmbedRequest(BaseModel):
 class CohereRerankRequest(BaseModel):
     """A query and the documents to rank: texts, or objects with a `text`."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
     query: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ from fastbert.serving.http.tei import Input, check_dimensions, listed
 class EmbeddingsRequest(BaseModel):
     """Texts, or token ids of the model's own tokenizer."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
 
     input: Input
     model: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,7 +19,7 @@ from fastbert.serving.served_model import ServedModel
 class PipelineRequest(BaseModel):
     """Inputs as the model's kind takes them; options may be in `parameters` or beside it."""
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", protected_namespaces=())
 
     inputs: Any
     parameters: dict[str, Any] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
@@ -39,7 +39,7 @@ MOST_ATTENTION = 256
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
     """Name of the model; by default the first that answers the route."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from fastbert.serving.jobs import Job, Operation, Piece
 from fastbert.serving.operations.texts import TextReader, check_numbers
 from fastbert.serving.served_model import ServedModel
 
+if TYPE_CHECKING:
+    from fastbert.embeddings.settings import EmbedSettings
+
 
 class Embed(Operation):
     """Embeddings of texts. Options: those of `TextReader`, `normalize` (None: as the model's settings say),
@@ -30,8 +33,8 @@ class Embed(Operation):
 
     def __init__(self, served: ServedModel) -> None:
         super().__init__(served)
-        self.reader = TextReader(served.tokenizer, served.max_length)
-        self.settings = settings_of(served.encoder)
+        self.reader: TextReader = TextReader(served.tokenizer, served.max_length)
+        self.settings: EmbedSettings = settings_of(served.encoder)
         dense = self.settings.dense
         self.width: int = len(dense[-1].weight) if dense else served.encoder.config.hidden_size
         """The dimensions of a vector."""
@@ -107,7 +110,7 @@ class EmbedAll(Operation):
 
     def __init__(self, served: ServedModel) -> None:
         super().__init__(served)
-        self.reader = TextReader(served.tokenizer, served.max_length)
+        self.reader: TextReader = TextReader(served.tokenizer, served.max_length)
 
     def tokenize(self, jobs: Sequence[Job]) -> None:
         self.reader.read(jobs)

@@ -28,7 +28,7 @@ class FillMask(Operation):
 
     def __init__(self, served: ServedModel) -> None:
         super().__init__(served)
-        self.reader = TextReader(served.tokenizer, served.max_length)
+        self.reader: TextReader = TextReader(served.tokenizer, served.max_length)
         tokenizer = served.tokenizer
         self._candidates = min(MOST_CANDIDATES, len(tokenizer) - len(tokenizer.all_special_ids))
 

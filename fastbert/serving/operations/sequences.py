@@ -24,7 +24,7 @@ class Logits(Operation):
 
     def __init__(self, served: ServedModel) -> None:
         super().__init__(served)
-        self.reader = PairReader(served.tokenizer, served.max_length)
+        self.reader: PairReader = PairReader(served.tokenizer, served.max_length)
 
     def tokenize(self, jobs: Sequence[Job]) -> None:
         self.reader.read(jobs)

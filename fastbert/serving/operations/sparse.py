@@ -25,7 +25,7 @@ class EmbedSparse(Operation):
     def __init__(self, served: ServedModel, encoder: SparseEncoder) -> None:
         super().__init__(served)
         self.encoder = encoder
-        self.reader = TextReader(served.tokenizer, served.max_length)
+        self.reader: TextReader = TextReader(served.tokenizer, served.max_length)
 
     def tokenize(self, jobs: Sequence[Job]) -> None:
         self.reader.read(jobs)

@@ -23,8 +23,9 @@ class TextReader:
     beginning) and `prompt` (str) count, and for errors `field` (str: the inputs' name in the request)."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
-        self.template = RowTemplate.of(tokenizer)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.template: RowTemplate = RowTemplate.of(tokenizer)
         self._vocabulary = len(tokenizer)
 
     def read(self, jobs: Sequence[Job]) -> None:
@@ -105,7 +106,8 @@ class PairReader:
     """Tokenize pairs of texts, or single ones, in one call; the longer text of a pair is truncated first."""
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
+        self.tokenizer = tokenizer
+        self.max_length = max_length
 
     def read(self, jobs: Sequence[Job]) -> None:
         """Set the rows of jobs whose inputs are (text, pair) or (text, None)."""

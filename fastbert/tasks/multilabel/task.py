@@ -4,12 +4,13 @@ topics, or kinds of abuse."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -69,16 +70,23 @@ class MultiLabel(TextTask):
     """
 
     name = "multilabel"
-    metrics = ("micro_f1", "macro_f1", "subset_accuracy", "micro_precision", "micro_recall", "lrap")
-    prediction_format = PredictionFormat(
+    metrics: ClassVar[tuple[str, ...]] = (
+        "micro_f1",
+        "macro_f1",
+        "subset_accuracy",
+        "micro_precision",
+        "micro_recall",
+        "lrap",
+    )
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat(
         "labels",
         (".tsv", ".txt"),
         lambda value, where, example: list(read_prediction(value, where, "the predicted labels")),
         details=_probabilities,
         write_cell=write_cell,
     )
-    settings_type = MultiLabelSettings
-    weighted_loss = staticmethod(weighted_label_set_loss)
+    settings_type: ClassVar[type[MultiLabelSettings]] = MultiLabelSettings
+    weighted_loss: ClassVar[Callable[..., Tensor]] = staticmethod(weighted_label_set_loss)
     settings: MultiLabelSettings
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TextExample]:
@@ -116,7 +124,7 @@ class MultiLabel(TextTask):
                 "%s: each example has one label: --task classification is for these, unless --label-separator is wrong",
                 train.path,
             )
-        self.labels = ordered(labels)
+        self.labels: tuple[str, ...] = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
         refuse_unknown(

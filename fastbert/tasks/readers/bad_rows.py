@@ -18,7 +18,9 @@ class BadRows:
     """
 
     def __init__(self, path: str, *, skip: bool | None = None, unit: str = "row") -> None:
-        self.path, self.skip, self.unit = path, skip, unit
+        self.path = path
+        self.skip = skip
+        self.unit = unit
         self._problems: dict[int, str] = {}
 
     def add(self, number: int, problem: str) -> None:

@@ -16,7 +16,7 @@ from fastbert.tasks.settings import Columns
 DOCUMENT = "-DOCSTART-"
 CONLL_U_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 # Names of the columns, by the number of columns of a file.
-COLUMN_NAMES = {
+COLUMN_NAMES: dict[int, tuple[str, ...]] = {
     2: ("word", "tag"),
     3: ("word", "upos", "xpos"),
     4: ("word", "pos", "chunk", "ner"),  # CoNLL-2000 and -2003

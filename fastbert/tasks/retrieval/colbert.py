@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,8 +15,8 @@ from fastbert.errors import UserError
 from fastbert.tasks.coupled import CoupledBatch, CoupledLosses
 from fastbert.tasks.examples import Dataset, Prediction, TextGroup
 from fastbert.tasks.retrieval.embedding import leave_pooler_out
-from fastbert.tasks.retrieval.flags import TokenVectorFlags
-from fastbert.tasks.retrieval.groups import SideTokens
+from fastbert.tasks.retrieval.flags import LossName, TokenVectorFlags
+from fastbert.tasks.retrieval.groups import SideTokens, TrainingForm
 from fastbert.tasks.retrieval.scores import predictions_of
 from fastbert.tasks.retrieval.task import pools
 from fastbert.tasks.retrieval.vectors import TEACHER_LOSSES, VectorSettings, VectorTask
@@ -68,8 +68,11 @@ class Colbert(VectorTask):
     product with a token of the text."""
 
     name = "colbert"
-    settings_type = TokenTaskSettings
-    losses: ClassVar = {"groups": ("info-nce", *TEACHER_LOSSES), "lists": ("info-nce", *TEACHER_LOSSES)}
+    settings_type: ClassVar[type[TokenTaskSettings]] = TokenTaskSettings
+    losses: ClassVar[Mapping[TrainingForm, tuple[LossName, ...]]] = {
+        "groups": ("info-nce", *TEACHER_LOSSES),
+        "lists": ("info-nce", *TEACHER_LOSSES),
+    }
     settings: TokenTaskSettings
     stored: TokenSettings | None = None
     """The settings of the folder that the model comes from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastbert.checkpoints.pipeline_files import ROLE_PROMPTS, role_prompt
 from fastbert.config import BertConfig
@@ -39,8 +39,8 @@ class Embedding(VectorTask):
     """A vector per text, compared by cosine or dot product."""
 
     name = "embedding"
-    settings_type = EmbeddingSettings
-    default_temperature = 0.05
+    settings_type: ClassVar[type[EmbeddingSettings]] = EmbeddingSettings
+    default_temperature: ClassVar[float] = 0.05
     settings: EmbeddingSettings
     _pooling, _normalize, _similarity = "mean", False, "cosine"
 
@@ -62,7 +62,7 @@ class Embedding(VectorTask):
                 " --similarity cosine or dot"
             )
         self._take(settings)
-        self.has_head = bool(settings.dense)
+        self.has_head: bool = bool(settings.dense)
         config = super().base_config(encoder)
         width = config.hidden_size if not settings.dense else len(settings.dense[-1].weight)
         for narrow in self.settings.matryoshka:

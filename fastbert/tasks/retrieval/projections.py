@@ -18,8 +18,8 @@ class Projections(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Linear], activations: Sequence[str]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.activations = tuple(activations)
+        self.layers: nn.ModuleList = nn.ModuleList(layers)
+        self.activations: tuple[str, ...] = tuple(activations)
 
     @classmethod
     def of(cls, dense: Sequence[Dense]) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +14,7 @@ from fastbert.errors import UserError
 from fastbert.tasks.base import TaskOutput
 from fastbert.tasks.examples import Dataset, Prediction, TextGroup
 from fastbert.tasks.retrieval.flags import LossName
+from fastbert.tasks.retrieval.groups import TrainingForm
 from fastbert.tasks.retrieval.task import GroupSettings, GroupTask
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers.tokenizer import Tokenizer
@@ -47,10 +48,10 @@ class Rerank(GroupTask):
 
     name = "rerank"
     head_name = "ForSequenceClassification"
-    settings_type = RerankSettings
+    settings_type: ClassVar[type[RerankSettings]] = RerankSettings
     head_has_labels = True
     ranks_all_documents = False
-    losses: ClassVar = {
+    losses: ClassVar[Mapping[TrainingForm, tuple[LossName, ...]]] = {
         "groups": ("bce", *LIST_LOSSES, "mse"),
         "lists": ("list-ce", "bce", "lambda", "margin-mse", "mse"),
         "scored": ("bce", "mse"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -45,7 +45,7 @@ class Splade(VectorTask):
 
     name = "splade"
     head_name = "ForMaskedLM"
-    settings_type = SparseTaskSettings
+    settings_type: ClassVar[type[SparseTaskSettings]] = SparseTaskSettings
     settings: SparseTaskSettings
 
     def base_config(self, folder: Path) -> BertConfig:

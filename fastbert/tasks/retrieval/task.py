@@ -46,14 +46,14 @@ class GroupTask(Task[TextGroup]):
     """A task on groups of texts: a query with its positive and negatives, two texts with a score, or a query with
     labelled texts."""
 
-    metrics = METRICS
-    prediction_format = PredictionFormat(
+    metrics: ClassVar[tuple[str, ...]] = METRICS
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat(
         "score",
         (".tsv", ".txt"),
         lambda value, where, example: number(value, where, "the predicted score"),
         confidences(*DETAILS),
     )
-    settings_type = GroupSettings
+    settings_type: ClassVar[type[GroupSettings]] = GroupSettings
     head_has_labels = False
     can_distill = False
     reads_groups = True

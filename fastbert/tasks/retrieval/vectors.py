@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +15,7 @@ from fastbert.io.log import logger
 from fastbert.tasks.coupled import CoupledBatch, CoupledLosses, CoupledTask
 from fastbert.tasks.examples import Dataset, Prediction, TextGroup
 from fastbert.tasks.retrieval.flags import LossName, VectorFlags, check_vector_flags
-from fastbert.tasks.retrieval.groups import SideTokens, evaluation_rows, expanded, training_rows
+from fastbert.tasks.retrieval.groups import SideTokens, TrainingForm, evaluation_rows, expanded, training_rows
 from fastbert.tasks.retrieval.scores import predictions_of
 from fastbert.tasks.retrieval.task import GroupSettings, GroupTask
 from fastbert.tasks.rows import Rows, TaskBatch
@@ -46,9 +46,9 @@ class VectorSettings(GroupSettings, VectorFlags):
 class VectorTask(GroupTask, CoupledTask[TextGroup]):
     """A task whose model turns each text into vectors, which similarities compare."""
 
-    settings_type = VectorSettings
-    parts = (MASKED,)
-    losses: ClassVar = {
+    settings_type: ClassVar[type[VectorSettings]] = VectorSettings
+    parts: ClassVar[tuple[str, ...]] = (MASKED,)
+    losses: ClassVar[Mapping[TrainingForm, tuple[LossName, ...]]] = {
         "groups": ("info-nce", "triplet", *TEACHER_LOSSES),
         "lists": ("info-nce", "triplet", *TEACHER_LOSSES),
         "scored": ("cosent", "angle", "cosine", "contrastive", "online-contrastive"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,12 +43,12 @@ class SequenceToSequence(Task[SequenceExample]):
     """
 
     name = "seq2seq"
-    metrics = ("rougeL", "rouge1", "rouge2", "bleu", "chrf", "exact_match")
-    prediction_format = PredictionFormat("text", (".txt",), details=confidences("score"))
-    settings_type = SequenceSettings
+    metrics: ClassVar[tuple[str, ...]] = ("rougeL", "rouge1", "rouge2", "bleu", "chrf", "exact_match")
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat("text", (".txt",), details=confidences("score"))
+    settings_type: ClassVar[type[SequenceSettings]] = SequenceSettings
     can_distill = False
     head_has_labels = False
-    least: ClassVar = {"max_length": SPECIAL, "max_target_length": SPECIAL, "num_beams": 1}
+    least: ClassVar[Mapping[str, int]] = {"max_length": SPECIAL, "max_target_length": SPECIAL, "num_beams": 1}
     settings: SequenceSettings
     tokenizer: Tokenizer | None = None
     generation: GenerationSettings | None = None

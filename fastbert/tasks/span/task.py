@@ -62,12 +62,12 @@ class SpanAnswers(Task[QuestionExample]):
 
     name = "span"
     head_name = "ForQuestionAnswering"
-    metrics = ("f1", "exact_match")
-    prediction_format = PredictionFormat("text", (".json",), details=_details)
-    settings_type = SpanSettings
+    metrics: ClassVar[tuple[str, ...]] = ("f1", "exact_match")
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat("text", (".json",), details=_details)
+    settings_type: ClassVar[type[SpanSettings]] = SpanSettings
     default_length = 384
     can_have_no_answer = True
-    least: ClassVar = {"stride": 0, "n_best": 1, "max_answer_length": 1}
+    least: ClassVar[Mapping[str, int]] = {"stride": 0, "n_best": 1, "max_answer_length": 1}
     settings: SpanSettings
 
     @classmethod

@@ -8,7 +8,7 @@ control characters, does not reach the model, as in transformers; it is tagged `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import eq
@@ -125,12 +125,12 @@ class Tagging(Task[TaggedExample]):
 
     name = "tagging"
     head_name = "ForTokenClassification"
-    metrics = ("f1", "precision", "recall", "accuracy")
-    prediction_format = PredictionFormat(
+    metrics: ClassVar[tuple[str, ...]] = ("f1", "precision", "recall", "accuracy")
+    prediction_format: ClassVar[PredictionFormat] = PredictionFormat(
         "tags", (".conll", ".txt"), _checked_tags, confidences("probability"), write_text=_conll, read_text=_read_conll
     )
-    settings_type = TaggingSettings
-    least: ClassVar = {"max_length": LEAST_LENGTH, "context_tokens": 0}
+    settings_type: ClassVar[type[TaggingSettings]] = TaggingSettings
+    least: ClassVar[Mapping[str, int]] = {"max_length": LEAST_LENGTH, "context_tokens": 0}
     settings: TaggingSettings
 
     @property
@@ -149,7 +149,7 @@ class Tagging(Task[TaggedExample]):
             count = f"one tag, {labels[0]!r}" if labels else "no tags"
             raise UserError(f"{train.path} holds {count}, and there is nothing to learn: name the column of the tags")
         refuse_texts(train.path, labels, sum(len(example.words) for example in train), "words")
-        self.labels = tuple(labels)
+        self.labels: tuple[str, ...] = tuple(labels)
 
     @classmethod
     def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:

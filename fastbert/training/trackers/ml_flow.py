@@ -35,9 +35,10 @@ class MLflow(Tracker):
             uri = f"sqlite:///{run.folder.absolute() / 'mlflow.db'}"
         self._client = MlflowClient(tracking_uri=uri)
         before, _, where = (identity or "").partition(" ")
-        self.continues = identity is not None and where == uri
+        self.continues: bool = identity is not None and where == uri
         if self.continues:
-            self._id, self.identity = before, str(identity)
+            self._id = before
+            self.identity: str = str(identity)
             self._client.update_run(before, status="RUNNING")
             return
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT

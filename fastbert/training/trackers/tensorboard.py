@@ -24,7 +24,8 @@ class TensorBoard(Tracker):
 
         where = run.folder / "tensorboard" / (run.group or run.name)
         folder = (where / run.name if run.group else where).absolute()
-        self.identity, self.continues = str(folder), identity == str(folder)
+        self.identity: str = str(folder)
+        self.continues: bool = identity == str(folder)
         # Where these are new, files of an earlier run of this name are forgotten whole.
         purge = run.step + 1 if self.continues else 0
         self._writer = SummaryWriter(str(folder), purge_step=purge, max_queue=1000, flush_secs=10)

@@ -27,8 +27,8 @@ class WeightsAndBiases(Tracker):
             has_key = False
         if not has_key:
             raise UserError("no API key: run `wandb login`, or set WANDB_MODE=offline")
-        self.continues = identity is not None
-        self.identity = identity or secrets.token_hex(8)
+        self.continues: bool = identity is not None
+        self.identity: str = identity or secrets.token_hex(8)
         run.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,

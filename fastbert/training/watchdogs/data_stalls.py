@@ -29,9 +29,13 @@ class DataWatch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`cures` are flags with which batches may arrive sooner, named in the message."""
-        self.on_message, self.cures, self.silence, self.clock = on_message, tuple(cures), silence, clock
-        self.waited = self.computed = 0.0
-        self.told_share = False
+        self.on_message = on_message
+        self.cures: tuple[str, ...] = tuple(cures)
+        self.silence = silence
+        self.clock = clock
+        self.waited: float = 0.0
+        self.computed: float = 0.0
+        self.told_share: bool = False
         self._watcher: threading.Thread | None = None
         self._wait: tuple[int, float] | None = None
         """The step that waits, and since when."""

@@ -99,8 +99,10 @@ class MemoryWatch:
         cures: Sequence[str] = (),
         read: Callable[[], HostMemory | None] = read_host_memory,
     ) -> None:
-        self.on_message, self.cures, self.read = on_message, tuple(cures), read
-        self.told = False
+        self.on_message = on_message
+        self.cures: tuple[str, ...] = tuple(cures)
+        self.read = read
+        self.told: bool = False
 
     def check(self, more: int = 0) -> str | None:
         """Return the message if it is due now, None otherwise; `more` bytes are needed beyond those in use."""

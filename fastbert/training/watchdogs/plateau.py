@@ -120,7 +120,7 @@ class PlateauDoctor:
     def __init__(self, facts: RunFacts, history: Iterable[Metrics] = ()) -> None:
         """`history` holds the lines of an earlier start of the run."""
         self.facts = facts
-        self.phase = 0
+        self.phase: int = 0
         self._begin = 0  # the step before the first of the phase
         self._training: list[Metrics] = []
         self._validations: list[Metrics] = []

@@ -68,9 +68,13 @@ class SpikeDetector:
         patience: int = 20,
     ) -> None:
         """Below `warm` accepted losses nothing is judged, non-finite ones aside."""
-        self.window, self.warm, self.deviations, self.least, self.patience = window, warm, deviations, least, patience
+        self.window = window
+        self.warm = warm
+        self.deviations = deviations
+        self.least = least
+        self.patience = patience
         self.losses: deque[float] = deque(maxlen=window)
-        self.in_a_row = 0
+        self.in_a_row: int = 0
 
     def judge(self, loss: float) -> Decision:
         """Return the decision about the next step's loss, in nats, and remember it."""

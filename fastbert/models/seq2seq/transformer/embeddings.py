@@ -30,7 +30,7 @@ class SinusoidalEmbeddings(nn.Module):
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(vocab_size, width)
+        self.word_embeddings: nn.Embedding = nn.Embedding(vocab_size, width)
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None) -> Tensor:
         """Return embeddings (tokens, width) in the dtype of the table."""

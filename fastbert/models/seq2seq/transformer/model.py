@@ -59,10 +59,10 @@ class TransformerForSequenceToSequence(CrossAttentionModel):
     """
 
     architecture = TRANSFORMER
-    base_model_prefix = TRANSFORMER.base_model_prefix
+    base_model_prefix: ClassVar[str] = TRANSFORMER.base_model_prefix
     config: TransformerConfig
     config_type: ClassVar[type[TransformerConfig]] = TransformerConfig
-    tied_keys = ("lm_head.decoder.weight",)
+    tied_keys: tuple[str, ...] = ("lm_head.decoder.weight",)
     traceable = "use it as it is"
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -71,10 +71,12 @@ class TransformerForSequenceToSequence(CrossAttentionModel):
         super().__init__(config)
         spec = transformer_spec(config)
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
-        self.embeddings = SinusoidalEmbeddings(config.vocab_size, config.hidden_size)
-        self.encoder = Encoder(spec.layers, drops=drops)
-        self.decoder = DecoderStack((spec.layers[0],) * config.layers_of_decoder, config.num_hidden_layers)
-        self.lm_head = TiedHead(config)
+        self.embeddings: SinusoidalEmbeddings = SinusoidalEmbeddings(config.vocab_size, config.hidden_size)
+        self.encoder: Encoder = Encoder(spec.layers, drops=drops)
+        self.decoder: DecoderStack = DecoderStack(
+            (spec.layers[0],) * config.layers_of_decoder, config.num_hidden_layers
+        )
+        self.lm_head: TiedHead = TiedHead(config)
         self.init_weights()
 
     @property
