@@ -21,7 +21,8 @@ class Encoder(TransformersEncoder):
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         super().__init__(folder, dtype=dtype, attention="eager", threads=threads, scratch=scratch)
-        self.model = self.call = BetterTransformer.transform(self.model).eval()
+        self.model: Any = BetterTransformer.transform(self.model).eval()
+        self.call: Any = self.model
 
     def values(self, result: Any) -> np.ndarray:
         # Columns that are padding in every sequence are gone.

@@ -30,8 +30,8 @@ class Encoder(TransformersEncoder):
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         # Its fusions match the operations of eager attention; with SDPA it takes 16 % longer (not on record).
         super().__init__(folder, dtype="fp32", attention="eager", threads=threads, scratch=scratch)
-        self.dtype = DTYPES[dtype]
-        self.model = ipex.optimize(self.model, dtype=self.dtype)
+        self.dtype: torch.dtype = DTYPES[dtype]
+        self.model: Any = ipex.optimize(self.model, dtype=self.dtype)
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         super().open(arrays)
@@ -41,7 +41,7 @@ class Encoder(TransformersEncoder):
             began = time.perf_counter()
             with torch.no_grad(), self._autocast():
                 traced = torch.jit.trace(self.model, example_kwarg_inputs=self.inputs, strict=False, check_trace=False)
-                self.call = torch.jit.freeze(traced)
+                self.call: Any = torch.jit.freeze(traced)
             for _ in range(WARMING):
                 self.run()
             self.shape, compiled = shape, round(time.perf_counter() - began, 1)
