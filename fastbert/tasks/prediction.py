@@ -49,8 +49,8 @@ def predict(
         batch_tokens: tokens in a batch, by default those that suit the device.
 
     Returns:
-        A dictionary per example: `id` (in the file, else the number from 0) and the predicted value under the task's
-        key (`label`, `score`, `tags` or `text`), with details such as probabilities, as JSON can hold them.
+        One dictionary per example, with its `id` (in the file, else the number from 0) and the predicted value under
+        the task's key (`label`, `score`, `tags` or `text`), and details such as probabilities, as JSON can hold them.
 
     Raises:
         UserError: the model or the examples cannot be read or do not belong together; the message names value, place

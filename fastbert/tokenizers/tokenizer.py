@@ -51,8 +51,8 @@ class Tokenizer(Vocabulary):
         """Return the ids of many texts without padding and without a Python object per token: the bulk path.
 
         Returns:
-            ids: int32 (tokens,); text i has `ids[offsets[i] : offsets[i + 1]]`.
-            offsets: int64 (texts + 1,).
+            The ids, int32 (tokens,), and their offsets, int64 (texts + 1,). Text i has the ids
+            `ids[offsets[i] : offsets[i + 1]]`.
 
         Texts are truncated on the right to `max_length` tokens, including special tokens (None: not truncated). The GIL
         is released; `threads` (default: the CPUs this process may use) changes the speed, never the result.
@@ -76,9 +76,9 @@ class Tokenizer(Vocabulary):
         """Return the tokens of many texts with their positions in the text, without special tokens.
 
         Returns:
-            ids, begins, ends, words: int32 (tokens,): the id, the first code point in the text and the end (exclusive),
-                and the index of the word that the token is a piece of.
-            offsets: int64 (texts + 1,); text i has the items from `offsets[i]` to `offsets[i + 1]`.
+            For each token, int32 (tokens,), its id, its first code point in the text, its end (exclusive), and the
+            index of the word that it is a piece of; then the offsets, int64 (texts + 1,). Text i has the items from
+            `offsets[i]` to `offsets[i + 1]`.
 
         Raises:
             TypeError: a text is not a string.
