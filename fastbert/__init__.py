@@ -17,6 +17,7 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 if _TYPE_CHECKING:
     from fastbert.cli.functions import finetune, pretrain
     from fastbert.config import BertConfig
+    from fastbert.embeddings.embedder import Embedder
     from fastbert.embeddings.folder import load_embedder
     from fastbert.integrations.accelerate import accelerate, restore
     from fastbert.integrations.transformers.attention import register_attention
@@ -37,6 +38,7 @@ if _TYPE_CHECKING:
     from fastbert.retrieval.maxsim import maxsim
     from fastbert.retrieval.sparse import SparseEncoder
     from fastbert.retrieval.token_vectors import TokenEncoder
+    from fastbert.tasks.classifier import Classifier
     from fastbert.tasks.prediction import predict
     from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.loading import load_tokenizer
@@ -53,7 +55,9 @@ _HOMES = {
     "BertForSequenceClassification": "fastbert.models",
     "BertForTokenClassification": "fastbert.models",
     "BertModel": "fastbert.models",
+    "Classifier": "fastbert.tasks.classifier",
     "CrossEncoder": "fastbert.reranking.cross_encoder",
+    "Embedder": "fastbert.embeddings.embedder",
     "PackedBatch": "fastbert.packing",
     "SparseEncoder": "fastbert.retrieval.sparse",
     "TokenEncoder": "fastbert.retrieval.token_vectors",
@@ -81,7 +85,9 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
+    "Classifier",
     "CrossEncoder",
+    "Embedder",
     "PackedBatch",
     "SparseEncoder",
     "TokenEncoder",

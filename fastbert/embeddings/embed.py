@@ -54,6 +54,8 @@ class EmbedOptions:
     """Tokens per batch; None: 4,096, on a GPU 65,536."""
     prompt: str | None = None
     """Name of the folder's prompt that precedes each text; None: its default prompt, if it has one."""
+    prompt_text: str | None = None
+    """The text that precedes each text, in place of a prompt by name; "" for none."""
 
     def __post_init__(self) -> None:
         if self.pooling is not None:
@@ -62,6 +64,8 @@ class EmbedOptions:
             raise UserError(f"long={self.long!r} must be {', '.join(map(repr, LONG[:-1]))} or {LONG[-1]!r}")
         require_whole("max_length", self.max_length, LEAST_LENGTH, optional=True)
         require_whole("batch_tokens", self.batch_tokens, 1, optional=True)
+        if self.prompt is not None and self.prompt_text is not None:
+            raise UserError(f"prompt={self.prompt!r} and prompt_text={self.prompt_text!r} exclude each other")
 
 
 @dataclass
@@ -164,14 +168,14 @@ class _Embedder:
         self.model, self.tokenizer, self.settings, self.counts = model, tokenizer, settings, counts
         self.pooling = settings.pooling if options.pooling is None else options.pooling
         self.normalize = settings.normalize if options.normalize is None else options.normalize
-        self.prompt = settings.prompt(options.prompt)
+        self.prompt = settings.prompt(options.prompt) if options.prompt_text is None else options.prompt_text
         device = model.device.type
         self.batch_tokens = tokens_per_batch(device, options.batch_tokens)
         self.chunk_texts = CHUNK_TEXTS.get(device, CHUNK_TEXTS["cpu"])
         if device == "cpu":  # where a text's vector has the same bits in every batch
             self.chunk_texts = share.chunk_texts(self.chunk_texts)
         self.truncation = Truncation(
-            max_length=_limit(model, tokenizer, options.max_length, settings.max_length),
+            max_length=token_limit(model, tokenizer, options.max_length, settings.max_length),
             long=options.long,
             left=tokenizer.truncation_side == "left",
         )
@@ -266,7 +270,9 @@ def settings_of(model: EncoderModel) -> EmbedSettings:
     return settings
 
 
-def _limit(model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, default: int | None) -> int:
+def token_limit(model: EncoderModel, tokenizer: Tokenizer, max_length: int | None, default: int | None) -> int:
+    """Return the tokens per text: `max_length`, else the `default` or the tokenizer's limit, at most the model's
+    positions. Raises UserError for a `max_length` of more."""
     positions = model.config.max_sequence_length
     if max_length is not None and max_length > positions:
         raise UserError(

@@ -17,8 +17,8 @@ import torch
 from fastbert.checkpoints.formats.names import WEIGHTS
 from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.pipeline_files import CONFIG, ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
+from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.embeddings.lower_case import load_with_case
 from fastbert.embeddings.pooling import POOLINGS
 from fastbert.embeddings.settings import ACTIVATIONS, SIMILARITIES, Dense, EmbedSettings
@@ -41,6 +41,14 @@ OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+# Heads of other uses, by the end of their class's name: the classes of Hugging Face folders that are no embedders.
+_HEADS = {
+    "ForSequenceClassification": "fastbert.Classifier, or fastbert.CrossEncoder for a reranker",
+    "ForTokenClassification": "fastbert.predict",
+    "ForQuestionAnswering": "fastbert.predict",
+    "ForMultipleChoice": "fastbert.predict",
+}
+
 
 def load_embedder(
     source: str | Path, *, dtype: torch.dtype | None = None
@@ -61,6 +69,21 @@ def load_embedder(
     tokenizer = load_with_case(encoder_folder, lower_case)
     model.embed_settings = settings
     return model, tokenizer, settings
+
+
+def refuse_other_models(source: Path) -> None:
+    """Raise UserError for the folder of a model with a head of another use. An encoder with one could be embedded all
+    the same (`fastbert.load_embedder`), but its vectors are rarely what is meant."""
+    folder = config_folder(source)
+    if (folder / MODULES).exists() or not (folder / CONFIG).is_file():
+        return
+    classes = read_json_object(folder / CONFIG).get("architectures")
+    for name in classes if isinstance(classes, list) else ():
+        for head, use in _HEADS.items():
+            if str(name).endswith(head):
+                raise UserError(
+                    f"{source}: holds a {name}, not an embedder: use {use}; fastbert.load_embedder loads its encoder"
+                )
 
 
 def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:

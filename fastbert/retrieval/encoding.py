@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.source import find_source
@@ -16,12 +16,9 @@ from fastbert.errors import UserError, require_whole
 from fastbert.io.log import logger
 from fastbert.retrieval.rows import Expansion, Prefix, TokenRows, chunks, read_rows
 from fastbert.retrieval.settings import ROLES, Folder
-from fastbert.tasks.inference import choose_inference
+from fastbert.tasks.inference import Device, Dtype, choose_inference
 from fastbert.tasks.rows import tokens_per_batch
 from fastbert.tokenizers.fit import check_tokenizer
-
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "fp32", "bf16", "int8"]
 
 
 class Ragged(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
@@ -10,6 +11,8 @@ from fastbert.errors import UserError
 from fastbert.ops import gpu
 from fastbert.ops.dispatch import fastest_dtype
 
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "fp32", "bf16", "int8"]
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 LONG_NAMES = {name: dtype for dtype, name in SHORT_NAMES.items()}
 
@@ -65,3 +68,22 @@ def choose_inference(device: str, dtype: str, scored: ScoringDtype | None = None
     if scored is not None and (dtype == "int8" or (scored.dtype, scored.device) != (SHORT_NAMES[weights], device)):
         reason += f"; its run scored it in {scored.dtype} on {scored.device}, so scores can differ"
     return device, weights, reason
+
+
+def check_inference(device: object, dtype: object) -> tuple[str, str]:
+    """Return a device and a dtype that a caller named: those of `Device`, or None for "auto", and those of `Dtype`.
+
+    Raises UserError for others.
+    """
+    device = "auto" if device is None else device
+    if device not in get_args(Device):
+        cure = "; set CUDA_VISIBLE_DEVICES to select a GPU" if str(device).startswith("cuda") else ""
+        raise UserError(f"device={str(device)!r} must be {_alternatives(Device)}{cure}")
+    if dtype not in get_args(Dtype):
+        raise UserError(f"dtype={str(dtype)!r} must be {_alternatives(Dtype)}")
+    return str(device), str(dtype)
+
+
+def _alternatives(names: object) -> str:
+    *others, last = map(repr, get_args(names))
+    return f"{', '.join(others)} or {last}"

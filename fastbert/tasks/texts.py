@@ -20,6 +20,7 @@ from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextE
 from fastbert.tasks.label_counts import refuse_texts
 from fastbert.tasks.metrics.classification import classification_scores, ordered, regression_scores
 from fastbert.tasks.pair_order import PairOrderFlags
+from fastbert.tasks.probabilities import class_probabilities
 from fastbert.tasks.readers.cells import NUMBER, class_name, number
 from fastbert.tasks.readers.tables import name_of
 from fastbert.tasks.rows import Rows, TaskBatch
@@ -267,9 +268,7 @@ class Classification(TextTask):
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         known = self.known_labels
-        logits = np.stack(outputs[:: self._orders]).astype(np.float64)
-        powers = np.exp(logits - logits.max(-1, keepdims=True))
-        probabilities = powers / powers.sum(-1, keepdims=True)
+        probabilities = class_probabilities(np.stack(outputs[:: self._orders]))
         return [
             {
                 "id": example.id,

@@ -25,6 +25,7 @@ from fastbert.tasks.multilabel.label_sets import (
     split,
     write_cell,
 )
+from fastbert.tasks.probabilities import label_probabilities
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.texts import TextSettings, TextTask, refuse_unknown
@@ -155,8 +156,7 @@ class MultiLabel(TextTask):
         """Return the classes whose probability reaches the threshold, in the order of the labels, and the probability
         of every class."""
         known, threshold = self.known_labels, self.settings.threshold
-        logits = np.stack(outputs[:: self._orders]).astype(np.float64)
-        probabilities = 0.5 + 0.5 * np.tanh(0.5 * logits)  # the sigmoid, for any logits
+        probabilities = label_probabilities(np.stack(outputs[:: self._orders]))
         return [
             {
                 "id": example.id,
