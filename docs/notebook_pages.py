@@ -1,7 +1,7 @@
 """Run the notebooks of a folder beside this file, and write each as a page of Markdown with its pictures.
 
     python docs/notebook_pages.py tour            all of docs/tour
-    python docs/notebook_pages.py tour 03         those whose names begin so
+    python docs/notebook_pages.py notebooks 03    those of docs/notebooks whose names begin so
 
 No Jupyter is needed: the cells of a notebook run in order in one namespace. What a cell prints, and its open figures,
 stand below it on the page.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
-FOLDERS = ("tour",)
+FOLDERS = ("tour", "notebooks")
 MAX_IMAGE_BYTES = 100_000
 # Not "python": blocks of that name run in the tests of the documents, these in the tests of the notebooks.
 LANGUAGE = "py"

@@ -1,4 +1,4 @@
-"""The tour in notebooks: its cells run, and its pages show them."""
+"""The tour and the notebooks for practitioners: their cells run, and their pages show them."""
 
 import importlib.util
 import json
@@ -14,9 +14,9 @@ import pytest
 import torch
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-FOLDERS = (DOCS / "tour",)
+FOLDERS = (DOCS / "tour", DOCS / "notebooks")
 NOTEBOOKS = {folder.name: sorted(folder.glob("*.ipynb")) for folder in FOLDERS}
-MODULES = {"tour": ("everyday", "tour")}  # in the order of their imports
+MODULES = {"tour": ("everyday", "tour"), "notebooks": ("hotels", "guests", "small")}  # in the order of their imports
 ABSOLUTE = re.compile(r"""(?<![\w.:/])/(?:home|root|tmp|usr|var|work|mnt|opt|Users)\b|[A-Za-z]:\\\\""")
 
 
@@ -35,7 +35,7 @@ def module(file: Path) -> ModuleType:
 def pages() -> Iterator[ModuleType]:
     """docs/notebook_pages.py; it and the modules of the notebooks are forgotten after the test."""
     yield module(DOCS / "notebook_pages.py")
-    for name in ("notebook_pages", *MODULES["tour"]):
+    for name in ("notebook_pages", *MODULES["tour"], *MODULES["notebooks"]):
         sys.modules.pop(name, None)
 
 
@@ -43,6 +43,7 @@ def test_every_notebook_is_valid_and_explains_its_code() -> None:
     """nbformat 4.5: cells with an id of their own, an explanation before each code cell, no outputs, no paths of the
     author's machine."""
     assert [notebook.name[:2] for notebook in NOTEBOOKS["tour"]] == ["01", "02", "03", "04", "05", "06"]
+    assert [notebook.name[:2] for notebook in NOTEBOOKS["notebooks"]] == [f"0{number}" for number in range(1, 9)]
     for notebook in chain.from_iterable(NOTEBOOKS.values()):
         text = notebook.read_text(encoding="utf-8")
         assert not ABSOLUTE.search(text), f"{notebook.name}: {ABSOLUTE.search(text)}"
