@@ -201,7 +201,7 @@ def test_sdist_holds_the_project_and_no_build(tmp_path: Path) -> None:
     results.parent.mkdir(exist_ok=True)
     results.write_text("{}")
     junk_files = ("build/lib/fastbert/x.py", "fastbert/_C.so", "tests/__pycache__/x.pyc", ".venv/x.py", "runs/x.json")
-    for junk in (*junk_files, "docs/tour/cache/x.txt"):
+    for junk in (*junk_files, "docs/tour/cache/x.txt", "docs/notebooks/cache/x.txt"):
         (tree / junk).parent.mkdir(parents=True, exist_ok=True)
         (tree / junk).write_text("")
     sdist, _ = build(tree, "build_sdist")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -21,6 +20,7 @@ from fastbert.data.python_text import python_documents
 from fastbert.data.shards import TokenShards
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.figures import SEQUENTIAL
+from fastbert.io.figures import caption as caption
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import Objective, PretrainConfig
 from fastbert.training.demo import write_corpus
@@ -149,11 +149,3 @@ def draw_matrix(
                     fontsize=7, color="white" if value > dark else "black",
                 )  # fmt: skip
     return image
-
-
-def caption(figure: Any, text: str) -> None:
-    """Write a caption below a figure, wrapped to its width."""
-    characters = int(figure.get_size_inches()[0] * 16)
-    figure.supxlabel(
-        textwrap.fill(text.replace(" %", "\u00a0%"), characters), fontsize=8.5, x=0.01, ha="left", color="0.25"
-    )

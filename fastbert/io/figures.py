@@ -7,6 +7,7 @@ bars in hatching, so that a picture in grey can be read. The background is opaqu
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,13 @@ def finish_axes(axes: Any, *, legend: bool = False) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
         axes.legend(frameon=False, fontsize=_LEGEND_SIZE)
+
+
+def caption(figure: Any, text: str) -> None:
+    """Write a caption below a figure, wrapped to its width."""
+    characters = int(figure.get_size_inches()[0] * 16)
+    wrapped = textwrap.fill(text.replace(" %", "\u00a0%"), characters)
+    figure.supxlabel(wrapped, fontsize=8.5, x=0.01, ha="left", color="0.25")
 
 
 def legend_below(figure: Any, handles: Sequence[Any]) -> None:

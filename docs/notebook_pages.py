@@ -1,7 +1,7 @@
-"""Run the notebooks of this folder, and write each as a page of Markdown with its pictures.
+"""Run the notebooks of a folder beside this file, and write each as a page of Markdown with its pictures.
 
-    python docs/tour/build.py            all of them
-    python docs/tour/build.py 03         those whose names begin so
+    python docs/notebook_pages.py tour            all of docs/tour
+    python docs/notebook_pages.py notebooks 03    those of docs/notebooks whose names begin so
 
 No Jupyter is needed: the cells of a notebook run in order in one namespace. What a cell prints, and its open figures,
 stand below it on the page.
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-IMAGES = HERE.parent / "images" / "tour"
+DOCS = Path(__file__).resolve().parent
+FOLDERS = ("tour", "notebooks")
 MAX_IMAGE_BYTES = 100_000
 # Not "python": blocks of that name run in the tests of the documents, these in the tests of the notebooks.
 LANGUAGE = "py"
-OUTPUTS = r"(\s|```text\n.*?\n```\n|!\[[^\n]*\]\(\.\./images/tour/[\w-]+\.png\)\n)*"  # behind a code cell
+OUTPUTS = r"(\s|```text\n.*?\n```\n|!\[[^\n]*\]\(\.\./images/\w+/[\w-]+\.png\)\n)*"  # behind a code cell
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,14 @@ class Output:
     pictures: list[tuple[bytes, str]] = field(default_factory=list)
 
 
-def notebooks() -> list[Path]:
-    """Return the notebooks in order."""
-    return sorted(HERE.glob("[0-9]*.ipynb"))
+def notebooks(folder: Path) -> list[Path]:
+    """Return the notebooks of a folder in order."""
+    return sorted(folder.glob("[0-9]*.ipynb"))
+
+
+def images(folder: Path) -> Path:
+    """Return the folder with the pictures of a folder of notebooks."""
+    return DOCS / "images" / folder.name
 
 
 def read_cells(notebook: Path) -> list[Cell]:
@@ -58,7 +63,7 @@ def read_cells(notebook: Path) -> list[Cell]:
 def run(cells: list[Cell], name: str, *, pictures: bool = True) -> Iterator[tuple[Cell, Output | None]]:
     """Run code cells in order in one namespace, and yield each cell with its output; None of explanations.
 
-    `name` is the file that tracebacks show. The folder of this file must be on `sys.path`, and matplotlib's backend one
+    `name` is the file that tracebacks show. The notebook's folder must be on `sys.path`, and matplotlib's backend one
     that needs no window. Without `pictures`, figures are laid out but not rendered.
     """
     import matplotlib.pyplot as plt
@@ -93,7 +98,7 @@ def page_of(notebook: Path, results: list[tuple[Cell, Output | None]]) -> tuple[
         for png, caption in output.pictures if output is not None else ():
             name = f"{notebook.stem[:2]}-{len(pictures) + 1}.png"
             pictures[name] = png
-            parts.append(f"![{caption}](../images/tour/{name})")
+            parts.append(f"![{caption}](../images/{notebook.parent.name}/{name})")
     parts.append(footer(notebook))
     return "\n\n".join(parts) + "\n", pictures
 
@@ -105,9 +110,10 @@ def block_of(cell: Cell) -> str:
 
 def footer(notebook: Path) -> str:
     """Return the last lines of a page: its notebook, and the pages before and after it."""
-    every = notebooks()
+    every = notebooks(notebook.parent)
     index = every.index(notebook)
-    links = [f"This page shows the notebook [{notebook.name}]({notebook.name}), run by [build.py](build.py)."]
+    runner = f"[{Path(__file__).name}](../{Path(__file__).name})"
+    links = [f"This page shows the notebook [{notebook.name}]({notebook.name}), run by {runner}."]
     if index:
         links.append(f"Before: [{title(every[index - 1])}]({every[index - 1].stem}.md).")
     if index + 1 < len(every):
@@ -137,24 +143,28 @@ def drift(notebook: Path, page: str) -> str | None:
     return None if not page[position:].strip() else "text follows the last lines"
 
 
-def main(prefixes: list[str]) -> None:
-    """Write the pages of the notebooks whose names begin with one of `prefixes`, all without any."""
+def main(arguments: list[str]) -> None:
+    """Write the pages of the notebooks of a folder whose names begin with one of the prefixes, all without any."""
     import matplotlib
 
+    if not arguments or arguments[0] not in FOLDERS:
+        raise SystemExit(f"name a folder: {' or '.join(FOLDERS)}, then the first characters of notebooks, such as 03")
+    folder, prefixes = DOCS / arguments[0], tuple(arguments[1:])
     matplotlib.use("Agg")
-    os.chdir(HERE)
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    for notebook in notebooks():
-        if prefixes and not notebook.name.startswith(tuple(prefixes)):
+    sys.path.insert(0, str(folder))
+    os.chdir(folder)
+    images(folder).mkdir(parents=True, exist_ok=True)
+    for notebook in notebooks(folder):
+        if prefixes and not notebook.name.startswith(prefixes):
             continue
         print(notebook.name, file=sys.stderr)
         page, pictures = page_of(notebook, list(run(read_cells(notebook), notebook.name)))
-        for old in IMAGES.glob(f"{notebook.stem[:2]}-*.png"):
+        for old in images(folder).glob(f"{notebook.stem[:2]}-*.png"):
             old.unlink()
         for name, png in pictures.items():
             if len(png) > MAX_IMAGE_BYTES:
                 raise SystemExit(f"{name} has {len(png):,} bytes, more than {MAX_IMAGE_BYTES:,}: draw a smaller figure")
-            (IMAGES / name).write_bytes(png)
+            (images(folder) / name).write_bytes(png)
         notebook.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
