@@ -1,0 +1,94 @@
+"""Turn docstrings, which are Markdown with sections as "Args:" and "Returns:", into the Markdown of a page."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+SECTIONS = {
+    "Args": "Arguments",
+    "Arguments": "Arguments",
+    "Attributes": "Attributes",
+    "Fields": "Fields",
+    "Returns": "Returns",
+    "Yields": "Yields",
+    "Raises": "Raises",
+    "Example": "Example",
+    "Examples": "Examples",
+    "Note": "Note",
+}
+SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):[ ]*$")
+ENTRY = re.compile(r"^([*\w][\w*, .]*?)(?: \(([^)]*)\))?: (.*)$")
+
+
+def markdown(text: str | None) -> str:
+    """Return a docstring as Markdown."""
+    lines = inspect.cleandoc(text or "").splitlines()
+    return "\n".join(_sections(lines)).strip()
+
+
+def _sections(lines: list[str]) -> Iterator[str]:
+    position = 0
+    while position < len(lines):
+        match = SECTION.match(lines[position])
+        if match is None:
+            yield escaped(lines[position])
+            position += 1
+            continue
+        end = position + 1
+        while end < len(lines) and (not lines[end].strip() or lines[end].startswith(" ")):
+            end += 1
+        body = textwrap.dedent("\n".join(lines[position + 1 : end])).strip("\n").splitlines()
+        yield from ("", f"**{SECTIONS[match[1]]}**", "", *_entries(body), "")
+        position = end
+
+
+def _entries(lines: list[str]) -> Iterator[str]:
+    """Yield the lines of a section, entries as "name: text" as a list."""
+    for line in lines:
+        match = ENTRY.match(line)
+        if match and not line.startswith(" "):
+            yield f"- `{match[1]}`{f' ({match[2]})' if match[2] else ''}: {escaped(match[3])}"
+        else:
+            yield escaped(line)
+
+
+def escaped(line: str) -> str:
+    """Return a line in which Markdown sees no heading, no emphasis and no HTML outside code."""
+    parts = re.split(r"(`+[^`]*`+)", line)
+    for index in range(0, len(parts), 2):
+        parts[index] = re.sub(
+            r"(?<!\*)\*(?!\*)|(?<=\w)_|_(?=\w)|<(?=[a-zA-Z/!])|\[(?=[^\]]*\]\()", r"\\\g<0>", parts[index]
+        )
+    text = "".join(parts)
+    return re.sub(r"^(#+|>)", r"\\\1", text)
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return the docstrings of a class's fields, its bases' included."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not str(base.__module__).startswith("fastbert"):
+            continue
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        except (OSError, TypeError, SyntaxError):
+            continue
+        docs |= {
+            ast.unparse(field.target): doc.value.value
+            for field, doc in pairwise(body)
+            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
+        }
+    return docs
+
+
+def summary(value: Any) -> str:
+    """Return the first sentence of an object's docstring as Markdown on one line."""
+    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text)[0]
+    return escaped(sentence)
