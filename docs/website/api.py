@@ -135,7 +135,7 @@ class Reference:
                 lines += [f"## {title}", ""]
             for name in group:
                 lines += [f"{'###' if nested else '##'} {name.short}", "", *self._entry(name), ""]
-        return _FRONT + "\n".join(lines)
+        return "\n".join(lines)
 
     def _entry(self, name: Name) -> Iterator[str]:
         kind = "class" if name.is_class else "function"
@@ -176,9 +176,6 @@ class Reference:
             yield from _member(qualified, key, member, function, getattr(name.value, key), self._local(name))
         if inherited:
             yield from (f"Also has {', '.join(inherited)}.", "")
-
-
-_FRONT = "---\nmyst:\n  enable_extensions: [colon_fence]\n---\n\n"
 
 
 def _member(qualified: str, key: str, member: Any, function: Any, value: Any, local: dict[str, str]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from website.staging import ROOT, place_of
+
 SECTIONS = {
     "Args": "Arguments",
     "Arguments": "Arguments",
@@ -23,13 +25,15 @@ SECTIONS = {
     "Note": "Note",
 }
 SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):[ ]*$")
+PAGE = re.compile(r"(?<![\w/`])docs/[\w/-]+\.md(?!`)")  # as code names the pages
 ENTRY = re.compile(r"^([*\w][\w*, .]*?)(?: \(([^)]*)\))?: (.*)$")
 
 
 def markdown(text: str | None) -> str:
-    """Return a docstring as Markdown."""
+    """Return a docstring as Markdown of a page in a folder of the site."""
     lines = inspect.cleandoc(text or "").splitlines()
-    return "\n".join(_sections(lines)).strip()
+    text = "\n".join(_sections(lines)).strip()
+    return PAGE.sub(lambda match: f"[{match[0]}](../{place_of(ROOT / match[0])})", text)
 
 
 def _sections(lines: list[str]) -> Iterator[str]:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from website.staging import DOCS, Staged, place_of
+from website.staging import Staged
+from website.summaries import title_of
 
 SUMMARY = "The engine to pre-train, fine-tune and serve BERT-family encoders: fast, exact and complete."
 ABOUT = """\
@@ -26,19 +27,17 @@ SECTIONS = {
     "Explanation": ("explanation.md",),
     "Optional": ("project.md",),
 }
-LISTED = re.compile(r"^- \[[^\]]*\]\(([^)#]+\.md)\):? (.*(?:\n  .*)*)", re.MULTILINE)
 ENTRIES = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def write(staged: Staged, html: Path) -> None:
     """Write llms.txt, llms-full.txt, and the pages' Markdown, into a built site."""
-    about = descriptions(staged)
     lines = ["# fastbert", "", f"> {SUMMARY}", "", ABOUT, ""]
     guides = []
     for title, pages in SECTIONS.items():
         lines += [f"## {title}", ""]
         for page in dict.fromkeys(place for first in pages for place in below(first, staged.pages)):
-            text = about.get(page, "")
+            text = staged.about[page]
             lines.append(f"- [{title_of(staged.pages[page])}]({page})" + (f": {text}" if text else ""))
             if title != "Reference":
                 guides.append(staged.pages[page])
@@ -63,31 +62,6 @@ def below(page: str, pages: dict[str, str]) -> Iterator[str]:
         ):
             if found != page:
                 yield from below(found, pages)
-
-
-def descriptions(staged: Staged) -> dict[str, str]:
-    """Return a line about each page: that of docs/README.md, or the first sentence of the page."""
-    text = (DOCS / "README.md").read_text(encoding="utf-8")
-    listed = {place_of((DOCS / name).resolve()): plain(about) for name, about in LISTED.findall(text)}
-    return {place: listed.get(place) or first_sentence(page) for place, page in staged.pages.items()}
-
-
-def title_of(text: str) -> str:
-    """Return the title of a page."""
-    match = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return match[1].replace("`", "") if match else ""
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a page below its title as plain text."""
-    body = re.sub(r"^```.*?^```$", "", text.partition("\n# ")[2] or text, flags=re.MULTILINE | re.DOTALL)
-    paragraphs = [part for part in body.split("\n\n")[1:] if re.match(r"[A-Za-z`*\[]", part)]
-    return re.split(r"(?<=[.!?:])(?<! al\.) ", plain(paragraphs[0]))[0].rstrip(":") if paragraphs else ""
-
-
-def plain(text: str) -> str:
-    """Return Markdown on one line without links and emphasis."""
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)|\*\*|\\", r"\1", " ".join(text.split()))
 
 
 def without_directives(text: str) -> str:

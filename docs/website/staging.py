@@ -8,13 +8,15 @@ its text has changed, so that Sphinx rebuilds only what it must.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
+from website import summaries
 from website.slugs import FENCED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +34,9 @@ OUTSIDE = {
 }
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+WIDE = 1000  # pixels of a diagram that is not scaled down
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TOCTREE = re.compile(r"(?<=^```\{toctree\}\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 
 
@@ -45,6 +48,8 @@ class Staged:
     pages: dict[str, str] = field(default_factory=dict)
     """The Markdown of each page by its path in the folder."""
     files: set[str] = field(default_factory=set)
+    about: dict[str, str] = field(default_factory=dict)
+    """A line about each page."""
 
     def write(self) -> None:
         """Write what has changed, and remove what is gone."""
@@ -97,31 +102,45 @@ def stage(folder: Path, generated: dict[str, str]) -> Staged:
         folder_of_page = Path(place).parent.as_posix()
         if folder_of_page != "." and f"{folder_of_page}/index.md" not in staged.pages:
             staged.pages[f"{folder_of_page}/index.md"] = f"# {folder_of_page.title()}\n"
-    for place, text in staged.pages.items():
-        staged.pages[place] = with_toctree(place, text, staged)
+    lines = {place_of(path): line for path, line in summaries.listed().items()}
+    staged.about = {place: lines.get(place) or summaries.first_sentence(text) for place, text in staged.pages.items()}
+    front = "---\nmyst:\n  html_meta:\n    description: {}\n---\n\n"
+    staged.pages = {
+        place: front.format(json.dumps(staged.about[place])) + with_toctree(place, text, staged)
+        for place, text in staged.pages.items()
+    }
     return staged
 
 
 def with_toctree(place: str, text: str, staged: Staged) -> str:
-    """Return a page without the entries of `:glob:` toctrees that match no page; the index of a folder lists its pages
-    if it has no toctree."""
+    """Return a page whose toctrees name what there is: of `:glob:` ones, entries that match no page are left out.
 
+    A toctree that is to be seen becomes a list of links with a line about each. A folder's index without a toctree
+    lists the folder's pages.
+    """
+    # Section pages stand at the root, and name pages as they are called in docs/.
     renamed = {name[5:-3]: new[:-3] for name, new in OUTSIDE.items() if name.startswith("docs/") and "/" not in place}
 
-    def keep(match: re.Match[str]) -> str:
+    def list_entries(match: re.Match[str]) -> str:
         lines = [renamed.get(line, line) for line in match[1].splitlines()]
-        if ":glob:" not in lines:
-            return "\n".join([*lines, ""])
-        kept = [line for line in lines if not line or line.startswith(":") or any(_matches(line, staged.pages))]
-        return "\n".join([*kept, ""])
+        if ":glob:" in lines:
+            lines = [line for line in lines if not line or line[0] == ":" or any(_matching(line, place, staged))]
+        toctree = "\n".join(["```{toctree}", *lines, "```"])
+        if ":hidden:" in lines:
+            return toctree
+        pages = [page for line in lines if line and line[0] != ":" for page in _matching(line, place, staged)]
+        links = [f"- [{summaries.title_of(staged.pages[page])}]({page}): {staged.about[page]}" for page in pages]
+        return "\n".join([*links, "", toctree.replace("{toctree}", "{toctree}\n:hidden:")])
 
     if place.endswith("/index.md") and "{toctree}" not in text:
         return f"{text}\n```{{toctree}}\n:hidden:\n:glob:\n\n*\n```\n"
-    return TOCTREE.sub(keep, text)
+    return TOCTREE.sub(list_entries, text)
 
 
-def _matches(pattern: str, pages: Iterable[str]) -> Iterator[bool]:
-    return (fnmatch(page, f"{pattern}.md") for page in pages)
+def _matching(pattern: str, place: str, staged: Staged) -> list[str]:
+    """Return the pages that an entry of a page's toctree names."""
+    wanted = (Path(place).parent / f"{pattern}.md").as_posix()
+    return sorted(page for page in staged.pages if fnmatch(page, wanted))
 
 
 def relinked(source: Path, place: str, staged: Staged, text: str) -> str:
@@ -144,7 +163,9 @@ def relinked(source: Path, place: str, staged: Staged, text: str) -> str:
         staged.copy(picture, place_of(picture))
         link = os.path.relpath(place_of(picture), Path(place).parent)
         alt = "Diagram; the text around it says the same"
-        return f"````{{container}} diagram\n```{{image}} {link}\n:alt: {alt}\n```\n````"
+        width = re.search(r'<svg[^>]* width="(\d+)"', picture.read_text(encoding="utf-8"))
+        wide = " wide" if width and int(width[1]) > WIDE else ""
+        return f"````{{container}} diagram{wide}\n```{{image}} {link}\n:alt: {alt}\n```\n````"
 
     text = MERMAID.sub(draw, COMMENT.sub("", text))
     return outside_code(text, lambda prose: LINK.sub(change, prose))
