@@ -218,6 +218,13 @@ def test_docstrings_become_markdown(website: Any) -> None:
     ]
 
 
+def test_examples_in_docstrings_are_code(website: Any) -> None:
+    text = "Do x.\n\nExample:\n    y = f(a_b * c)\n\n```python\nz = a_b\n```"
+    assert website.docstrings.markdown(text).split("\n") == [
+        *("Do x.", "", "", "**Example**:", "", "```python", "y = f(a_b * c)", "```", "", "```python", "z = a_b", "```")
+    ]
+
+
 def test_links_out_of_the_documentation_are_changed_outside_code_alone(website: Any, tmp_path: Path) -> None:
     staged = website.staging.Staged(tmp_path)
     assert website.staging.place_of(DOCS / "search.md") == "vector-search.md"

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from website.docstrings import field_docs, markdown, summary
+from website.docstrings import field_docs, has_example, markdown, summary
 from website.examples import Block, examples_of, objects_in
 from website.signatures import annotation, default, signature
 from website.slugs import slug
@@ -106,8 +106,9 @@ class Reference:
         return {short: qualified for short, qualified in names.items() if short in self._homonyms}
 
     def without_example(self) -> list[str]:
-        """Return the names that no page has an example of."""
-        return [name.qualified for name in self.names if id(name.value) not in self.examples]
+        """Return the names of which neither a page nor the docstring has an example."""
+        shown = [name for name in self.names if id(name.value) in self.examples or has_example(name.value)]
+        return [name.qualified for name in self.names if name not in shown]
 
     def write(self) -> dict[str, str]:
         """Return the pages of the reference by their path."""
@@ -143,7 +144,8 @@ class Reference:
         if name.canonical != name.qualified and not name.canonical.startswith("fastbert.<"):
             yield f":canonical: {name.canonical}"
         yield from ("", markdown(name.value.__doc__), "")
-        yield from self._example(name)
+        if not has_example(name.value):
+            yield from self._example(name)
         if name.is_class:
             yield from self._members(name)
         yield "``````"

@@ -24,6 +24,7 @@ SECTIONS = {
     "Examples": "Examples",
     "Note": "Note",
 }
+EXAMPLES = ("Example", "Examples")  # whose text is code
 SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):[ ]*$")
 PAGE = re.compile(r"(?<![\w/`])docs/[\w/-]+\.md(?!`)")  # as code names the pages
 ENTRY = re.compile(r"^([*\w][\w*, .]*?)(?: \(([^)]*)\))?: (.*)$")
@@ -37,18 +38,23 @@ def markdown(text: str | None) -> str:
 
 
 def _sections(lines: list[str]) -> Iterator[str]:
-    position = 0
+    position, fenced = 0, False
     while position < len(lines):
-        match = SECTION.match(lines[position])
+        line = lines[position]
+        match = None if fenced else SECTION.match(line)
         if match is None:
-            yield escaped(lines[position])
+            fenced ^= line.lstrip().startswith("```")
+            yield line if fenced or line.lstrip().startswith("```") else escaped(line)
             position += 1
             continue
         end = position + 1
         while end < len(lines) and (not lines[end].strip() or lines[end].startswith(" ")):
             end += 1
         body = textwrap.dedent("\n".join(lines[position + 1 : end])).strip("\n").splitlines()
-        yield from ("", f"**{SECTIONS[match[1]]}**", "", *_entries(body), "")
+        if match[1] in EXAMPLES:
+            yield from ("", "**Example**:", "", "```python", *body, "```", "")
+        else:
+            yield from ("", f"**{SECTIONS[match[1]]}**", "", *_entries(body), "")
         position = end
 
 
@@ -89,6 +95,11 @@ def field_docs(kind: type) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
         }
     return docs
+
+
+def has_example(value: Any) -> bool:
+    """Return whether the docstring of an object has an example."""
+    return any(line.rstrip(":") in EXAMPLES for line in (inspect.getdoc(value) or "").splitlines() if line[-1:] == ":")
 
 
 def summary(value: Any) -> str:

@@ -23,12 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 # Pages outside docs/, and where they stand on the site. The landing page takes the place of both READMEs.
 OUTSIDE = {
+    **{path.name: f"{path.stem.lower().replace('_', '-')}.md" for path in sorted(ROOT.glob("*.md"))},
     "README.md": "index.md",
     "docs/README.md": "index.md",
     "docs/search.md": "vector-search.md",  # search.html is the site's own
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
     "benchmarks/results/README.md": "records.md",
     "benchmarks/speedrun/README.md": "speedrun.md",
 }
