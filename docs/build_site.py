@@ -3,6 +3,8 @@
     --linkcheck   request every external link instead (needs a network)
     --out FOLDER  write elsewhere than build/site
 
+FASTBERT_SITE_URL is the address at which the site will stand, for canonical links; it may be left out.
+
 Needs `pip install '.[docs]'`. Warnings are errors; links and anchors of the result are checked, and that no page loads
 anything from another host.
 """

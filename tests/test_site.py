@@ -22,13 +22,15 @@ from fastbert.cli import COMMANDS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md")), *sorted(DOCS.rglob("*.md"))]
-# The languages of code blocks. "python" runs in test_documents.py, "py" in the tests of notebooks, the rest is parsed.
+# The languages of code blocks. "python" runs in test_documents.py, "py" in the tests of notebooks, the rest is parsed;
+# so is "py" on pages that show the code of other libraries.
 LANGUAGES = {"python", "py", "sh", "console", "json", "toml", "yaml", "dockerfile", "text", "mermaid", ""}
-NOTEBOOK_FOLDERS = ("tour", "notebooks")
+PARSED_FOLDERS = ("tour", "notebooks", "migration")
 CLUSTERS = ("ray", "pyspark")  # a block that imports one of these is only parsed
 # The first words of lines in shell blocks, beside fastbert.
 PROGRAMS = {"pip", "python", "python3", "pytest", "ruff", "mypy", "pre-commit", "torchrun", "jupyter", "tensorboard"}
 PROGRAMS |= {"cd", "curl", "docker", "echo", "export", "git", "hf", "node", "npm", "source", "systemctl", "time"}
+PROGRAMS |= {"ct2-transformers-converter", "infinity_emb", "text-embeddings-router"}  # of other libraries
 SHELL = {"until", "do", "done", "for", "if", "then", "fi", "while", "break", "sleep"}
 
 pytestmark = pytest.mark.skipif(not (DOCS / "website").is_dir(), reason="needs the source tree")
@@ -91,7 +93,7 @@ def test_every_code_block_has_a_language_that_something_checks(website: Any) -> 
             place = f"{page.relative_to(ROOT)}:{block.line}"
             if block.language not in LANGUAGES:
                 wrong.append(f"{place}: {block.language!r} is not among {sorted(LANGUAGES)}")
-            elif block.language == "py" and page.parent.name not in NOTEBOOK_FOLDERS and not on_cluster(block.text):
+            elif block.language == "py" and page.parent.name not in PARSED_FOLDERS and not on_cluster(block.text):
                 wrong.append(f"{place}: blocks outside notebooks are ```python, which the tests run")
             elif problem := problem_of(block.language, block.text):
                 wrong.append(f"{place}: {problem}")

@@ -15,7 +15,8 @@ const axe = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 const root = dirname(dirname(dirname(fileURLToPath(import.meta.url))));
 const html = resolve(process.env.SITE ?? join(root, "build", "site", "html"));
 const named = process.argv.slice(2);
-const pages = named.length ? named : readdirSync(html, { recursive: true }).filter((name) => name.endsWith(".html")).sort();
+const all = readdirSync(html, { recursive: true }).filter((name) => name.endsWith(".html")).sort();
+const pages = named.length ? named : [...all, "search.html?q=attention"];
 const views = [
   { theme: "light", width: 1280 },
   { theme: "dark", width: 1280 },
@@ -44,7 +45,8 @@ for (const name of pages) {
     current = `${name} (${theme}, ${width})`;
     await page.setViewport({ width, height: 900 });
     await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: theme }]);
-    await page.goto(pathToFileURL(join(html, name)).href, { waitUntil: "load" });
+    await page.goto(new URL(name, `${pathToFileURL(html).href}/`).href, { waitUntil: "load" });
+    if (name.includes("?")) await page.waitForSelector("#search-results li", { timeout: 20_000 });
     const wide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
     if (wide > 0) report(`${current}: ${wide} pixels wider than the window`);
     await page.evaluate(axe);

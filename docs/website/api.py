@@ -63,7 +63,7 @@ class Reference:
 
     @cached_property
     def examples(self) -> dict[int, list[Block]]:
-        return examples_of(sorted(self.pages))
+        return examples_of([page for page, place in sorted(self.pages.items()) if place != "index.md"])
 
     @cached_property
     def names(self) -> list[Name]:

@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         if file.name != "search.html" and file.relative_to(html).with_suffix(".md").as_posix() not in staged.pages:
             file.unlink()
     llms.write(staged, html)
+    (html / ".nojekyll").touch()  # for hosts that would leave out _static
     mistakes = crawl.mistakes(html)
     print("\n".join(mistakes), file=sys.stderr)
     seconds = time.perf_counter() - started

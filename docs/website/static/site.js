@@ -1,4 +1,7 @@
 // What a keyboard and a screen reader need beyond Furo's pages.
+if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
+  DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false; // excerpts are fetched, which a page opened as a file may not
+}
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "Pages");
   document.querySelector(".toc-drawer")?.setAttribute("aria-label", "On this page");
