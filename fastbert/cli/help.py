@@ -76,14 +76,14 @@ def _lines(
         yield from ("", f"{title}:")
         for flag in group:
             yield from _entry(
-                f"{flag.name} {flag.metavar}".rstrip() if not flag.positional else flag.name, _meaning(flag), width
+                f"{flag.name} {flag.metavar}".rstrip() if not flag.positional else flag.name, meaning(flag), width
             )
     more = f"{hidden} more flags: `fastbert {command} --help-all`. " if hidden else ""
     yield from ("", *textwrap.wrap(more + COMMON, width, break_on_hyphens=False))
     if examples:
         yield from ("", "Examples:")
         for example in examples:
-            yield from _command_lines(example, width)
+            yield from command_lines(example, width)
 
 
 def _entry(name: str, meaning: str, width: int) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _folded_choices(head: str, width: int) -> Iterator[str]:
     yield line
 
 
-def _meaning(flag: Flag) -> str:
+def meaning(flag: Flag) -> str:
     """Return a flag's text with its default, or whether it is required."""
     default = flag.default
     if flag.required is not None:
@@ -139,7 +139,7 @@ def _folded(line: str, width: int) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=" " * 11, break_on_hyphens=False, break_long_words=False)
 
 
-def _command_lines(command: str, width: int) -> Iterator[str]:
+def command_lines(command: str, width: int) -> Iterator[str]:
     """Yield an example, continued between flags where it is longer than a line."""
     parts: list[str] = []
     for word in shlex.split(command):

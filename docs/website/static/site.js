@@ -1,0 +1,23 @@
+// What a keyboard and a screen reader need beyond Furo's pages.
+if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined") {
+  DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false; // excerpts are fetched, which a page opened as a file may not
+}
+document.addEventListener("DOMContentLoaded", () => {
+  document.querySelector(".sidebar-drawer")?.setAttribute("aria-label", "Pages");
+  document.querySelector(".toc-drawer")?.setAttribute("aria-label", "On this page");
+  if (!document.querySelector("h1")) {
+    const heading = document.createElement("h1");
+    heading.className = "visually-hidden";
+    heading.textContent = document.title;
+    document.querySelector("article")?.prepend(heading);
+  }
+  // Code and tables that are wider than the window scroll; arrow keys scroll what has the focus.
+  const mark = () => {
+    for (const box of document.querySelectorAll("article pre, article .table-wrapper, .diagram")) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    }
+  };
+  mark();
+  window.addEventListener("resize", mark);
+});
