@@ -233,6 +233,8 @@ rule link
 
 if platform.system() == "Windows":
     refuse("Windows is not supported; install inside WSL2: https://learn.microsoft.com/windows/wsl/install")
+if sys.version_info < (3, 11):  # noqa: UP036 (pip reads requires-python, but setup.py may be run alone)
+    refuse(f"Python {platform.python_version()} is too old: install fastbert with Python 3.11 or newer")
 if int(setuptools.__version__.split(".")[0]) < 77:
     refuse(f"setuptools {setuptools.__version__} is older than 77: {BUILD_TOOLS_CURE}")
 

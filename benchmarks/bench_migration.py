@@ -135,7 +135,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     return result
 
 
-show = report.show
+show: Callable[..., None] = report.show
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:

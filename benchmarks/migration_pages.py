@@ -73,7 +73,7 @@ def _both(name: str, *dtypes: str, suffix: str = "") -> tuple[str, ...]:
 _TRANSFORMERS = _both("transformers sdpa", "fp32", "bf16")
 _SENTENCES = _both("sentence-transformers", "fp32", "bf16", suffix=" by 32")
 _INFINITY = (*_both("infinity torch", "fp32", "bf16", suffix=" by 32"), "infinity onnxruntime fp32 by 32")
-PAGES = {
+PAGES: dict[str, tuple[Shown, ...]] = {
     "transformers": (
         Shown("encoder", BATCHES, _TRANSFORMERS),
         Shown("encoder", BATCHES, _TRANSFORMERS, ACCELERATED),

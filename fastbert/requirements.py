@@ -15,7 +15,11 @@ from types import ModuleType
 from fastbert.errors import RequirementError
 
 # As in pyproject.toml: the oldest version, and the first that is too new.
-REQUIRED = {"torch": ((2, 8), None), "numpy": ((1, 26), (3,)), "safetensors": ((0, 4, 5), (1,))}
+REQUIRED: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
+    "torch": ((2, 8), None),
+    "numpy": ((1, 26), (3,)),
+    "safetensors": ((0, 4, 5), (1,)),
+}
 _CURES = {"torch": " (https://pytorch.org/get-started/locally/ lists the builds for CPUs and GPUs)"}
 _REBUILD = "compile it on this system: `pip install .` in fastbert's source tree"
 
