@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -32,6 +31,8 @@ from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.texts import TextSettings, TextTask, refuse_unknown
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fastbert.tasks.reports.report import Baseline, Report
 
 PROBLEM = "multi_label_classification"
