@@ -132,9 +132,12 @@ def install(task):
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1] not in ENVIRONMENTS:
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
         print(__doc__.strip())
-        sys.exit(0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2)
+        sys.exit(0)
+    if sys.argv[1] not in ENVIRONMENTS:
+        print("bootstrap.py: {!r} is unknown: choose one of {}".format(sys.argv[1], ", ".join(ENVIRONMENTS)))
+        sys.exit(2)
     check_python()
     task, words = sys.argv[1], sys.argv[2:]
     check_machine(task)

@@ -88,8 +88,8 @@ def link(folder: Path, name: str, source: str, *flags: str) -> None:
 
 
 def system_library(name: str) -> Path:
-    found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
-    return Path(found.strip()).resolve()
+    command = ["gcc", f"-print-file-name={name}"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).resolve()
 
 
 def prepare(folder: Path) -> list[str]:

@@ -142,8 +142,8 @@ def section(shown: Sequence[Shown], everything: Records) -> list[str]:
             for line in lines(one, everything)
         ]
         if cells:
-            own = "accelerated" if one.ours == ACCELERATED else "fastbert"
-            header = ["processor", "workload", "beside", "takes", *(f"{own} {dtype}" for dtype in DTYPES)]
+            ours = "accelerated" if one.ours == ACCELERATED else "fastbert"
+            header = ["processor", "workload", "beside", "takes", *(f"{ours} {dtype}" for dtype in DTYPES)]
             written += table(header, cells, drop_empty=True)
     return written or [f"There is no record of this comparison: {UNMEASURED}.", ""]
 

@@ -138,4 +138,6 @@ def test_other_words_show_how_it_is_used(
         with pytest.raises(SystemExit) as stopped:
             bootstrap.main()
         assert stopped.value.code == code
-        assert "python3 bootstrap.py demo" in capfd.readouterr().out
+        printed = capfd.readouterr().out
+        assert ("python3 bootstrap.py demo" in printed) == (code == 0)
+        assert (printed == "bootstrap.py: 'tset' is unknown: choose one of demo, install, test\n") == (code == 2)
