@@ -147,6 +147,7 @@ def main():
     scripts = os.path.join(ENVIRONMENTS[task][0], "bin")
     if task == "demo":
         run(os.path.join(scripts, "fastbert"), "demo", *words)
+        print("\n`source .venv/bin/activate` puts the command `fastbert` on the PATH.")
     elif task == "test":
         run(os.path.join(scripts, "pytest"), *(words or ["-n", "auto"]))
     else:
