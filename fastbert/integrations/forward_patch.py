@@ -11,6 +11,7 @@ from torch import nn
 
 from fastbert.integrations.module_checks import PATCH
 from fastbert.io.log import logger
+from fastbert.ops.compiling import is_exporting
 from fastbert.ops.native import prepacked_weights
 
 
@@ -68,8 +69,8 @@ class ForwardPatch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.enabled:
             return self.original(*args, **kwargs)
-        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
-            from fastbert.integrations.dynamo_break import outside_graph
+        if torch.compiler.is_dynamo_compiling() and not is_exporting():
+            from fastbert.ops.dynamo_break import outside_graph
 
             return outside_graph(self.compute, args, kwargs)
         return self.compute(*args, **kwargs)

@@ -25,6 +25,7 @@ from fastbert.models.architecture import Architecture
 from fastbert.models.compatibility import Compatibility
 from fastbert.models.initialisation import draw
 from fastbert.models.key_map import DECODER_BIAS, OUTPUT_BIAS, KeyMap
+from fastbert.ops.compiling import outside_old_graphs
 from fastbert.ops.dispatch import fastest_dtype
 from fastbert.ops.native import prepacked_weights
 
@@ -39,6 +40,11 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
     base_model_prefix: ClassVar[str] = "bert"
     config_type: ClassVar[type[BertConfig]] = BertConfig
     tied_keys: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in cls.__dict__:
+            cls.forward = outside_old_graphs(cls.forward)
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

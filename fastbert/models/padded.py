@@ -16,6 +16,7 @@ from torch import Tensor
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
 from fastbert.ops.attention.rotary import rotate
+from fastbert.ops.compiling import is_exporting
 from fastbert.ops.dropout.masks import attention_mask
 from fastbert.packing import PackedBatch
 
@@ -60,13 +61,13 @@ def is_recorded(tensor: Tensor) -> bool:
     `torch.compile` does not count: it compiles packed batches.
     """
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return tensor.is_meta or dispatch.is_recorded() or torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def refuse_graphs(what: str, cure: str) -> None:
     """Raise UserError while torch.jit traces or torch.export exports: numbers of tokens would become constants."""
-    if torch.compiler.is_exporting() if torch.compiler.is_compiling() else torch._C._is_tracing():
+    if is_exporting() if torch.compiler.is_compiling() else torch._C._is_tracing():
         raise UserError(f"{what} cannot be traced or exported: {cure}")
 
 

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
 from fastbert.ops import gpu
+from fastbert.ops.compiling import is_exporting
 from fastbert.ops.operation import (
     BACKENDS,
     Arguments,
@@ -148,7 +149,7 @@ def preferred_backend(operation: str, device: torch.device) -> str:
 def is_recorded() -> bool:
     """Return whether PyTorch records the call (`torch.jit.trace`, `torch.export`) or transforms it (`torch.func`)."""
     if torch.compiler.is_compiling():
-        return torch.compiler.is_exporting()
+        return is_exporting()
     return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 

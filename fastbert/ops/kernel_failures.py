@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fastbert.errors import KernelError
 from fastbert.io.log import logger
+from fastbert.ops.compiling import outside_old_graphs
 from fastbert.ops.operation import Reason
 
 P = ParamSpec("P")
@@ -70,7 +71,7 @@ def retried(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **options)
         return until_compiled(lambda: function(*arguments, **options))
 
-    return retrying
+    return outside_old_graphs(retrying)
 
 
 def until_compiled(run: Callable[[], T], undo: Callable[[], object] | None = None) -> T:

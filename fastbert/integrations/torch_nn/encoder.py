@@ -23,6 +23,7 @@ from fastbert.integrations.module_checks import (
 )
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
+from fastbert.ops.compiling import is_exporting
 from fastbert.ops.native import buffers
 
 HOME, ATTENTION_HOME = nn.TransformerEncoder.__module__, nn.MultiheadAttention.__module__
@@ -104,7 +105,7 @@ class TorchEncoderForward(ForwardPatch):
 
     def _unsupported(self, src: Any, padding: Tensor | None, arguments: dict[str, Any]) -> str | None:
         """Return why a call must fall back to the original forward, empty to do so without a warning, or None."""
-        if not isinstance(src, Tensor) or torch.jit.is_tracing() or torch.compiler.is_exporting():
+        if not isinstance(src, Tensor) or torch.jit.is_tracing() or is_exporting():
             return ""
         weightless = any(parameter.is_meta for parameter in self.module.parameters())
         if buffers.is_transformed() or src.numel() == 0 or src.is_meta or weightless:

@@ -34,6 +34,7 @@ from fastbert.models.convolution import ACTIVATIONS, convolve
 from fastbert.models.fusibility import has_hooks, project
 from fastbert.models.joined_projections import join_projections
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
+from fastbert.ops.compiling import is_exporting
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers
@@ -81,7 +82,7 @@ class PackedForward(ForwardPatch):
     def _malformed(self, arguments: dict[str, Any]) -> str | None:
         """Return an empty reason if the original forward must compute, or report, a call without a warning."""
         ids, embeds, mask = arguments.get("input_ids"), arguments.get("inputs_embeds"), arguments.get("attention_mask")
-        if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
+        if torch.jit.is_tracing() or is_exporting() or buffers.is_transformed():
             return ""
         first, dimensions = (embeds, 3) if ids is None else (ids, 2)
         if first is None or (ids is not None and embeds is not None) or first.dim() != dimensions:

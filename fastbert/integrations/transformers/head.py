@@ -20,6 +20,7 @@ from fastbert.integrations.module_checks import (
 from fastbert.integrations.transformers import layouts
 from fastbert.models.fusibility import PLAIN_TENSORS, owns_weight, project, project_without_bias
 from fastbert.ops.autocast import matmul_dtype
+from fastbert.ops.compiling import is_exporting
 from fastbert.ops.encoder_layer.composition import activate
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, Activation
 from fastbert.ops.linear.op import linear
@@ -70,7 +71,7 @@ class PackedHead(ForwardPatch):
         """Return whether nothing but the head's modules decides what it computes."""
         if has_hooks_inside(self.module) or _has_any_global_hook() or torch_is_patched():
             return False
-        return not (torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed())
+        return not (torch.jit.is_tracing() or is_exporting() or buffers.is_transformed())
 
     def _function(self, others: tuple[Any, ...]) -> Tokenwise | None:
         """Return what the head computes of tokens, given forward's other arguments; None where it is something else."""

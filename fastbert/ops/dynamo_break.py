@@ -12,3 +12,9 @@ import torch
 def outside_graph(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function outside the compiled graph."""
     return function(*args, **kwargs)
+
+
+@torch.compiler.disable(reason="fastbert's models and operations are compiled with torch 2.12 and newer")
+def outside_old_graph(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function outside the compiled graph of a torch that cannot trace it."""
+    return function(*args, **kwargs)
