@@ -14,20 +14,22 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 OLDEST = (3, 11)
 NEWER = ["python3.14", "python3.13", "python3.12", "python3.11"]  # looked for where python3 is too old
 PINNED = ["-c", "constraints.txt"]
-# Environment, what is installed, gigabytes on the disk with the CPU build of PyTorch and with the CUDA build.
+# Environment, extra that is installed, gigabytes on the disk with the CPU build of PyTorch and with the CUDA build.
 ENVIRONMENTS = {
-    "demo": (".venv", ".", 2, 8),
-    "install": (".venv", ".", 2, 8),
-    "test": (".venv-test", ".[test]", 5, 11),
+    "demo": (".venv", "", 2, 8),
+    "install": (".venv", "", 2, 8),
+    "test": (".venv-test", "[test]", 5, 11),
 }
 
 
@@ -120,15 +122,48 @@ def install_cpu_torch(folder, pip):
         print("The CPU build of PyTorch cannot be reached from here: the CUDA build follows, several GB.", flush=True)
 
 
+def write_requirements(extra, path):
+    """Write what fastbert needs, and what the extra adds to it, as a file for pip."""
+    import tomllib
+
+    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+        project = tomllib.load(file)["project"]
+    added = project["optional-dependencies"][extra.strip("[]")] if extra else []
+    with open(path, "w") as file:
+        file.write("\n".join(project["dependencies"] + added) + "\n")
+
+
+def compile_wheel(pip, target, output):
+    """Start to compile fastbert into a folder; return the process, which leads a group of its own."""
+    command = pip + ["wheel", "-q", "--no-deps", "-w", target, "."]
+    print("$ " + " ".join(shlex.quote(word) for word in command) + " &", flush=True)
+    return subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
 def install(task):
-    folder, package, _, _ = ENVIRONMENTS[task]
+    folder, extra, _, _ = ENVIRONMENTS[task]
     python = os.path.join(folder, "bin", "python")
     if not os.path.exists(os.path.join(ROOT, python)):
         run(sys.executable, "-m", "venv", folder)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    install_cpu_torch(folder, pip)
-    print("Downloading and compiling takes minutes.", flush=True)
-    run(*pip, "install", "-q", *PINNED, package)
+    print("Compiling and downloading, side by side, take minutes.", flush=True)
+    with tempfile.TemporaryDirectory() as target, tempfile.TemporaryFile() as output:
+        process = compile_wheel(pip, target, output)
+        try:
+            install_cpu_torch(folder, pip)
+            needed = os.path.join(target, "requirements.txt")
+            write_requirements(extra, needed)
+            run(*pip, "install", "-q", *PINNED, "-r", needed)
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+        if code:
+            output.seek(0)
+            sys.exit(output.read().decode(errors="replace") + "bootstrap.py: fastbert was not compiled")
+        wheels = [os.path.join(target, name) for name in os.listdir(target) if name.endswith(".whl")]
+        run(*pip, "install", "-q", "--force-reinstall", "--no-deps", *wheels)
 
 
 def main():

@@ -3,12 +3,14 @@
 import ast
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections import namedtuple
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import pytest
 
@@ -101,14 +103,22 @@ def test_the_cpu_build_is_taken_where_it_can_be_had(
     bootstrap: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
     driver: bool,
     offered: str,
     uv_works: bool,
 ) -> None:
-    commands = []
+    commands: list[str] = []
+    needed: set[str] = set()
+
+    def compile_wheel(pip: list[str], target: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        (Path(target) / "built.whl").touch()
+        return subprocess.Popen(["true"])
 
     def call(command: list[str], **options: object) -> int:
         commands.append(" ".join(command))
+        if "-r" in command:
+            needed.update(Path(command[-1]).read_text().splitlines())
         return int("show" in command or ("--torch-backend" in command and not uv_works))
 
     def answer(command: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -120,14 +130,45 @@ def test_the_cpu_build_is_taken_where_it_can_be_had(
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
     monkeypatch.setattr(bootstrap.subprocess, "call", call)
     monkeypatch.setattr(bootstrap.subprocess, "run", answer)
+    monkeypatch.setattr(bootstrap, "compile_wheel", compile_wheel)
     monkeypatch.setattr(sys, "argv", ["bootstrap.py", "test", "-x"])
+    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
     bootstrap.main()
     by_uv = [command for command in commands if "--torch-backend cpu -c constraints.txt torch" in command]
     assert len(by_uv) == (not driver and offered == "2.13.0")
     assert ("CUDA build follows" in capfd.readouterr().out) == (not uv_works)
     assert commands[0] == f"{sys.executable} -m venv .venv-test"
-    assert commands[-2].endswith("install -q -c constraints.txt .[test]")
+    assert commands[-3].startswith(".venv-test/bin/python -m pip")
+    assert {"torch>=2.8", "hypothesis>=6.100,<7"} < needed
+    assert commands[-2].endswith("/built.whl")
     assert commands[-1] == ".venv-test/bin/pytest -x"
+
+
+def test_a_wheel_that_does_not_compile_ends_with_what_the_compiler_said(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def compile_wheel(pip: list[str], target: str, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sh", "-c", script], stdout=output, start_new_session=True))
+        return started[-1]
+
+    monkeypatch.setattr(bootstrap, "check_machine", lambda task: None)
+    monkeypatch.setattr(bootstrap, "install_cpu_torch", lambda folder, pip: None)
+    monkeypatch.setattr(bootstrap, "compile_wheel", compile_wheel)
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", "install"])
+    shutil.copy2(ROOT / "pyproject.toml", tmp_path)
+    script = "echo 'core.cpp:1: error'; exit 3"
+    monkeypatch.setattr(bootstrap, "run", lambda *command: None)
+    with pytest.raises(SystemExit) as stopped:
+        bootstrap.main()
+    assert str(stopped.value.code) == "core.cpp:1: error\nbootstrap.py: fastbert was not compiled"
+    # What cannot be downloaded ends the compiler, too.
+    script = "sleep 600 & wait"
+    monkeypatch.setattr(bootstrap, "run", lambda *command: sys.exit(1) if "-r" in command else None)
+    with pytest.raises(SystemExit):
+        bootstrap.main()
+    assert started[-1].poll() == -signal.SIGTERM
 
 
 def test_other_words_show_how_it_is_used(

@@ -58,8 +58,8 @@ def open_weights(source: Path, pickles: bool = False, *, verify: bool = True) ->
     pickled = (source / PICKLED).exists() or (source / PICKLED_INDEX).exists()
     if pickled and not pickles and prefix is None:
         raise UserError(
-            f"{source}: holds no {WEIGHTS}, only {PICKLED}; pass pickles=True to read it without executing it, or"
-            f" rewrite it with `fastbert convert {source} --pickles --out FOLDER`"
+            f"{source}: holds no {WEIGHTS}, only {PICKLED}; rewrite it with `fastbert convert {source} --pickles --out"
+            " FOLDER`, or, in Python, pass pickles=True to read it without executing it"
         )
     if pickled and pickles:
         if (source / PICKLED).exists():

@@ -208,16 +208,17 @@ def problems(rows: Sequence[Row]) -> list[str]:
 def differences(rows: Sequence[Row]) -> list[str]:
     """Compile a sample with the installed triton, and return where it differs from the record.
 
-    The sample is, of each package of kernels, one of sm_90 and, of attention, one of each other target: those with the
-    smallest key, so that it is another one whenever kernels change. Nothing is compared if the record does not have
-    the installed version.
+    The sample is one of each target, of as many packages of kernels: those with the smallest key, so that it is another
+    one whenever kernels change. Nothing is compared if the record does not have the installed version.
     """
     recorded = {row.key: row for row in rows if row.triton == triton.__version__}
-    sample: dict[tuple[str, str], Entry] = {}
+    sample: dict[str, Entry] = {}
+    packages: set[str] = set()
     for entry in sorted(shipped(), key=lambda entry: entry.key):
         package = type(entry.case).__module__.split(".")[-2]
-        if entry.key in recorded and (entry.target == "sm_90" or package == "attention"):
-            sample.setdefault((entry.target, package), entry)
+        if entry.key in recorded and entry.target not in sample and package not in packages:
+            sample[entry.target] = entry
+            packages.add(package)
     compared = ("registers", "spills", "shared", "programs", "copies", "loads", "instructions", "per_score")
     messages = []
     for entry in sample.values():

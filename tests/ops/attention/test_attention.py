@@ -141,7 +141,7 @@ def test_softmax_gives_the_probabilities_that_attention_uses(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("compiler", "lengths"),
-    [("aot_eager", []), ("aot_eager", [0, 0]), ("aot_eager", [3, 5]), ("inductor", []), ("inductor", [3, 5])],
+    [("aot_eager", []), ("aot_eager", [0, 0]), ("inductor", []), ("inductor", [3, 5])],
     ids=str,
 )
 def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
@@ -158,7 +158,11 @@ def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
         return ops.attention(*qkv.unbind(1), cu, cu, 5, 5, bias=table.permute(2, 0, 1)) * 2
 
     plain = run(layer, [qkv, table], gradient=gradient)
-    compiled = run(torch.compile(layer, fullgraph=True, backend=compiler), [qkv, table], gradient=gradient)
+    # Vectors and headers compiled beforehand take longer than these few additions.
+    options = {"cpp.simdlen": 1, "cpp_cache_precompile_headers": False} if compiler == "inductor" else None
+    compiled = run(
+        torch.compile(layer, fullgraph=True, backend=compiler, options=options), [qkv, table], gradient=gradient
+    )
     for mine, expected in zip(compiled, plain):
         # Without a sequence, plain torch finds no way from the bias to the output.
         torch.testing.assert_close(mine, torch.zeros_like(mine) if expected is None else expected)
