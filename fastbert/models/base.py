@@ -43,8 +43,9 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "forward" in cls.__dict__:
-            cls.forward = outside_old_graphs(cls.forward)
+        name = "forward"  # an assignment would make it an attribute of this class for type checkers
+        if name in cls.__dict__:
+            setattr(cls, name, outside_old_graphs(cls.__dict__[name]))
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
