@@ -52,7 +52,7 @@ def figures_of(records: list[dict[str, Any]]) -> dict[str, float]:
 
 
 @scored(
-    row=17, unit="artefacts", short=150, full=LEAST, chunk=250,
+    row=17, unit="artefacts", short=100, full=LEAST, chunk=250,
     goal="none executes, connects, writes or reads outside, takes 2 s, or 64 MiB and 10 times its size of memory",
 )  # fmt: skip
 def test_hostile_artefacts(campaign: Campaign, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_hostile_artefacts(campaign: Campaign, tmp_path: Path) -> None:
 
 
 @scored(
-    row=18, unit="names", short=80, full=PATHS, chunk=PATHS,
+    row=18, unit="names", short=50, full=PATHS, chunk=PATHS,
     goal="every one is refused in one line; nothing outside is read or written",
 )  # fmt: skip
 def test_paths_that_leave(campaign: Campaign, tmp_path: Path) -> None:

@@ -61,12 +61,15 @@ for kind in sys.argv[2:]:
 """
 
 
-def start(seed: int) -> subprocess.Popen:
-    """A process that is ready to compute."""
-    command = [sys.executable, "-P", "-c", PROGRAM + REPEATED, str(seed), str(FORWARDS)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    return process
+def start(*seeds: int) -> list[subprocess.Popen]:
+    """Processes that are ready to compute."""
+    command = [sys.executable, "-P", "-c", PROGRAM + REPEATED]
+    processes = [
+        subprocess.Popen([*command, str(seed), str(FORWARDS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for seed in seeds
+    ]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * len(seeds)
+    return processes
 
 
 def results(processes: list[subprocess.Popen]) -> tuple[list[str], float]:
@@ -81,7 +84,7 @@ def results(processes: list[subprocess.Popen]) -> tuple[list[str], float]:
 
 
 def test_two_processes_share_the_cores(seed: int) -> None:
-    processes = [start(seed), start(seed + 1)]
+    processes = start(seed, seed + 1)
     one, two = results(processes[:1]), results(processes[1:])
     hashes, seconds = results(processes)
     for process in processes:
