@@ -220,7 +220,13 @@ def test_mistakes_are_named_in_one_line(make: Any, fitted: Any, folder: Path, tm
         ("ab", Y[:2], {}, "X is a single text: give a list of texts"),
         (X[:2], ["a", None], {}, "y[1] is missing (None)"),
         (X[:2], [1.0, float("nan")], {}, "y[1] is missing (nan)"),
+        (X[:2], ["a", float("nan")], {}, "y[1] is missing (nan)"),
+        (X[:3], np.array(["a", np.nan, "b"], dtype=object), {}, "y[1] is missing (nan)"),
         (X[:2], np.array([1, "a"], dtype=object), {}, "y holds labels of different types"),
+        (X[:2], [1, "a"], {}, "y holds labels of different types"),
+        (X[:2], [["a"], ["a", "b"]], {}, "y holds lists of labels: give one label per text"),
+        (["a", "b\ud800"], Y[:2], {}, "X[1] holds a lone surrogate"),
+        ([("a", "b"), ("a", "b\ud800")], Y[:2], {}, "X[1] holds a lone surrogate"),
         (X, Y, {"model": None}, "model=None must be the folder of a model"),
         (X, Y, {"model": tmp_path / "nothing"}, f"{tmp_path / 'nothing'}: no such folder"),
         (X, Y, {"lr": 0}, "lr=0 must be a number above 0"),
@@ -250,6 +256,13 @@ def test_mistakes_are_named_in_one_line(make: Any, fitted: Any, folder: Path, tm
                 call(texts)
     with pytest.raises(UserError, match=r"not an embedder: use fastbert\.Classifier"):
         fastbert.TextEmbedder(fitted._trained.folder, **CPU).fit(X)
+
+
+def test_missing_labels_of_columns_are_no_classes(make: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    for labels in (["a", pandas.NA, "b"], pandas.Series(["a", None, "b"], dtype="string")):
+        with pytest.raises(UserError, match=r"^y\[1\] is missing \((<NA>|nan|None)\): drop such rows first"):
+            make(steps=1).fit(X[:3], labels)
 
 
 def test_an_interrupted_fit_leaves_nothing(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
