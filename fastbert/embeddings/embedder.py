@@ -23,6 +23,7 @@ from fastbert.embeddings.vector_similarity import as_rows, pairwise_score, score
 from fastbert.errors import UserError, require_whole
 from fastbert.io.columns import Series, texts_of
 from fastbert.io.job_progress import job_progress
+from fastbert.io.plain_numbers import plain_number
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.inference import Device, Dtype, check_inference, choose_inference
 from fastbert.tasks.rows import tokens_per_batch
@@ -86,6 +87,7 @@ class Embedder:
         """
         refuse_foreign("Embedder", unused)
         place, kind = check_inference(device, dtype)
+        max_length = plain_number(max_length)
         require_whole("max_length", max_length, 3, optional=True)
         refuse_other_models(find_source(source))
         place, weights, words = choose_inference(place, kind)
@@ -365,6 +367,7 @@ class Embedder:
 
     def _dimensions(self, truncate_dim: int | None) -> int | None:
         """Return the dimensions to keep, None for all."""
+        truncate_dim = plain_number(truncate_dim)
         require_whole("truncate_dim", truncate_dim, 1, optional=True)
         if truncate_dim is None:
             return getattr(self, "truncate_dim", None)
@@ -375,6 +378,7 @@ class Embedder:
 
     def _batch_tokens(self, batch_size: int | None, batch_tokens: int | None) -> int:
         """Return the tokens per batch."""
+        batch_size = plain_number(batch_size)
         require_whole("batch_size", batch_size, 1, optional=True)
-        tokens = tokens_per_batch(self.device.type, batch_tokens)
+        tokens = tokens_per_batch(self.device.type, plain_number(batch_tokens))
         return tokens if batch_size is None else min(tokens, batch_size * self.max_seq_length)

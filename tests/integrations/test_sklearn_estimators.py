@@ -138,6 +138,21 @@ def test_pipelines_searches_and_clones(make: Any, folder: Path) -> None:
     assert np.array_equal(again.predict_proba(X), pipeline.predict_proba(X))
 
 
+def test_searches_over_arrays_give_scalars_of_numpy(make: Any, folder: Path) -> None:
+    grids: list[dict[str, Any]] = [
+        {"batch_size": np.array([8, 16]), "frozen": np.array([True, False])},
+        {"epochs": np.arange(1, 3), "steps": [None]},
+        {"max_length": np.array([9], dtype=np.int32), "steps": np.arange(1, 3), "lr": np.array([1e-3], np.float32)},
+    ]
+    options = {"class_weight": {0: np.float32(2), 1: np.int64(1)}}
+    GridSearchCV(make(steps=1, **options), grids, cv=2, error_score="raise").fit(X[:32], Y[:32])
+    for name, value in (("truncate_dim", 4), ("max_length", 9), ("batch_tokens", 16)):
+        plain, scalar = (
+            fastbert.TextEmbedder(folder, **{**CPU, name: each}).transform(X[:3]) for each in (value, np.int64(value))
+        )
+        assert np.array_equal(plain, scalar)
+
+
 def test_vectors_are_those_of_the_embedder(folder: Path) -> None:
     transformer = fastbert.TextEmbedder(folder, max_length=8, **CPU)
     expected = fastbert.Embedder(folder, max_length=8, **CPU).encode(X)

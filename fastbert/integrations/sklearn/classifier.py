@@ -14,6 +14,7 @@ from fastbert.integrations.sklearn.bases import BaseEstimator, ClassifierMixin, 
 from fastbert.integrations.sklearn.trained_model import TrainedModel
 from fastbert.integrations.sklearn.training import TrainingOptions, train
 from fastbert.io.columns import is_missing, items_of, refuse_surrogates, wrong_item
+from fastbert.io.plain_numbers import plain_number
 from fastbert.tasks.classifier import Classifier, Items
 from fastbert.tasks.classifier_inputs import Pair, texts_and_pairs
 from fastbert.tasks.inference import Device
@@ -172,18 +173,18 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         return self._checked().classifier(self.device, self.dtype)
 
     def _options(self, classes: NDArray[Any]) -> TrainingOptions:
-        """Return the options of the training."""
+        """Return the options of the training; a search over parameters may have set them to scalars of NumPy."""
         return TrainingOptions(
             model=self.model,
-            epochs=self.epochs,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            max_length=self.max_length,
+            epochs=plain_number(self.epochs),
+            steps=plain_number(self.steps),
+            batch_size=plain_number(self.batch_size),
+            lr=plain_number(self.lr),
+            max_length=plain_number(self.max_length),
             class_weights=_weights(self.class_weight, classes),
-            frozen=self.frozen,
-            validation_fraction=self.validation_fraction,
-            early_stopping=self.early_stopping,
+            frozen=plain_number(self.frozen),
+            validation_fraction=plain_number(self.validation_fraction),
+            early_stopping=plain_number(self.early_stopping),
             device=self.device,
             dtype=self.dtype,
             show_progress_bar=self.show_progress_bar,
@@ -256,11 +257,12 @@ def _weights(class_weight: object, classes: NDArray[Any]) -> dict[str, float] | 
     if not isinstance(class_weight, Mapping):
         raise UserError(f"class_weight={class_weight!r} must be 'balanced', a dictionary of weights by class, or None")
     known = {label: str(label) for label in classes.tolist()}
-    for name, weight in class_weight.items():
+    weights = {name: plain_number(weight) for name, weight in class_weight.items()}
+    for name, weight in weights.items():
         if name not in known:
             raise UserError(f"class_weight: {name!r} is not one of the classes {', '.join(map(repr, known))}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1e6:
             raise UserError(
                 f"class_weight: the weight of {name!r} is {weight!r}; it must be above 0 and below a million"
             )
-    return {known[name]: float(weight) for name, weight in class_weight.items()}
+    return {known[name]: float(weight) for name, weight in weights.items()}
