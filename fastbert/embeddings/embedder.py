@@ -16,7 +16,13 @@ from fastbert.checkpoints.pipeline_files import role_prompt
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.embed import embed, token_limit, width_of
 from fastbert.embeddings.folder import load_embedder, refuse_other_models
-from fastbert.embeddings.foreign_arguments import EncodeArguments, EncodeOptions, LoadArguments, refuse_foreign
+from fastbert.embeddings.foreign_arguments import (
+    EncodeArguments,
+    EncodeOptions,
+    LoadArguments,
+    refuse_foreign,
+    texts_by_name,
+)
 from fastbert.embeddings.pooling import normalized
 from fastbert.embeddings.settings import EmbedSettings, find_prompt
 from fastbert.embeddings.vector_similarity import as_rows, pairwise_score, score
@@ -181,15 +187,17 @@ class Embedder:
 
     @overload
     def encode(
-        self, texts: Texts, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32]: ...
 
     @overload
-    def encode(self, texts: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]) -> Tensor: ...
+    def encode(
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
+    ) -> Tensor: ...
 
     def encode(
         self,
-        texts: Texts,
+        texts: Texts | None = None,
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
@@ -223,7 +231,8 @@ class Embedder:
             truncate_dim: keep the first dimensions only; None is that of the model.
             long: longer texts than `max_seq_length` are truncated, averaged over overlapping "windows", or refused
                 ("error").
-            **unused: other arguments of sentence-transformers, with their default values.
+            **unused: other arguments of sentence-transformers, with their default values; and `inputs` or `sentences`,
+                its names of the texts.
 
         Raises UserError for wrong options, and for an item that is missing or not a text, by its index.
 
@@ -234,6 +243,7 @@ class Embedder:
             print(embedder.encode("a short one.").shape)
             print(embedder.encode(["a short one.", "one"], normalize_embeddings=True).shape)
         """
+        texts = texts_by_name(texts, unused)
         if str(unused.get("device")) in (str(self.device), self.device.type):  # where it is
             unused["device"] = None
         refuse_foreign("Embedder.encode", unused)
@@ -263,16 +273,16 @@ class Embedder:
 
     @overload
     def encode_query(
-        self, texts: Texts, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32]: ...
 
     @overload
     def encode_query(
-        self, texts: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
     ) -> Tensor: ...
 
     def encode_query(
-        self, texts: Texts, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32] | Tensor:
         """Return the vectors of queries, fp32 (texts, dimensions): those of `encode`, whose options it has, with the
         prompt "query" if the model has one, and without a default prompt.
@@ -292,16 +302,16 @@ class Embedder:
 
     @overload
     def encode_document(
-        self, texts: Texts, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[False] = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32]: ...
 
     @overload
     def encode_document(
-        self, texts: Texts, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: Literal[True], **options: Unpack[EncodeOptions]
     ) -> Tensor: ...
 
     def encode_document(
-        self, texts: Texts, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
+        self, texts: Texts | None = None, *, convert_to_tensor: bool = False, **options: Unpack[EncodeOptions]
     ) -> NDArray[np.float32] | Tensor:
         """Return the vectors of documents, fp32 (texts, dimensions): those of `encode`, whose options it has, with
         the prompt "document", "passage" or "corpus", the first that the model has, and without a default prompt.

@@ -74,6 +74,27 @@ def test_every_option_gives_the_vectors_of_sentence_transformers(folder: Path, e
     assert dict(embedder.prompts) == PROMPTS
 
 
+def test_texts_are_also_given_by_their_names_in_sentence_transformers(embedder: fastbert.Embedder) -> None:
+    for method in (embedder.encode, embedder.encode_query, embedder.encode_document):
+        expected = method(TEXTS)
+        for name in ("inputs", "sentences", "texts"):
+            assert np.array_equal(method(**{name: TEXTS}), expected)  # type: ignore[arg-type, call-overload]
+            if name != "texts":
+                with pytest.raises(UserError, match=f"^{name}= and the first argument both hold texts: leave one out"):
+                    method(TEXTS, **{name: TEXTS})  # type: ignore[arg-type, call-overload]
+    assert embedder.encode(sentences="a").shape == (32,)
+    with pytest.raises(UserError, match=r"^texts must be a list of strings or another iterable, not NoneType"):
+        embedder.encode()
+
+
+def test_similarities_are_fp32_whatever_the_dtype_of_the_vectors(folder: Path) -> None:
+    for kind in ("cosine", "dot", "euclidean", "manhattan"):
+        mine = fastbert.Embedder(folder, similarity_fn_name=kind, **CPU)  # type: ignore[arg-type]
+        for vectors in ([[0.5, 2.0], [1.0, 0.0]], np.eye(2), torch.eye(2, dtype=torch.bfloat16), np.eye(2, dtype=int)):
+            for method in (mine.similarity, mine.similarity_pairwise):
+                assert method(vectors, vectors).dtype == torch.float32  # type: ignore[arg-type]
+
+
 def test_the_vectors_are_those_of_embed_bit_for_bit(folder: Path, seed: int) -> None:
     model, tokenizer, _ = fastbert.load_embedder(folder, dtype=torch.float32)
     texts = random_texts(seed, 40)
@@ -164,6 +185,7 @@ def test_hostile_texts_and_options_are_refused_in_one_line(embedder: fastbert.Em
         ({"convert_to_numpy": False}, "convert_to_numpy=False: use convert_to_tensor=True"),
         ({"precision": "int8"}, "Embedder.encode does not support precision='int8': quantise the vectors afterwards"),
         ({"output_value": "token_embeddings"}, "Embedder.encode does not support output_value='token_embeddings':"),
+        ({"output_value": None}, "Embedder.encode does not support output_value=None: leave it out; fastbert.TokenEnc"),
         ({"device": "cuda"}, "Embedder.encode does not support device='cuda': choose the device when"),
         ({"pool": {}}, "Embedder.encode does not support pool=(a dict):"),
         ({"show_progress_bar": 1}, "show_progress_bar=1 must be True, False or None"),
