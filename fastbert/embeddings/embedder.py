@@ -24,12 +24,13 @@ from fastbert.embeddings.foreign_arguments import (
     texts_by_name,
 )
 from fastbert.embeddings.pooling import normalized
-from fastbert.embeddings.settings import EmbedSettings, find_prompt
+from fastbert.embeddings.settings import SIMILARITIES, EmbedSettings, find_prompt
 from fastbert.embeddings.vector_similarity import as_rows, pairwise_score, score
 from fastbert.errors import UserError, require_whole
 from fastbert.io.columns import Series, texts_of
 from fastbert.io.job_progress import job_progress
 from fastbert.io.plain_numbers import plain_number
+from fastbert.losses.checks import require_choice
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.inference import Device, Dtype, check_inference, choose_inference
 from fastbert.tasks.rows import tokens_per_batch
@@ -98,6 +99,10 @@ class Embedder:
         refuse_other_models(find_source(source))
         place, weights, words = choose_inference(place, kind)
         model, tokenizer, settings = load_embedder(source, dtype=weights)
+        if prompts is not None and not isinstance(prompts, Mapping):
+            raise UserError(f"prompts={prompts!r} must be a dictionary of texts by name")
+        if similarity_fn_name is not None:
+            require_choice("similarity_fn_name", similarity_fn_name, SIMILARITIES)
         prompts = {**settings.prompts, **(prompts or {})}
         find_prompt(prompts, default_prompt_name, "default_prompt_name")
         self.settings: EmbedSettings = replace(

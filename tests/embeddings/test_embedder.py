@@ -173,7 +173,8 @@ def test_hostile_texts_and_options_are_refused_in_one_line(embedder: fastbert.Em
         (b"a", "texts must be a list of strings or another iterable, not bytes"),
         ({"a": 1}, "texts must be a list of strings or another iterable, not dict"),
         (None, "texts must be a list of strings or another iterable, not NoneType"),
-        (np.array([["a"]]), "texts has the shape (1, 1)"),
+        (np.array([["a"]]), "texts has the shape (1, 1): give one dimension, a column texts[:, 0] for example"),
+        (np.array("a"), "texts has the shape (): give one dimension, [texts.item()] for example"),
     ]
     options: list[tuple[dict[str, Any], str]] = [
         ({"batch_size": 0}, "batch_size=0 must be a whole number, at least 1"),
@@ -213,8 +214,9 @@ def test_options_of_loading(folder: Path, tmp_path: Path) -> None:
         ({"max_length": 4096}, "max_length=4096 is more than the 48 positions of the model"),
         ({"truncate_dim": 64}, "truncate_dim=64 is more than the 32 dimensions"),
         ({"default_prompt_name": "x"}, "default_prompt_name='x' is unknown"),
-        ({"similarity_fn_name": "x"}, "similarity='x' must be one of"),
+        ({"similarity_fn_name": "x"}, "similarity_fn_name='x' must be 'cosine', 'dot', 'euclidean' or 'manhattan'"),
         ({"prompts": {"a": 3}}, "prompts="),
+        ({"prompts": ["a"]}, "prompts=['a'] must be a dictionary of texts by name"),
         ({"trust_remote_code": True}, "Embedder does not support trust_remote_code=True: a folder's code is never"),
         ({"model_kwargs": {"torch_dtype": "auto"}}, "Embedder does not support model_kwargs=(a dict): choose the prec"),
         ({"backend": "onnx"}, "Embedder does not support backend='onnx':"),
@@ -223,6 +225,7 @@ def test_options_of_loading(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^{re.escape(message)}"):
             fastbert.Embedder(folder, **{**CPU, **options})
     idle: Any = {"trust_remote_code": False, "token": None, "local_files_only": True, "backend": "torch"}
+    assert fastbert.Embedder(folder, device=torch.device("cpu"), dtype="fp32").how == "fp32 on cpu"  # type: ignore[arg-type]
     mine = fastbert.Embedder(
         folder, device=None, truncate_dim=5, default_prompt_name="query", prompts={"x": "y "}, **idle
     )
@@ -248,5 +251,8 @@ def test_folders_of_other_models_are_refused(tmp_path: Path) -> None:
     for place in ("empty", "file", "nothing"):
         with pytest.raises(UserError, match=f"{place}"):
             fastbert.Embedder(tmp_path / place, **CPU)
+    for source in (None, 5, ["a"]):
+        with pytest.raises(UserError, match=f"^{re.escape(repr(source))}: is not a path; name the folder of a model"):
+            fastbert.Embedder(source, **CPU)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is empty; name the folder of a model"):
         fastbert.Embedder("", **CPU)
