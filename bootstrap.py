@@ -39,13 +39,17 @@ def refuse(problem, cure):
     sys.exit("bootstrap.py: {}: {}".format(problem, cure))
 
 
+def runs(python):
+    return subprocess.call([python, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+
+
 def check_python():
     """Return if this Python is new enough; else run in a newer one, or refuse."""
     if sys.version_info >= OLDEST:
         return
     for name in NEWER:
         newer = shutil.which(name)
-        if newer:
+        if newer and runs(newer):  # a shim of a version manager may stand for none
             os.execv(newer, [newer, os.path.abspath(__file__)] + sys.argv[1:])
     found = "Python {}.{} is too old".format(*sys.version_info[:2])
     refuse(found, "install Python 3.11 or newer, with venv (Debian, Ubuntu: apt-get install python3.11-venv)")

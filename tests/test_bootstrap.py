@@ -248,7 +248,9 @@ def test_a_newer_python_is_used_where_there_is_one(bootstrap: ModuleType, monkey
     started = []
     monkeypatch.setattr(sys, "version_info", Version(3, 9, 2))
     monkeypatch.setattr(sys, "argv", ["bootstrap.py", "test", "-k", "tokenizer"])
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "python3.12" else None)
+    shims = ("python3.12", "python3.13")  # of which the newer one is not installed
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in shims else None)
+    monkeypatch.setattr(bootstrap.subprocess, "call", lambda command, **options: int("3.13" in command[0]))
     monkeypatch.setattr(bootstrap.os, "execv", lambda *words: started.append(words) or sys.exit(0))
     with pytest.raises(SystemExit):
         bootstrap.main()
